@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from atoll.cli.client import ask
-from atoll.cli.formatting import print_json
+from atoll.cli.formatting import print_json, print_table, size
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
@@ -20,6 +20,7 @@ from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import DoctorInput, Finding, has_no_failure, run_checks
+from atoll.node.runs.capacity.machine_fit import PresetFit, largest, measure_machine, presets_here
 from atoll.node.runs.run_files import find_run, runs_of
 from atoll.protocols.errors import AtollError, ConfigError
 from atoll.protocols.run.run_spec import RunSpec
@@ -33,8 +34,15 @@ _WIDTH = 10
 @home_option
 @json_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="Measure disk and memory by this run's needs.")
-def doctor(home: Home, as_json: bool, wanted: str | None) -> int:
+@click.option("--fit", is_flag=True, help="Show which presets this machine can train, and nothing else.")
+def doctor(home: Home, as_json: bool, wanted: str | None, fit: bool) -> int:
     """Check this machine, its network and the node: what is wrong, and what to do. Exit 1 if a check fails."""
+    if fit and wanted is not None:
+        raise ConfigError(
+            "--fit is about presets", hint=f"`atoll run show {wanted}` says what that run needs here"
+        )
+    if fit:
+        return _print_fit(load_config(home.config_toml), as_json)
     config, rows = _config(home)
     status, more = _status(home)
     rows += more
@@ -59,6 +67,38 @@ def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:
     counted = f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed"
     shown.append(("", f"{counted}, {counts['skip']} not checked"))
     return shown
+
+
+def _print_fit(config: NodeConfig, as_json: bool) -> int:
+    machine = measure_machine(config.device)
+    rows = presets_here(config, machine)
+    best = largest(rows)
+    if as_json:
+        print_json({"machine": machine, "presets": rows, "largest": best})
+        return 0
+    on_gpu = machine.device.startswith("cuda")
+    click.echo(f"memory  {_of(machine.memory_free_bytes, machine.memory_bytes)}")
+    if on_gpu:
+        known = machine.device_bytes is not None
+        said = _of(machine.device_free_bytes, machine.device_bytes) if known else "how much it has is unknown here"
+        click.echo(f"device  {machine.device}: {said}")
+    click.echo()
+    print_table(("preset", "parameters", "memory", *(("device",) if on_gpu else ()), "fits"), map(_fit_row, rows))
+    if best:
+        click.echo(f"\n{best} is the largest that fits: atoll run new NAME --preset {best}")
+    else:
+        click.echo("\nno preset fits: take a machine with more memory")
+    return 0
+
+
+def _of(free: int | None, whole: int | None) -> str:
+    return f"{size(whole)}, {size(free)} of it free"
+
+
+def _fit_row(row: PresetFit) -> tuple[str, ...]:
+    verdict = "yes" if row.fits_now else "when other programs are closed" if row.fits else "no"
+    device = (size(row.device_bytes),) if row.device_bytes else ()
+    return row.preset, f"{row.parameters:,}", size(row.memory_bytes), *device, verdict
 
 
 def _print(rows: Sequence[Finding]) -> None:

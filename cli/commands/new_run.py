@@ -8,10 +8,21 @@ import click
 from msgspec.structs import replace
 
 from atoll.node.config.home import Home
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions
 from atoll.node.learning.data.dataset import digest_of
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.node.runs.capacity.machine_fit import (
+    Machine,
+    largest,
+    measure_machine,
+    needs_here,
+    presets_here,
+    shortage,
+    shortage_now,
+)
 from atoll.p2p.system.atomic_files import write_whole
+from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.run_spec import RunSpec, sign_run
@@ -24,31 +35,65 @@ class Draft(NamedTuple):
     """A run as the user describes it, not signed yet."""
 
     spec: RunSpec
-    """The preset's spec."""
+    """The preset's spec, with any owner."""
     adjust: Callable[[RunSpec], RunSpec]
     """Applies the user's changes to a spec."""
     text: str
     """Path of the text where the source is `file:`."""
+    check_fit: Callable[[RunSpec], None] = lambda spec: None
+    """Called before anything of the run is written; raises ConfigError where it must not be made."""
 
 
-def write_run(home: Home, path: Path, draft: Draft, owner: Identity, origin: RunSource | None) -> bytes:
+def fit_check(config: NodeConfig, *, even_if_too_large: bool) -> Callable[[RunSpec], None]:
+    """Refuse runs that this machine can never train, unless the user said so; warn of what it cannot train now."""
+
+    def check(spec: RunSpec) -> None:
+        machine = measure_machine(config.device)
+        needs = needs_here(spec, config, machine)
+        never = shortage(needs, machine)
+        if never and not even_if_too_large:
+            raise ConfigError(f"this machine cannot train {spec.name!r}: {never}", hint=_smaller(config, machine))
+        if line := never or shortage_now(needs, machine):
+            what = (
+                "cannot train this run" if never else "cannot train this run while other programs use its memory"
+            )
+            click.echo(f"warning: this machine {what}: {line}", err=True)
+
+    return check
+
+
+def _smaller(config: NodeConfig, machine: Machine) -> str:
+    fitting = largest(presets_here(config, machine))
+    advice = f"choose --preset {fitting}, the largest that fits" if fitting else "no preset fits"
+    return f"{advice}, or give --even-if-too-large if others train it"
+
+
+def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) -> bytes:
     """Sign a run and write it to `path`, its files into the home; the bytes. Raises ConfigError, DiskFault."""
     if origin is None:
-        data = sign_run(_complete(draft.adjust(draft.spec), draft.text, None), owner)
+        spec = draft.adjust(draft.spec)
+        draft.check_fit(spec)
+        spec = _complete(spec, draft.text, None)
+        home.make()
+        data = _signed(spec, load_or_create(home.identity))
         write_whole(path, data)
         return data
+    home.make()
+    owner = load_or_create(home.identity)
     from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights
     from atoll.node.import_export.import_run import importing, store_run
 
     with importing(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
         found.check(spec)
+        draft.check_fit(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
         warnings = [found.warning]
         if isinstance(origin, HuggingFaceSource):
             fit = measure_fit(spec, found.weights, found.tokenizer, draft.text)
             warnings.append(fit.warning(origin.without_fit))
-        data = sign_run(spec, owner)
+        spec = replace(spec, owner=owner.peer_id)
+        data = _signed(spec, owner)
         store_run(found, home.run(spec.id), lambda: write_whole(path, data))
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
@@ -64,6 +109,10 @@ def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Hu
             raise ConfigError("--without-fit is about given weights", hint="give --from-hf DIR too")
         return None
     return HuggingFaceSource(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
+
+
+def _signed(spec: RunSpec, owner: Identity) -> bytes:
+    return sign_run(replace(spec, owner=owner.peer_id), owner)
 
 
 def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:

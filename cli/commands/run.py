@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.commands.find import find
-from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, origin_of, write_run
+from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, fit_check, origin_of, write_run
 from atoll.cli.formatting import number, print_json, print_table, size
 from atoll.cli.options import home_option, json_option
 from atoll.cli.preview_lines import expert_lines, need_lines
@@ -21,15 +21,16 @@ from atoll.node.runs.capacity.free_resources import measure_free, room_of
 from atoll.node.runs.capacity.join_preview import Preview, preview_of
 from atoll.node.runs.presets import NAMES, fragmented, preset
 from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
-from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import AtollError, ConfigError, counted
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import PeerId, peer_id_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import CommandDone, ExcludePeer, GetStatus, Status
 from atoll.protocols.run.admission import MODES, AdmissionSpec, Mode
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
+UNSIGNED = peer_id_of(bytes(32))
+"""Owner of a run that is not signed yet."""
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
@@ -71,6 +72,7 @@ run.add_command(find)
     "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
 )
 @click.option("--fragments", type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
+@click.option("--even-if-too-large", is_flag=True, help="Make it though this machine cannot train it.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
 def new(
     name: str,
@@ -86,15 +88,14 @@ def new(
     mode: Mode,
     members: tuple[PeerId, ...],
     fragments: int | None,
+    even_if_too_large: bool,
     changes: tuple[str, ...],
 ) -> None:
     """Write and sign a run; print its id."""
-    home.make()
     config = load_config(home.config_toml)
     path = home.run_file(file_name(name))
     if path.exists():
         raise ConfigError(f"there is a run called {name!r} here", hint=f"choose another name, or move {path} away")
-    owner = load_or_create(home.identity)
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
     admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
     if saved is not None and (size_name or folder or upcycle or without_fit):
@@ -103,7 +104,7 @@ def new(
             hint="drop --preset, --from-hf, --upcycle and --without-fit",
         )
     text = source or ("" if saved else DATA)
-    spec = preset(size_name or PRESET, owner.peer_id, drawn, _shared_name(text or DATA))
+    spec = preset(size_name or PRESET, UNSIGNED, drawn, _shared_name(text or DATA))
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
 
     def adjust(spec: RunSpec) -> RunSpec:
@@ -111,9 +112,10 @@ def new(
         changed = with_changes(msgspec.structs.replace(spec, data=data), changes)
         return changed if fragments is None else fragmented(changed, fragments)
 
-    draft = Draft(spec, adjust, text.removeprefix("file:"))
+    check_fit = fit_check(config, even_if_too_large=even_if_too_large)
+    draft = Draft(spec, adjust, text.removeprefix("file:"), check_fit)
     origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
-    data = write_run(home, path, draft, owner, origin)
+    data = write_run(home, path, draft, origin)
     _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
     if not as_json and text.startswith("file:"):
         click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")

@@ -27,6 +27,7 @@ from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
 from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.capacity.join_preview import preview_of
+from atoll.node.runs.capacity.machine_fit import largest, measure_machine, needs_here, presets_here, shortage
 from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import Status
@@ -141,30 +142,46 @@ def _report(line: str) -> None:
 
 
 async def _agree(plan: JoinPlan, *, yes: bool) -> None:
-    """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer."""
+    """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer.
+
+    `yes` does not join a run that this machine cannot train: that needs an answer of its own.
+    """
     assert plan.free is not None
     costs = preview_of(plan.run.spec, plan.config, plan.room)
     lines = preview_lines(plan.run.spec, plan.invite, costs, plan.free, plan.config, time.time())
     click.echo("\n".join(lines), err=True)
+    machine = measure_machine(plan.config.device)
+    never = shortage(needs_here(plan.run.spec, plan.config, machine), machine)
+    if never and (yes or not sys.stdin.isatty()):
+        fitting = largest(presets_here(plan.config, machine))
+        advice = f"; the largest preset that fits is {fitting}" if fitting else ""
+        raise ConfigError(
+            f"this machine cannot train {plan.run.spec.name!r}: {never}",
+            hint=f"join from a larger machine{advice}",
+        )
     if yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError("nobody is here to agree to this: stdin is no terminal", hint="give --yes to join")
-    if not await _confirm("Join?"):
+    if never:
+        _report(f"TOO LARGE  this machine cannot train it: {never}")
+    if not await _confirm("Join all the same?" if never else "Join?", default=not never):
         _report("not joined; nothing was written")
         raise click.exceptions.Exit(1)
 
 
-async def _confirm(question: str) -> bool:
+async def _confirm(question: str, *, default: bool) -> bool:
     """`click.confirm` that leaves the loop running: the host may be up, and signals must be seen."""
     while True:
-        click.echo(f"{question} [Y/n]: ", nl=False, err=True)
+        click.echo(f"{question} [{'Y/n' if default else 'y/N'}]: ", nl=False, err=True)
         await _stdin_ready()
         line = sys.stdin.readline()
         if not line:
             raise click.Abort
         answer = line.strip().lower()
-        if answer in ("", "y", "yes"):
+        if not answer:
+            return default
+        if answer in ("y", "yes"):
             return True
         if answer in ("n", "no"):
             return False

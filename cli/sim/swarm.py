@@ -89,7 +89,7 @@ def prepare(
     draft = Draft(preset(preset_name, owner.peer_id, seed, data), adjust, data.removeprefix("file:"))
     # A rehearsal of what the nodes do: of weights that do not fit it warns.
     origin = origin_of(from_hf, upcycle, without_fit=from_hf is not None)
-    spec = open_run(write_run(home, run_file, draft, owner, origin))
+    spec = open_run(write_run(home, run_file, draft, origin))
     story = plan(nodes, spec.outer.rounds, seed, kill=kill, late_join=late_join)
     return Swarm(spec, folder, run_file, story)
 

@@ -19,6 +19,7 @@ import psutil
 from atoll.node.config.node_config import devices_of
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import config_or_cpu, trained_experts
+from atoll.node.runs.capacity.machine_fit import measure_machine
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.atomic_files import disk
@@ -141,16 +142,17 @@ def configuration(given: DoctorInput) -> Iterator[Finding]:
 
 def memory(given: DoctorInput) -> Iterator[Finding]:
     """Check memory against what the worker needs."""
-    found = psutil.virtual_memory()
-    text = f"{found.available / GB:.1f} of {found.total / GB:.1f} GB available"
+    found = measure_machine("cpu")
+    text = f"{found.memory_free_bytes / GB:.1f} of {found.memory_bytes / GB:.1f} GB available"
     if given.run is None:
         yield Finding("memory", "skip", f"{text}; no run to measure it by")
         return
     need = needs_of(given.run, config_or_cpu(given), trained_experts(given)).host
     text += f", about {need / GB:.1f} GB needed"
-    if need > found.total:
-        yield Finding("memory", "fail", text, "choose a run with a smaller model, or another machine")
-    elif given.status is None and need > found.available:
+    if need > found.memory_bytes:
+        remedy = "`atoll doctor --fit` names the presets that fit; or take another machine"
+        yield Finding("memory", "fail", text, remedy)
+    elif given.status is None and need > found.memory_free_bytes:
         yield Finding("memory", "warn", text, "close other programs before you start")
     else:
         yield Finding("memory", "pass", text)

@@ -16,7 +16,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 import psutil
@@ -31,7 +31,7 @@ SPARE = 0.1
 """Share of the free memory that is left alone."""
 HOST = "memory"
 Where = Literal["auto", "host", "device"]
-_SMI = ("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
+_SMI = ("nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
 _SMI_S = 5.0
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -96,12 +96,9 @@ def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], 
 def measure_free(folder: Path, device: str) -> Free:
     """Free memory, disk and GPU memory now. `folder` need not exist yet; `device` is NodeConfig's."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
-    memory, limit = psutil.virtual_memory().available, container_free_bytes(_CGROUP)
-    return Free(
-        memory if limit is None else min(memory, limit),
-        shutil.disk_usage(there).free,
-        None if device.startswith("cpu") else _gpu_free_bytes(devices_of(device)),
-    )
+    memory, limit = psutil.virtual_memory().available, container_free_bytes()
+    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
+    return Free(memory if limit is None else min(memory, limit), shutil.disk_usage(there).free, gpu and gpu.free)
 
 
 def measure_room(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
@@ -109,7 +106,14 @@ def measure_room(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None
     return room_of(spec, config, measure_free(folder, config.device)) if splits(spec) else None
 
 
-def container_free_bytes(folder: Path) -> int | None:
+def container_bytes(folder: Path = _CGROUP) -> int | None:
+    """A container's limit of memory (cgroup v2); None without one."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((folder / "memory.max").read_text())
+    return None
+
+
+def container_free_bytes(folder: Path = _CGROUP) -> int | None:
     """Memory that a container's limit leaves (cgroup v2), with droppable file cache; None without a limit."""
     with contextlib.suppress(OSError, ValueError):
         limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -118,8 +122,15 @@ def container_free_bytes(folder: Path) -> int | None:
     return None
 
 
-def _gpu_free_bytes(devices: Sequence[str]) -> int | None:
-    """Free memory of `cuda` or `cuda:N`, or of the fullest of several; None if no tool reports it.
+class GpuMemory(NamedTuple):
+    """Memory of a GPU, or the least of several, in bytes."""
+
+    free: int
+    whole: int
+
+
+def gpu_memory(devices: Sequence[str]) -> GpuMemory | None:
+    """Memory of `cuda` or `cuda:N`, or the least of several; None if no tool reports it.
 
     The tool counts all devices, and torch those that CUDA_VISIBLE_DEVICES names, in its order.
     """
@@ -129,5 +140,7 @@ def _gpu_free_bytes(devices: Sequence[str]) -> int | None:
         names = [visible.split(",")[number].strip() if visible else str(number) for number in numbers]
         asked = (*_SMI, f"--id={','.join(names)}")
         ran = subprocess.run(asked, capture_output=True, text=True, timeout=_SMI_S, check=True)
-        return min(map(int, ran.stdout.splitlines())) << 20
+        rows = [tuple(map(int, line.split(","))) for line in ran.stdout.splitlines()]
+        free, whole = (min(column) << 20 for column in zip(*rows, strict=True))
+        return GpuMemory(free, whole)
     return None

@@ -10,6 +10,7 @@ from atoll.cli.commands import doctor
 from atoll.cli.commands.doctor import lines
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor.checks import Finding
+from atoll.node.runs.capacity.machine_fit import Machine
 
 
 @pytest.fixture
@@ -92,3 +93,44 @@ def test_lines_are_aligned_and_say_what_to_do() -> None:
         ("skip", "udp        no seed"),
         ("", "1 passed, 0 warnings, 1 failed, 1 not checked"),
     ]
+
+
+def test_fit_shows_the_presets_of_a_machine_and_makes_nothing(atoll, tmp_path, monkeypatch):
+    ran = atoll("doctor", "--fit", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    assert set(found) == {"machine", "presets", "largest"}
+    assert [row["preset"] for row in found["presets"] if row["preset"] == "tiny"] == ["tiny"]
+    of = {row["preset"]: row for row in found["presets"]}
+    between = (of["10m"]["memory_bytes"] + of["50m"]["memory_bytes"]) // 2
+    for memory, free, best in ((between, between, "moe-12m"), (1, 1, ""), (1 << 50, 1, "1b")):
+        machine = Machine(memory, free, "cpu")
+        monkeypatch.setattr(doctor, "measure_machine", lambda device, machine=machine: machine)
+        assert json.loads(atoll("doctor", "--fit", "--json").out)["largest"] == best
+        lines = atoll("doctor", "--fit").out.splitlines()
+        for name, line in ((row.split()[0], row) for row in lines[3:-2]):
+            fits = of[name]["memory_bytes"] <= memory
+            now = "yes" if of[name]["memory_bytes"] <= free else "when other programs are closed"
+            assert line.endswith(now if fits else "  no")
+        ends = f"{best} is the largest that fits: atoll run new NAME --preset {best}" if best else "no preset fits"
+        assert lines[-1].startswith(ends)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_path):
+    (tmp_path / "home").mkdir(mode=0o700)
+    (tmp_path / "home" / "config.toml").write_text('device = "cuda"')
+    for machine, said in (
+        (Machine(1 << 50, 1 << 50, "cuda", 8 << 30, 4 << 30), "device  cuda: 8.59 GB, 4.29 GB of it free"),
+        (Machine(1 << 50, 1 << 50, "cuda"), "device  cuda: how much it has is unknown here"),
+    ):
+        monkeypatch.setattr(doctor, "measure_machine", lambda device, machine=machine: machine)
+        lines = atoll("doctor", "--fit").out.splitlines()
+        assert lines[1] == said
+        assert lines[3].split() == ["preset", "parameters", "memory", "device", "fits"]
+
+
+def test_fit_is_not_about_a_run(atoll):
+    ran = atoll("doctor", "--fit", "--run", "x")
+    assert ran.code == 78
+    assert ran.err == "error: --fit is about presets; `atoll run show x` says what that run needs here\n"

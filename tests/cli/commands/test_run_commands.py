@@ -5,6 +5,8 @@ import json
 import msgspec
 import pytest
 
+from atoll.cli.commands import new_run
+from atoll.node.runs.capacity.machine_fit import Machine
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import open_run
 
@@ -197,3 +199,40 @@ def test_id_is_made_once(atoll, tmp_path):
     assert first.startswith("12D3KooW")
     assert atoll("id", "show").out == first
     assert (tmp_path / "home/identity.key").stat().st_mode & 0o777 == 0o600
+
+
+HUGE = ("--set", "model.layers=512", "--set", "model.dim=4096", "--set", "model.ffn=16384")
+"""No machine has so much memory."""
+
+
+def test_a_run_that_this_machine_can_never_train_is_refused_before_anything_is_written(atoll, tmp_path):
+    ran = atoll("run", "new", "big", *MARKOV, *HUGE)
+    assert ran.code == 78
+    (line,) = ran.err.splitlines()
+    assert line.startswith("error: this machine cannot train 'big': it needs ")
+    best = json.loads(atoll("doctor", "--fit", "--json").out)["largest"]
+    assert f"; choose --preset {best}, the largest that fits, or give --even-if-too-large" in line
+    assert list(tmp_path.iterdir()) == [], "neither home nor key"
+
+
+def test_who_says_so_may_make_it_for_others(atoll):
+    ran = atoll("run", "new", "big", *MARKOV, *HUGE, "--even-if-too-large")
+    assert ran.code == 0
+    assert ran.err.startswith("warning: this machine cannot train this run: it needs ")
+    assert "TOO LITTLE" in ran.out
+
+
+def test_memory_that_others_use_is_a_warning(atoll, monkeypatch):
+    whole = Machine(1 << 50, 1 << 50, "cpu")
+    for machine, said in (
+        (whole, ""),
+        (
+            msgspec.structs.replace(whole, memory_free_bytes=1 << 20),
+            "warning: this machine cannot train this run while other programs use its memory: it needs ",
+        ),
+    ):
+        monkeypatch.setattr(new_run, "measure_machine", lambda device, machine=machine: machine)
+        ran = atoll("run", "new", f"small{len(said)}", *MARKOV)
+        assert ran.code == 0
+        assert ran.err.startswith(said)
+        assert bool(ran.err) == bool(said)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import (
     SPARE,
+    container_bytes,
     container_free_bytes,
     encoding_of,
     measure_free,
@@ -17,6 +18,7 @@ from atoll.node.runs.capacity.free_resources import (
     share_of,
     trained_of,
 )
+from atoll.node.runs.capacity.machine_fit import measure_machine
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from tests.node.runs.capacity.test_memory_model import CPU, GPU, run_of
 
@@ -145,10 +147,10 @@ def test_a_gpu_of_which_nothing_tells(tmp_path, monkeypatch):
 
 SMI = """#!/bin/sh
 case "$3" in
-    --id=0) echo 100 ;;
-    --id=1|--id=GPU-f00) echo 2048 ;;
-    --id=0,1) echo 100; echo 2048 ;;
-    --id=5) echo N/A ;;
+    --id=0) echo "100, 8192" ;;
+    --id=1|--id=GPU-f00) echo "2048, 4096" ;;
+    --id=0,1) echo "100, 8192"; echo "2048, 4096" ;;
+    --id=5) echo "N/A, 4096" ;;
     *) echo "No devices were found"; exit 6 ;;
 esac
 """
@@ -174,6 +176,11 @@ def test_a_gpu_that_tells(tmp_path, monkeypatch, device, visible, free):
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert measure_free(tmp_path, device).gpu_bytes == free
+    machine = measure_machine(device)
+    assert machine.device_free_bytes == free
+    # The device with the least free memory need not be the smallest one.
+    whole = 8192 if (device, visible) == ("cuda", "") else 4096
+    assert machine.device_bytes == (None if free is None else whole << 20)
 
 
 def test_the_limit_of_a_container(tmp_path):
@@ -181,6 +188,7 @@ def test_the_limit_of_a_container(tmp_path):
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
     (tmp_path / "memory.max").write_text("max\n")
-    assert container_free_bytes(tmp_path) is None
+    assert container_free_bytes(tmp_path) is container_bytes(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert container_free_bytes(tmp_path) == 450
+    assert container_bytes(tmp_path) == 1000

@@ -1,0 +1,108 @@
+"""Which runs fit into this machine's memory: into all that it has, and into what is free now.
+
+Only `measure_machine` reads the machine. Who cannot hold a run with everything else closed cannot train it.
+"""
+
+import msgspec
+import psutil
+
+from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.runs.capacity.free_resources import (
+    container_bytes,
+    container_free_bytes,
+    gpu_memory,
+    room_of,
+    trained_of,
+)
+from atoll.node.runs.capacity.join_preview import MEMBERS
+from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
+from atoll.node.runs.presets import NAMES, preset
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run.run_spec import RunSpec
+
+_NOBODY = peer_id_of(bytes(32))
+"""Owner of presets that are only looked at."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Memory of a machine, in bytes. Of a device None: steps are taken on the CPU, or no tool reports it."""
+
+    memory_bytes: int
+    """Of the host; where a container has a limit, that."""
+    memory_free_bytes: int
+    device: str
+    """As in NodeConfig, never `auto`."""
+    device_bytes: int | None = None
+    """Of the smallest device, if there are several."""
+    device_free_bytes: int | None = None
+
+
+class PresetFit(msgspec.Struct, frozen=True):
+    """What a preset needs on a machine, in bytes, and whether it is there."""
+
+    preset: str
+    parameters: int
+    memory_bytes: int
+    device_bytes: int
+    """Of each GPU; 0 where steps are taken on the CPU."""
+    fits: bool
+    """Into all memory of the machine."""
+    fits_now: bool
+    """Into what is free of it."""
+
+
+def measure_machine(device: str) -> Machine:
+    """The memory of this machine now. `device` is NodeConfig's."""
+    memory, limit, left = psutil.virtual_memory(), container_bytes(), container_free_bytes()
+    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
+    return Machine(
+        memory.total if limit is None else min(memory.total, limit),
+        memory.available if left is None else min(memory.available, left),
+        device,
+        gpu and gpu.whole,
+        gpu and gpu.free,
+    )
+
+
+def needs_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> Needs:
+    """Memory that the run needs here; of a mixture that members share, with our share of the experts."""
+    room = room_of(spec, config, Free(machine.memory_bytes, 0, machine.device_bytes))
+    return needs_of(spec, config, trained_of(spec, room, max(MEMBERS, spec.pace.min_members)))
+
+
+def shortage(needs: Needs, machine: Machine) -> str:
+    """Why a run with these needs can never work here, as text; empty if it can."""
+    return _lacking(needs, machine.memory_bytes, machine.device_bytes, machine.device, "here")
+
+
+def shortage_now(needs: Needs, machine: Machine) -> str:
+    """What is in use of the memory that a run with these needs, as text; empty if all of it is free."""
+    return _lacking(needs, machine.memory_free_bytes, machine.device_free_bytes, machine.device, "free now")
+
+
+def presets_here(config: NodeConfig, machine: Machine) -> list[PresetFit]:
+    """All presets, the smallest first."""
+    rows = []
+    for name in NAMES:
+        spec = preset(name, _NOBODY, 1)
+        needs = needs_here(spec, config, machine)
+        fits, fits_now = not shortage(needs, machine), not shortage_now(needs, machine)
+        rows.append(PresetFit(name, spec.model.parameters, needs.host, needs.device, fits, fits_now))
+    return sorted(rows, key=lambda row: row.parameters)
+
+
+def largest(rows: list[PresetFit]) -> str:
+    """The largest preset that fits; empty if none does."""
+    return next((row.preset for row in reversed(rows) if row.fits), "")
+
+
+def _lacking(needs: Needs, memory: int, device: int | None, name: str, where: str) -> str:
+    if needs.host > memory:
+        return f"it needs {_gb(needs.host)} of memory, and {_gb(memory)} are {where}"
+    if device is not None and needs.device > device:
+        return f"it needs {_gb(needs.device)} of {name}, and {_gb(device)} are {where}"
+    return ""
+
+
+def _gb(count: int) -> str:
+    return f"{count / 1e9:,.1f} GB"

@@ -1,0 +1,85 @@
+"""A run that this machine can never train is not joined by `--yes`; a person may, who says so."""
+
+import io
+import os
+from types import SimpleNamespace
+
+import click
+import pytest
+
+from atoll.cli.commands import start
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.machine_fit import Machine
+from atoll.node.runs.capacity.memory_model import Free
+from atoll.node.runs.presets import preset
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import peer_id_of
+
+SPEC = preset("tiny", peer_id_of(bytes(range(32))), 1)
+TOO_SMALL, LARGE = (Machine(size, size, "cpu") for size in (1 << 20, 1 << 50))
+
+
+class Stdin(io.StringIO):
+    """A terminal, or not."""
+
+    def __init__(self, is_terminal):
+        super().__init__()
+        self.isatty = lambda: is_terminal
+
+
+@pytest.fixture
+def agree(monkeypatch):
+    """Agree on a machine; returns what was asked, with its default. Answers with that default."""
+    plan = SimpleNamespace(
+        run=SimpleNamespace(spec=SPEC), config=NodeConfig(device="cpu", threads=1), room=None, invite=None,
+        free=Free(1 << 50, 1 << 50),
+    )  # fmt: skip
+    asked = []
+
+    async def confirm(question, *, default):
+        asked.append((question, default))
+        return default
+
+    async def on(machine, *, yes, is_terminal):
+        monkeypatch.setattr(start, "measure_machine", lambda device: machine)
+        monkeypatch.setattr(start, "_confirm", confirm)
+        monkeypatch.setattr(start.sys, "stdin", Stdin(is_terminal))
+        await start._agree(plan, yes=yes)
+        return asked
+
+    return on
+
+
+@pytest.mark.parametrize(("yes", "is_terminal"), [(True, True), (True, False), (False, False)])
+async def test_yes_does_not_join_what_can_never_work_here(agree, yes, is_terminal):
+    with pytest.raises(ConfigError) as refused:
+        await agree(TOO_SMALL, yes=yes, is_terminal=is_terminal)
+    assert str(refused.value).startswith("this machine cannot train 'tiny': it needs ")
+    assert refused.value.hint == "join from a larger machine", "no preset fits into a megabyte"
+
+
+async def test_a_person_is_asked_and_no_is_what_no_answer_means(agree, capsys):
+    with pytest.raises(click.exceptions.Exit):
+        await agree(TOO_SMALL, yes=False, is_terminal=True)
+    said = capsys.readouterr().err
+    assert "TOO LARGE  this machine cannot train it: it needs " in said
+    assert said.endswith("not joined; nothing was written\n")
+
+
+async def test_what_fits_is_joined(agree):
+    assert await agree(LARGE, yes=True, is_terminal=False) == []
+    assert await agree(LARGE, yes=False, is_terminal=True) == [("Join?", True)]
+
+
+@pytest.mark.parametrize(
+    ("typed", "default", "answer"),
+    [("\n", False, False), ("\n", True, True), ("y\n", False, True), ("n\n", True, False)],
+)
+async def test_an_empty_line_is_the_default(monkeypatch, capsys, typed, default, answer):
+    ours, theirs = os.pipe()
+    with os.fdopen(ours) as stdin, os.fdopen(theirs, "w") as keys:
+        monkeypatch.setattr(start.sys, "stdin", stdin)
+        keys.write(typed)
+        keys.flush()
+        assert await start._confirm("Join?", default=default) is answer
+    assert capsys.readouterr().err == f"Join? [{'Y/n' if default else 'y/N'}]: "
