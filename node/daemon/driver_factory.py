@@ -1,12 +1,14 @@
 """Builds the driver and all its parts. This is the only place that knows how they are connected."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from atoll.node.daemon.audits.auditor import Auditor
+from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
 from atoll.node.daemon.consensus import machine as finality_machine
+from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
@@ -39,6 +41,9 @@ from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.worker_messages import VerifyReply
+
+Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
+OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
 
 
 class _Common(NamedTuple):
@@ -92,8 +97,8 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng or random.SystemRandom(),
         )
-    auditor = _build_auditor(common, contributions, rng or random.SystemRandom())
-    sets = _build_sets(common, contributions, payloads, reducer, auditor, applied)
+    auditor, weigh, on_set = _build_weights(common, contributions, rng or random.SystemRandom())
+    sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
     finalizer = Finalizer(**common._asdict(), sets=sets)
     driver = Driver(
         context=context,
@@ -107,13 +112,14 @@ def build_driver(
         reducer=reducer,
         finalizer=finalizer,
         **_build_training(common, contributions, finalizer, reducer, auditor, room)._asdict(),
-        on_set=auditor.on_set if auditor else lambda number, names, is_final: None,
+        on_set=on_set,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
         standings=MemberStandings(
             me=context.me,
             finality=lambda: common.machines.finality,
             auditor=auditor,
+            share_256=context.spec.pace.probation_256 or 256,
             distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
         ),
     )
@@ -168,7 +174,7 @@ def _build_sets(
     contributions: ContributionIndex,
     payloads: PayloadFetcher,
     slices: SlicedSets,
-    auditor: Auditor | None,
+    weigh: Weigh,
     applied: Callable[[], Round],
 ) -> ContributionSets:
     return ContributionSets(
@@ -180,11 +186,37 @@ def _build_sets(
         worker=common.worker,
         guard=common.guard,
         applied=applied,
-        weigh=auditor.weigh if auditor else _claimed,
+        weigh=weigh,
     )
 
 
-def _claimed(number: Round, found: Found) -> dict[Digest, int]:
+def _build_weights(
+    common: _Common, contributions: ContributionIndex, rng: random.Random
+) -> tuple[Auditor | None, Weigh, OnSet]:
+    """The auditor, what weighs the contributions of a set, and what must learn of each set for that."""
+    auditor = _build_auditor(common, contributions, rng)
+    weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
+    pace = common.context.spec.pace
+    if pace.probation_256:
+        newcomers = NewcomerWeights(
+            share_256=pace.probation_256,
+            tally=Tally(common.context.spec.probation),
+            context=common.context,
+            contributions=contributions,
+            queue=common.queue,
+            machines=common.machines,
+            claimed=weigh,
+        )
+        weigh, learners = newcomers.weigh, [*learners, newcomers.on_set]
+
+    def on_set(number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
+        for learn in learners:
+            learn(number, names, is_final)
+
+    return auditor, weigh, on_set
+
+
+def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:
     """The weights that contributions claim: those of a run without audits."""
     return {entry: record.weight for entry, _, record in found}
 

@@ -37,6 +37,8 @@ class MemberStandings:
     """None in a run without audits."""
     distrusted: Callable[[], Mapping[PeerId, int]]
     """Returns the last round in which no Reduction of a member counts here, of those of whom none does."""
+    share_256: int = 256
+    """Share of its weight that the work of a member on probation has."""
 
     def of(self, *peers: PeerId) -> list[Standing]:
         """What each of these members counts for."""
@@ -47,8 +49,12 @@ class MemberStandings:
         state = self.finality()
         votes_in = 0 if peer in state.voters else state.tally.missing(peer)
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
+        on_trial = votes_in and self.share_256 < 256
+        if on_trial and weight_16:
+            weight_16 = max(1, weight_16 * self.share_256 // 256)
+        share = f", and has {self.share_256}/256 of its weight until then" if on_trial else ""
         why = (
-            f"votes after {votes_in} more final rounds with its work (probation)" if votes_in else "",
+            f"votes after {votes_in} more final rounds with its work{share} (probation)" if votes_in else "",
             why_weight,
             f"no Reduction of it counts up to round {until}" if until is not None else "",
         )

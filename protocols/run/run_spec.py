@@ -22,7 +22,9 @@ from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
-SPEC_VERSION = 7
+SPEC_VERSION = 8
+FULL_WEIGHT_VERSION = 7
+"""Older version that is still read, for runs without `pace.probation_256`, which it did not have."""
 ONE_AUDIT_VERSION = 6
 """Older version that is still read, for runs without `audit.each`, which it did not have."""
 UNAUDITED_VERSION = 5
@@ -31,7 +33,7 @@ MEAN_VERSION = 4
 """Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
 WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
-_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, ONE_AUDIT_VERSION, SPEC_VERSION)
+_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, ONE_AUDIT_VERSION, FULL_WEIGHT_VERSION, SPEC_VERSION)
 _DOMAIN = "run/1"
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 TOKENIZER_MAX_BYTES = 32 << 20
@@ -177,6 +179,8 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Share of the round's steps up to which a fast member may train while the others finish."""
     probation: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Final sets with a member's work after which it decides rounds (docs/finality.md); unset: 1, at once."""
+    probation_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
+    """Share of its weight that a member's work has until then (docs/aggregation.md); unset: all of it."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -241,6 +245,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ConfigError(f"version {self.version} has no audit", hint="make the run again")
         if self.version <= ONE_AUDIT_VERSION and self.audit and self.audit.each is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no audit.each", hint="make the run again")
+        if self.version <= FULL_WEIGHT_VERSION and self.pace.probation_256 is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no pace.probation_256", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
@@ -257,6 +263,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
+        if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
+            raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
 
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -323,6 +331,11 @@ def _check_reduce(spec: RunSpec) -> None:
     if spec.outer.holders:
         raise ConfigError(
             "reduce and outer.holders cannot go together: slices are of whole payloads", hint=_UNREDUCED
+        )
+    if spec.pace.probation_256 is not msgspec.UNSET:
+        raise ConfigError(
+            "reduce and pace.probation_256 cannot go together: a reducer adds what contributions claim",
+            hint=_UNREDUCED,
         )
     if spec.outer.aggregate is not msgspec.UNSET:
         raise ConfigError(

@@ -76,7 +76,7 @@ def _model(**changes: Any) -> ModelSpec:
 
 def _run(**changes: Any) -> RunSpec:
     plain = RunSpec(
-        version=7, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        version=8, name="golden", owner=ME.peer_id, seed=7, model=_model(),
         data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
             lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
@@ -111,7 +111,7 @@ MIXTURE = _run(
             router_z=0.003,
         ),
     ),
-    pace=msgspec.structs.replace(_run().pace, probation=8),
+    pace=msgspec.structs.replace(_run().pace, probation=8, probation_256=64),
     inner=msgspec.structs.replace(_run().inner, expert_lr=2.0, first_step=40),
     outer=OuterSpec(
         rounds=100, stages=(Stage(0, 5),), alpha_256=256, floor_256=64, fragments=2, overlap_steps=2, keep_256=100,

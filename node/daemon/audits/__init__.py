@@ -1,1 +1,1 @@
-"""Audits of contributions: who audits whom, and which weights follow from the verdicts (docs/audits.md)."""
+"""Which weights contributions have: what follows from audits (docs/audits.md), and from probation."""

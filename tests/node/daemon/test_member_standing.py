@@ -12,13 +12,14 @@ from tests.node.daemon.audits.test_standing import IDLE, history
 OLD = ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7")
 
 
-def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tally=None, audits=True):
+def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tally=None, audits=True, share=256):
     judgement = judge(AuditSpec(), history(), rounds)
     return MemberStandings(
         me=me,
         finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally()),
         auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}) if audits else None,
         distrusted=lambda: distrusted or {},
+        share_256=share,
     )
 
 
@@ -71,3 +72,15 @@ def test_a_crowd_on_probation_hides_nobody_without_weight():
     assert len(found) == MOST
     assert found[0].peer == IDLE
     assert standings().diminished({"a3", "a4"}) == ()
+
+
+def test_who_has_a_share_of_its_weight_until_it_votes_is_told_so():
+    tally = Tally(8, 30, {"a1": 30, "a3": 5})
+    less = standings(me="a3", voters=("a1", "a2"), tally=tally, audits=False, share=4)
+    (voter, young) = less.of("a1", "a3")
+    assert (voter.weight_16, voter.why) == (16, "")
+    assert (young.weight_16, young.votes_in) == (1, 3)
+    assert young.why == (
+        "votes after 3 more final rounds with its work, and has 4/256 of its weight until then (probation)"
+    )
+    assert less.trouble() == ""

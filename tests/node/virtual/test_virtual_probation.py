@@ -1,4 +1,4 @@
-"""Whole nodes: identities that have worked for less than the probation decide nothing, and stop nothing."""
+"""Whole nodes: identities that worked for less than the probation decide nothing, stop nothing and weigh less."""
 
 import asyncio
 
@@ -6,7 +6,9 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import certificate
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.local.worker_messages import FinalizeRequest
 from atoll.protocols.run.run_spec import SPEC_VERSION
+from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 ROUND_S = 10.0
 PROBATION = 8
@@ -14,6 +16,10 @@ PROBATION = 8
 
 def on_probation(spec):
     return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=PROBATION))
+
+
+def with_share(spec):
+    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=PROBATION, probation_256=64))
 
 
 def finals(w, *numbers):
@@ -80,5 +86,37 @@ def test_who_stays_decides_after_its_probation_and_after_a_restart_all_count_the
             newest = min(state.last_final for state in states)
             assert len({(tuple(sorted(s.tally.counts.items()))) for s in states if s.last_final == newest}) == 1
             w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_all_nodes_give_newcomers_the_same_share_of_their_weight(world):
+    """The worker's state counts the weights. One founder restarts meanwhile, and one newcomer comes later."""
+
+    async def story() -> None:
+        async with world(60, 3, worker=AuditedWorker, adjust=with_share) as w:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            w.nodes[0].worker.folds = folds = []
+            await w.until(lambda: min(finals(w, 0, 1, 2)) >= 10)
+            w.start(3, ROUND_S)
+            new = w.nodes[3].peer
+            await w.until(lambda: w.nodes[0].driver.finality.tally.counts.get(new, 0) >= 3)
+            (told,) = w.nodes[0].driver.view().standings.of(new)
+            assert (told.weight_16, "64/256 of its weight" in told.why) == (4, True)
+            await w.kill(1)
+            w.start(1, ROUND_S)
+            w.start(4, ROUND_S)
+            await w.until(lambda: w.nodes[0].driver.finality.tally.counts.get(w.nodes[4].peer, 0) >= PROBATION + 2)
+            first = w.nodes[0].driver.finality.last_final
+            await w.until(lambda: min(finals(w, *range(5))) >= first)
+            w.check_agreement()
+            await w.check_feeds()
+            sets = {ask.round: ask.members for ask in folds if isinstance(ask, FinalizeRequest)}
+            for number in range(5):
+                peer = w.nodes[number].peer
+                found = [m.weight for at in sorted(sets) for m in sets[at] if m.author == peer]
+                share = 0 if number < 3 else PROBATION
+                assert found == [16] * share + [64] * len(found[share:])
 
     run_virtual(story())

@@ -114,8 +114,8 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
 
 
 def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 8"):
-        open_run(sign_run(changed("version", 8), owner))
+    with pytest.raises(DecodeError, match="version 9"):
+        open_run(sign_run(changed("version", 9), owner))
 
 
 def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
@@ -181,6 +181,21 @@ def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec)
         shared.check()
 
 
+def test_a_share_of_the_weight_on_probation_needs_probation_and_whole_payloads(spec, owner):
+    pace = msgspec.structs.replace(spec.pace, probation=8, probation_256=64)
+    run = msgspec.structs.replace(spec, version=SPEC_VERSION, pace=pace)
+    assert open_run(sign_run(run, owner)).pace.probation_256 == 64
+    for more, said in (
+        ({"version": 7}, "version 7 has no pace.probation_256"),
+        ({"reduce": ReduceSpec()}, "cannot go together"),
+        ({"pace": msgspec.structs.replace(pace, probation=1)}, "needs pace.probation"),
+        ({"pace": msgspec.structs.replace(pace, probation=msgspec.UNSET)}, "needs pace.probation"),
+    ):
+        body = codec.encode(msgspec.structs.replace(run, **more))
+        with pytest.raises(DecodeError, match=said):
+            open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
 @pytest.mark.parametrize("key", ["outer.liars_256", "outer.most_256"])
 def test_what_a_rule_is_told_needs_a_rule(changed, key):
     with pytest.raises(ConfigError, match=r"for runs with outer\.aggregate"):
@@ -190,7 +205,7 @@ def test_what_a_rule_is_told_needs_a_rule(changed, key):
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
     body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5, 6 and 7"):
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5, 6, 7 and 8"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 

@@ -1,0 +1,91 @@
+"""Which share of its weight the work of a member on probation has: a function of the sets before a round.
+
+A made-up identity costs nothing, so its work counts little until enough final sets name it (`pace.probation_256`).
+The weights of a round follow from all sets before it: final ones, and of open rounds those of the view. Where a
+set changes, the rounds after it are folded again; equal sets give equal views. Rules: docs/aggregation.md.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+from atoll.node.daemon.consensus.probation import Tally
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
+from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
+from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.ids import Digest, PeerId, Round
+
+KEPT = 1024
+"""Final rounds whose newcomers are remembered: a worker may be so far behind."""
+
+
+def on_probation(tally: Tally, authors: Iterable[PeerId]) -> frozenset[PeerId]:
+    """The authors of a set whose work has a share of its weight; `tally`: of the sets before it."""
+    everybody = frozenset(authors)
+    found = frozenset(author for author in everybody if tally.missing(author))
+    # Where all are new, a share of each weight changes nothing in the mean but its rounding.
+    return frozenset() if found == everybody else found
+
+
+def scaled(weight: int, share_256: int) -> int:
+    """This share of a weight, rounded down: 1 at least, but 0 of 0."""
+    return max(1, weight * share_256 // 256) if weight else 0
+
+
+@dataclass(kw_only=True)
+class NewcomerWeights:
+    """For one run with `pace.probation_256`."""
+
+    share_256: int
+    context: RunContext
+    contributions: ContributionIndex
+    queue: EventQueue
+    machines: Machines
+    claimed: Callable[[Round, Found], Mapping[Digest, int]]
+    """Returns the weights without probation: those that contributions claim, or what audits leave of them."""
+    tally: Tally
+    """Of all final sets."""
+    _final: int = -1
+    _new: dict[int, frozenset[PeerId]] = field(default_factory=dict)
+    """Authors of final sets on probation, by round."""
+    _authors: dict[int, frozenset[PeerId]] = field(default_factory=dict)
+    """Authors of the view's set of each open round."""
+    _given: dict[int, tuple[frozenset[PeerId], frozenset[PeerId]]] = field(default_factory=dict)
+    """Authors of the newest set of each open round that was weighed, and those of them on probation."""
+
+    def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
+        """Return the weight of each of these contributions to a round, for its fold."""
+        authors = frozenset(author for _, author, _ in found)
+        new = self._new_in(number, authors)
+        if number > self._final:
+            self._given[number] = authors, new
+        weights = self.claimed(number, found)
+        return {
+            entry: scaled(weights[entry], self.share_256) if author in new else weights[entry]
+            for entry, author, _ in found
+        }
+
+    def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
+        """The view has this set of a round, or it is final: later rounds have their weights from it."""
+        authors = frozenset(author for _, author, _ in self.contributions.find(names))
+        if is_final:
+            self._new[number] = on_probation(self.tally, authors)
+            self._new.pop(number - KEPT, None)
+            self.tally, self._final = self.tally.after(authors), number
+            self._authors = {at: each for at, each in self._authors.items() if at > number}
+            self._given = {at: given for at, given in self._given.items() if at > number}
+        elif number > self._final:
+            self._authors[number] = authors
+        for later, (everybody, new) in list(self._given.items()):
+            if later > number and self._new_in(later, everybody) != new:
+                del self._given[later]
+                self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
+
+    def _new_in(self, number: int, authors: frozenset[PeerId]) -> frozenset[PeerId]:
+        if number <= self._final:
+            return self._new.get(number, frozenset())
+        tally = self.tally
+        for at in range(self._final + 1, number):
+            tally = tally.after(self._authors.get(at, frozenset()))
+        return on_probation(tally, authors)
