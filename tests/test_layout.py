@@ -83,7 +83,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 49_786
+BUDGET_LINES = 50_241
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open
@@ -91,7 +91,7 @@ nothing, the oracle that reads the homes of a swarm, audits, a status that says 
 work that returns from a chain that lost, entries of liars with two histories, more
 audits a round, members that keep back their votes, members that come up in the
 middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
-that the voters remove, what fits into a machine. A later raise names its reason here too."""
+that the voters remove, what fits into a machine, steps by memory. A later raise names its reason here too."""
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
 COMMENTED = (

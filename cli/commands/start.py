@@ -146,7 +146,6 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
 
     `yes` does not join a run that this machine cannot train: that needs an answer of its own.
     """
-    assert plan.free is not None
     costs = preview_of(plan.run.spec, plan.config, plan.room)
     lines = preview_lines(plan.run.spec, plan.invite, costs, plan.free, plan.config, time.time())
     click.echo("\n".join(lines), err=True)

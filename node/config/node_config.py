@@ -100,6 +100,12 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
     threads: int = 0
     """CPU threads of the worker; 0: one per core."""
+    micro_batch: int = 0
+    """Sequences of a step that pass through the model of each device at once; 0: as many as its free memory holds
+    and its speed gains from. No peer sees it: only the order of sums follows from it."""
+    recompute: Literal["auto", "on", "off"] = "auto"
+    """Whether a backward pass computes each layer again instead of storing it: a third more time, little memory.
+    `auto`: where one sequence does not fit without. `off`: only after memory ran out."""
     experts: int = 0
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
@@ -132,6 +138,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError("shard is for several devices", hint="for example --device cuda:0,cuda:1")
         if not 0 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
+        if not 0 <= self.micro_batch <= 1 << 16:
+            raise ConfigError(f"micro_batch = {self.micro_batch} is outside 0 … {1 << 16}")
         if not 0 <= self.experts <= MAX_EXPERTS:
             raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:

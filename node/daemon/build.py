@@ -20,6 +20,7 @@ from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.daemon.web.server import WebServer, parse_listen_address
 from atoll.node.daemon.web.site import Site
 from atoll.node.ipc.worker_process import Trainer
+from atoll.node.runs.capacity.free_resources import passes_of
 from atoll.node.runs.invites import opening_entry
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
@@ -179,6 +180,7 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         """Where the store has, or will have, a file that travels with the run; empty for none."""
         return str(swarm.blobs.store.blob_path(Digest(blob))) if blob else ""
 
+    micro_batch, recompute = passes_of(spec, config, plan.free, plan.room.experts if plan.room else None)
     return StartRequest(
         spec=codec.encode(spec),
         peer=plan.identity.peer_id,
@@ -192,6 +194,8 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         moments=tuple(map(path_of, spec.start.moment_blobs if spec.start else ())),
         shard=config.shard,
         exchange_on=config.exchange_on,
+        micro_batch=micro_batch,
+        recompute=recompute,
     )
 
 

@@ -37,7 +37,6 @@ from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
 from atoll.protocols.identity import Identity
-from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, read_invite
 from atoll.protocols.run.run_spec import RunSpec
@@ -69,8 +68,8 @@ class JoinPlan:
     """Peers that the DHT named as members of the run, unverified."""
     restored: LostFeed | None
     """What must come back from the others before this node writes; None if its ledger is its own."""
-    free: Free | None
-    """The machine's free resources; None where nothing depends on them."""
+    free: Free
+    """The machine's free resources."""
     room: Room | None
     """How many experts of each layer this node offers to train; None if all members train all."""
 
@@ -112,7 +111,7 @@ async def read_plan(
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
-    free = measure_free(home.root, config.device) if choice.is_new or splits(spec) else None
+    free = measure_free(home.root, config.device)
     room, config = offer_of(spec, config, free)
     return JoinPlan(
         home=home,

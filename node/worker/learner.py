@@ -21,7 +21,7 @@ from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.multi_device.lead import Ranks
-from atoll.node.worker.multi_device.replica import Replica
+from atoll.node.worker.multi_device.replica import ALL_STORED, Replica, StepMemory
 from atoll.protocols.ledger.ownership import nothing, splits
 from atoll.protocols.run.experts import ALL, bitmap_of, experts_in
 from atoll.protocols.run.model_spec import expert_of
@@ -40,12 +40,14 @@ class Learner:
         frozen_on_host: bool = False,
         ranks: Ranks | None = None,
         anchor_on: torch.device | str = "cpu",
+        memory: StepMemory = ALL_STORED,
     ) -> None:
         """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
         self._spec = spec
         self._device = device
         self._ranks = ranks
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
+        self._memory = memory
         experts = nothing(spec)
         self._build(experts)
         self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
@@ -90,12 +92,12 @@ class Learner:
     def window_losses(self, view_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:
         """Loss of the view on each of these windows `[W, T + 1]`; what is trained is as it was afterwards.
 
-        A step's batch of windows at a time, so that no more memory is needed than a step needs.
+        Few windows at a time, so that no more memory is needed than a step needs.
         """
         with self.weights.replaced_by(view_C4096):
             if self._ranks is not None and self._ranks.shard:  # its parts give one loss for all windows of a call
                 return [self._evaluated(window_T1[None]).val_loss for window_T1 in windows_WT1]
-            return losses_of(self._replica.module, token_losses, windows_WT1, self._spec.inner.batch)
+            return losses_of(self._replica.module, token_losses, windows_WT1)
 
     def moments(self) -> tuple[dict[str, Tensor], WriteParts | None]:
         """Adam's state for a save: tensors, and what writes those of which the devices have parts."""
@@ -164,7 +166,7 @@ class Learner:
         if self._ranks is not None:
             self._replica = self._ranks.build(experts)
         else:
-            self._replica = Replica(self._spec, experts, self._device, self._storage)
+            self._replica = Replica(self._spec, experts, self._device, self._storage, memory=self._memory)
 
 
 def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:

@@ -125,6 +125,7 @@ class LocalWeights:
     @contextmanager
     def replaced_by(self, view_C4096: Tensor) -> Iterator[None]:
         """Inside, the module holds the view; afterwards L again."""
+        self._module.zero_grad(set_to_none=True)  # L's copy takes the place of gradients that were used
         kept = {name: value.clone() for name, value in self._named.items()}
         self.changes += 1
         try:

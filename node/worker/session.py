@@ -34,6 +34,7 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
+from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.precompile import warm
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
@@ -94,7 +95,13 @@ class Session:
             self._ranks.join()
         encoder = encoder_for(spec, start)
         self._learner = Learner(
-            spec, devices[0], start.frozen, start.frozen_on_host, self._ranks, anchor_on=encoder.device
+            spec,
+            devices[0],
+            start.frozen,
+            start.frozen_on_host,
+            self._ranks,
+            anchor_on=encoder.device,
+            memory=StepMemory(start.micro_batch, start.recompute),
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
         self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads))

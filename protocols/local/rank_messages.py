@@ -11,7 +11,7 @@ from the RunSpec and the request.
     Build(experts)         ->     a module and an optimiser that train these
     Weights()              ->     all values of the module are broadcast
     Moments(atoms)         ->     Adam's state of these atoms is broadcast; that of all others is dropped
-    Step(at)               ->     the windows are broadcast; each rank takes its part of one inner step
+    Step(at, sequences)    ->     the windows are broadcast; each rank takes its part of one inner step
     Agree()                ->     all compare checksums of their state
 
 With `shard`, each rank takes its shard of what is broadcast, and there are four more requests:
@@ -50,6 +50,10 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """Whether each rank holds a shard of what is trained, instead of a copy."""
     meeting: str
     """Path of the rendezvous file of the process group, below the node's home."""
+    micro_batch: int
+    """Sequences that pass through the model of a rank at once; 0: all."""
+    recompute: bool
+    """Whether backward passes compute layers again."""
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True, tag="build"):
@@ -70,10 +74,12 @@ class Moments(msgspec.Struct, frozen=True, array_like=True, tag="moments"):
 
 
 class StepRequest(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """Take part in one inner step; token windows `[batch, context + 1]` are broadcast."""
+    """Take part in one inner step; token windows `[sequences, context + 1]` are broadcast."""
 
     at: int
     """Number of the step in the learning-rate schedule."""
+    sequences: int
+    """Sequences of the step, of all ranks together."""
 
 
 class Agree(msgspec.Struct, frozen=True, array_like=True, tag="agree"):

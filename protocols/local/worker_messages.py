@@ -50,9 +50,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
     weight: int
     """Weight of the contribution in the mean, in 64ths of the round's nominal tokens."""
     payload: Digest
-    """BLAKE3 of the payload."""
     path: str
-    """File that holds the payload."""
     experts: bytes = b""
     """Bitmap of the experts that the contribution covers; empty: all."""
 
@@ -86,13 +84,11 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     spec: bytes
     """Canonical bytes of the RunSpec."""
     peer: PeerId
-    """This node's PeerID."""
     home: str
     """Folder of the run; the worker writes nowhere else."""
     data: str
     """Path of the run's text for `file:` sources; empty otherwise."""
     threads: int
-    """Number of CPU threads for torch."""
     device: str
     """`cpu`, `cuda` or `cuda:1`; a list such as `cuda:0,cuda:1` takes each step on several devices together."""
     frozen: str = "float32"
@@ -107,6 +103,10 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Whether each of several devices holds a shard of what is trained, instead of a copy."""
     exchange_on: str = "auto"
     """Memory that holds encoder, error feedback and anchor: `auto`, `host`, `device`."""
+    micro_batch: int = 0
+    """Sequences of a step that pass through the model of each device at once; 0: all."""
+    recompute: bool = False
+    """Whether layers are recomputed in the backward pass."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

@@ -11,13 +11,14 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.learning.inner.loop import Inner, run_steps
+from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.learning.outer.mean import Weighted, outer_update
 from atoll.node.learning.reduction.reducing import reduce_rows
 from atoll.protocols.ledger import coverage
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.payload import VALUE_BITS
+from atoll_bench.inner_steps import run_steps
 from atoll_bench.module_values import fill_module, read_module
 from atoll_bench.reference_arms.baselines import Point, Task
 from tests.plain import feedback, sparse2

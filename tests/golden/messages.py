@@ -241,7 +241,20 @@ def _others() -> Iterator[tuple[str, Case]]:
 
 WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.StartRequest(
-        b"spec", ME.peer_id, "/home", "/data", 2, "cpu", "int8", True, "/tokenizer", ("/moments",), True, "host"
+        b"spec",
+        ME.peer_id,
+        "/home",
+        "/data",
+        2,
+        "cpu",
+        "int8",
+        True,
+        "/tokenizer",
+        ("/moments",),
+        True,
+        "host",
+        4,
+        True,
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),
@@ -282,11 +295,11 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress, ...] = (
     worker.FailureReply("DiskFault", "the disk is full", "make room"),
 )
 RANK_ASKS: tuple[ranks.RankAsk, ...] = (
-    ranks.Begin(b"spec", 1, 2, "cuda:1", 4, "int8", True, False, "/home/meeting"),
+    ranks.Begin(b"spec", 1, 2, "cuda:1", 4, "int8", True, False, "/home/meeting", 4, True),
     ranks.Build(b"\x03"),
     ranks.Weights(),
     ranks.Moments(("model.norm.weight",)),
-    ranks.StepRequest(40),
+    ranks.StepRequest(40, 8),
     ranks.Agree(),
     ranks.GatherWeights(),
     ranks.GatherMoments(("model.norm.weight",)),

@@ -1,6 +1,7 @@
 """Evaluates a module: nats per token and bits per byte over a fixed set of windows."""
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -8,11 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from atoll.node.learning.inner.loop import Loss
+from atoll.node.learning.inner.passes import Loss, narrow_products
 
 VAL_WINDOWS = 64
 """Most validation windows, so that evaluation costs a few steps; every member uses the same."""
-_BATCH = 16
+TOKENS_AT_ONCE = 2048
+"""Tokens of a forward pass, or one sequence where that has more: fewer than a step holds (memory_model.py)."""
 
 
 class ValidationLoss(msgspec.Struct, frozen=True):
@@ -27,27 +29,35 @@ class ValidationLoss(msgspec.Struct, frozen=True):
 def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], size_bytes: int) -> ValidationLoss:
     """Loss of `module` on int64 windows `[W, T + 1]` whose predicted tokens stand for `size_bytes` bytes.
 
-    Sums in float64 in a fixed order. Gradients and modes of the module stay as they were.
+    Sums in float64 in a fixed order; products as in a step. Gradients and modes of the module stay as they were.
     """
     device = next(module.parameters()).device
     tokens = windows_WT1.shape[0] * (windows_WT1.shape[1] - 1)
     nats = 0.0
-    with torch.no_grad():  # not inference mode: what a sharded module gathers there it could not train with
-        for at in range(0, len(windows_WT1), _BATCH):
-            part = torch.from_numpy(windows_WT1[at : at + _BATCH]).to(device)
+    # Not inference mode: what a sharded module gathers there it could not train with.
+    with torch.no_grad(), narrow_products(device):
+        for part_WT1 in _parts(windows_WT1):
+            part = torch.from_numpy(part_WT1).to(device)
             nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)
     return ValidationLoss(nats / tokens, nats / math.log(2) / max(size_bytes, 1))
 
 
-def losses_of(module: nn.Module, token_losses: Loss, windows_WT1: NDArray[np.int64], batch: int) -> list[float]:
-    """Loss of `module` on each of the int64 windows `[W, T + 1]`, in nats per token; `batch` windows at a time.
+def losses_of(module: nn.Module, token_losses: Loss, windows_WT1: NDArray[np.int64]) -> list[float]:
+    """Loss of `module` on each of the int64 windows `[W, T + 1]`, in nats per token.
 
-    `token_losses`: the loss of each token `[B, T]`. As `evaluate` of each window, but for the order of sums.
+    `token_losses`: the loss of each token `[B, T]`. As `evaluate` of each window, but for the order of
+    sums, and in float32 on every device: audits look for differences that bfloat16 would round away.
     """
     device = next(module.parameters()).device
     found: list[float] = []
     with torch.no_grad():
-        for at in range(0, len(windows_WT1), batch):
-            part = torch.from_numpy(windows_WT1[at : at + batch]).to(device)
+        for part_WT1 in _parts(windows_WT1):
+            part = torch.from_numpy(part_WT1).to(device)
             found += token_losses(module, part).mean(1, dtype=torch.float64).tolist()
     return found
+
+
+def _parts(windows_WT1: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """As many windows as one forward pass takes."""
+    count = max(1, TOKENS_AT_ONCE // (windows_WT1.shape[1] - 1))
+    return (windows_WT1[at : at + count] for at in range(0, len(windows_WT1), count))

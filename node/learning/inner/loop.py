@@ -2,8 +2,6 @@
 
 It depends on neither the model nor the data: the caller gives a module, a loss and a source of batches. On one
 machine, the same start and thread count give the same bits.
-
-`StepShare` defines what one process does of a step: all of it, or some sequences beside other processes.
 """
 
 import math
@@ -15,52 +13,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from atoll.node.learning.inner.passes import Loads, Loss, Passes
+from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS
 from atoll.protocols.run.run_spec import InnerSpec
 
-Loss = Callable[[nn.Module, Tensor], Tensor]
-"""Computes the mean loss, nats per token, of a module on int64 windows `[B, T + 1]`."""
 ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Maps tensors named and shaped like the module's parameters to views of them by atom names."""
-Step = Callable[[NDArray[np.int64], int], float]
-"""Takes a step from its windows `[B, T + 1]` and its global number; returns the loss before it."""
 _CLIP_EPS = 1e-6
 """The same as in torch's own clipping."""
 _STATE_KINDS = ("step", *KINDS)
-
-
-class StepShare:
-    """The whole step. Groups of processes override these members (node/worker/multi_device)."""
-
-    rows = slice(None)
-    """The sequences of a step's batch that this process takes."""
-    weight = 1.0
-    """Weight of this process's loss in the mean over processes: its share of the sequences · processes."""
-
-    def joined(self, module: nn.Module) -> nn.Module:
-        """The module to call instead, whose gradients are the mean over all processes."""
-        return module
-
-    def mean(self, here: Tensor) -> Tensor:
-        """Turn means over this process's tokens into means over the step's, with the same bits everywhere."""
-        return here
-
-    def total(self, here: Tensor) -> Tensor:
-        """The sum over all processes, with the same bits everywhere."""
-        return here
-
-    def held(self, whole: Tensor) -> Tensor:
-        """A view of the part of a parameter, or of its gradient, that this process holds."""
-        return whole
-
-    def norm(self, gradients: list[Tensor]) -> Tensor:
-        """The norm of the whole module's gradient, from the parts that this process holds."""
-        return nn.utils.get_total_norm(gradients)
-
-
-ALONE = StepShare()
 
 
 def learning_rate(inner: InnerSpec, step: int) -> float:
@@ -88,19 +52,30 @@ class Inner:
         spec: InnerSpec,
         *,
         by_atom: ByAtom = dict,
+        before_step: Callable[[], None] = lambda: None,
         after_step: Callable[[], None] = lambda: None,
         share: StepShare = ALONE,
+        micro_batch: int = 0,
+        recompute: Callable[[], bool] = lambda: False,
+        loads_of: Loads | None = None,
     ) -> None:
-        """`after_step` is called after each step; it updates values that no gradient moves."""
+        """`before_step` is called before each attempt at a step, `after_step` after each step; it updates values
+        that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see Passes."""
         self.module = module
-        self._loss_of = loss_of
         self._by_atom = by_atom
+        self._before_step = before_step
         self._after_step = after_step
         self._spec = spec
         self._share = share
-        self._joined = share.joined(module)
+        self.passes = Passes(
+            share.joined(module),
+            loss_of,
+            share,
+            micro_batch=micro_batch,
+            recompute=recompute,
+            loads_of=loads_of,
+        )
         self._named = dict(module.named_parameters())
-        self._device = next(iter(self._named.values())).device
         self._atoms = by_atom({name: share.held(p.detach()) for name, p in self._named.items()})
         """Views of the module's parameters that AdamW updates, by atom."""
         self._state: dict[str, dict[str, Tensor]] = {}
@@ -112,14 +87,13 @@ class Inner:
         """Take one AdamW step with the rate of global step `at`; returns the loss before it, nats per token.
 
         If processes share the step, each gets all windows and returns the same loss. Raises Divergence if loss or
-        gradient is not finite; the parameters are then unchanged.
+        gradient is not finite, LocalFault if memory does not hold one sequence; the parameters are then unchanged.
         """
-        self.module.zero_grad(set_to_none=True)
-        loss = self._forward(torch.from_numpy(window_BT1[self._share.rows]).to(self._device))
-        (loss * self._share.weight).backward()  # type: ignore[no-untyped-call]
+        self._share.begin(len(window_BT1))
+        loss = self.passes.run(torch.from_numpy(window_BT1[self._share.rows]), self._begin)
         gradients = {name: self._share.held(p.grad) for name, p in self._named.items() if p.grad is not None}
         norm = self._share.norm(list(gradients.values()))
-        value, size = torch.stack([self._share.mean(loss.detach()), norm]).tolist()
+        value, size = torch.stack([self._share.mean(loss), norm]).tolist()
         if not np.isfinite(value + size):
             raise Divergence(f"inner step {at}: loss {value}, gradient norm {size}", hint=TRAIN_AGAIN)
         self._update(gradients, norm, learning_rate(self._spec, at))
@@ -195,8 +169,6 @@ class Inner:
         for gradient in found.values():
             gradient.mul_(scale)
         gradients = self._by_atom(found)
-        for name in gradients.keys() - self._state.keys():
-            self._state[name] = self._copied(name, {})
         matrices = [name for name in gradients if self._atoms[name].dim() > 1]
         vectors = [name for name in gradients if self._atoms[name].dim() <= 1]
         experts = [name for name in matrices if is_experts(name)]
@@ -228,20 +200,12 @@ class Inner:
             maximize=False,
         )
 
-    def _forward(self, window_BT1: Tensor) -> Tensor:
-        if self._device.type != "cuda":
-            return self._loss_of(self._joined, window_BT1)
-        with torch.autocast("cuda", torch.bfloat16):
-            return self._loss_of(self._joined, window_BT1)
-
-
-def run_steps(
-    step: Step, batch_of: Callable[[int], NDArray[np.int64]], first_step: int, steps: int
-) -> Iterator[float]:
-    """Take `steps` steps from global step `first_step`, yielding each loss so that the caller can serve its pipe.
-
-    `batch_of(i)` returns the windows of the round's i-th step. If the caller stops early, the module stays as the
-    last yielded step left it.
-    """
-    for i in range(steps):
-        yield step(batch_of(i), first_step + i)
+    def _begin(self) -> None:
+        """What lasts comes before the passes: among their arrays it would cut the heap into pieces."""
+        self._before_step()
+        for name in self._atoms.keys() - self._state.keys():
+            self._state[name] = self._copied(name, {})
+        self.module.zero_grad(set_to_none=not self._share.is_alone)
+        for parameter in self._named.values() if self._share.is_alone else ():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)

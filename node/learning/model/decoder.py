@@ -8,13 +8,16 @@ Letters in names: B batch, T time, D model width, H heads, K key heads, E head s
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.node.learning.model.moe import Mixture, Pool, RouterLoads, pooled_loads
+from atoll.node.learning.model.moe import Mixture, Pool, RouterLoad, RouterLoads, mean_loads, pooled_loads
+from atoll.node.learning.model.recompute import recomputed
+from atoll.node.learning.model.token_loss import each_loss, mean_loss
 from atoll.protocols.run.model_spec import ModelSpec
 
 
@@ -132,9 +135,26 @@ class Layer(nn.Module):
         self.self_attn = Attention(model)
         self.post_attention_layernorm = Norm(model.dim, model.norm_eps)
         self.mlp = mlp
+        self.recompute = False
+        """Whether the backward pass computes the layer again instead of storing what it needs."""
 
     def forward(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: RouterLoads | None) -> Tensor:
         """One step along the residual stream."""
+        if not (self.recompute and torch.is_grad_enabled()):
+            return self._block(x_BTD, cos_TE, sin_TE, loads)
+
+        def body(x_BTD: Tensor) -> tuple[Tensor, ...]:
+            here = RouterLoads()
+            out_BTD = self._block(x_BTD, cos_TE, sin_TE, here)
+            return out_BTD, *(value for load in here.layers for value in load[:3])
+
+        out_BTD, *load = recomputed(body, x_BTD, self.parameters())
+        if load and loads is not None and isinstance(self.mlp, Mixture):
+            count_E, mean_E, z = load
+            loads.layers.append(RouterLoad(count_E, mean_E, z, x_BTD.shape[:2].numel(), self.mlp.spec))
+        return out_BTD
+
+    def _block(self, x_BTD: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: RouterLoads | None) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TE, sin_TE)
         normed_BTD = self.post_attention_layernorm(x_BTD)
         mixed = isinstance(self.mlp, Mixture)
@@ -161,6 +181,10 @@ class Trunk(nn.Module):
             x_BTD = layer(x_BTD, cos_TE, sin_TE, loads)
         out: Tensor = self.norm(x_BTD)
         return out
+
+
+Readout = Callable[[Tensor, Tensor], Tensor]
+"""What a caller wants of the last hidden states `[B, T, D]` and the head `[V, D]`; their product may be large."""
 
 
 class Decoder(nn.Module):
@@ -193,15 +217,25 @@ class Decoder(nn.Module):
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
 
-    def forward(self, tokens_BT: Tensor, loads: RouterLoads | None = None) -> Tensor:
-        """Logits `[B, T, V]` for int64 tokens `[B, T]`; T is at most the model's context.
+    def forward(
+        self, tokens_BT: Tensor, loads: RouterLoads | None = None, readout: Readout = functional.linear
+    ) -> Tensor:
+        """Logits `[B, T, V]` for int64 tokens `[B, T]`, or another `readout`; T is at most the model's context.
 
         Each mixture adds what its router did to `loads`.
         """
         time = tokens_BT.shape[1]
         x_BTD = self.model(tokens_BT, self.cos_TE[:time], self.sin_TE[:time], loads)
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
-        return functional.linear(x_BTD, head)
+        return readout(x_BTD, head)
+
+    def recompute_layers(self) -> bool:
+        """Recompute layers in backward passes from now on; whether they were stored until now."""
+        layers = (layer for layer in self.model.layers if isinstance(layer, Layer))
+        stored = [layer for layer in layers if not layer.recompute]
+        for layer in stored:
+            layer.recompute = True
+        return bool(stored)
 
 
 def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) -> Tensor:
@@ -211,18 +245,21 @@ def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) ->
     nothing, so that an evaluation is cross-entropy alone. `pool`: where these windows are a part of a step's.
     """
     loads = RouterLoads() if torch.is_grad_enabled() else None
-    logits_BTV = decoder(window_BT1[:, :-1], loads)
-    loss = functional.cross_entropy(logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten())
+    loss: Tensor = decoder(window_BT1[:, :-1], loads, partial(mean_loss, window_BT1[:, 1:]))
     layers = loads.layers if loads is not None else []
     if layers and pool is not None:
         layers = pooled_loads(layers, pool)
     return loss + torch.stack([load.term for load in layers]).mean() if layers else loss
 
 
+def loads_of(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
+    """What `loss_of` asks its `pool` for, of these windows `[B, T + 1]` alone. No gradient."""
+    loads = RouterLoads()
+    decoder(window_BT1[:, :-1], loads, lambda x_BTD, _: x_BTD)
+    return mean_loads(loads.layers)
+
+
 def token_losses(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
     """Cross-entropy of each token but the first of int64 windows, nats, float32 `[B, T]`. No gradient."""
-    logits_BTV = decoder(window_BT1[:, :-1], None)
-    loss_N = functional.cross_entropy(
-        logits_BTV.float().flatten(0, 1), window_BT1[:, 1:].flatten(), reduction="none"
-    )
-    return loss_N.view(len(window_BT1), -1)
+    found: Tensor = decoder(window_BT1[:, :-1], None, partial(each_loss, window_BT1[:, 1:]))
+    return found

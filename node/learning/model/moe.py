@@ -101,18 +101,22 @@ class RouterLoads:
 
 
 Pool = Callable[[Tensor], Tensor]
-"""Turns means over this process's tokens into means over the tokens of all processes that share a step."""
+"""Turns means over some tokens of a step (`mean_loads`) into means over all of them."""
+
+
+def mean_loads(loads: Sequence[RouterLoad]) -> Tensor:
+    """Rows of each expert and its probability, means over tokens without gradient, `[L, 2, E]`."""
+    return torch.stack([torch.stack((load.count_E / load.tokens, load.mean_E.detach())) for load in loads])
 
 
 def pooled_loads(loads: Sequence[RouterLoad], pool: Pool) -> list[RouterLoad]:
-    """The loads of all tokens of a step, scaled to this process's number of tokens.
+    """The loads of all tokens of a step, scaled to the number of tokens of this part.
 
-    The balance is not linear in the loads, so averaging each process's own term would be another loss than that of
-    one process. Gradients are those of this process's tokens; their weighted mean over processes is the whole one.
+    The balance is not linear in the loads, so averaging each part's own term would be another loss than that of
+    the whole step. Gradients are those of this part's tokens; their weighted mean over the parts is the whole one.
     """
-    here_L2E = torch.stack([torch.stack((load.count_E / load.tokens, load.mean_E.detach())) for load in loads])
     found = []
-    for load, (rate_E, mean_E) in zip(loads, pool(here_L2E), strict=True):
+    for load, (rate_E, mean_E) in zip(loads, pool(mean_loads(loads)), strict=True):
         followed_E = load.mean_E + (mean_E - load.mean_E).detach()
         found.append(load._replace(count_E=rate_E * load.tokens, mean_E=followed_E))
     return found
@@ -127,7 +131,7 @@ class Mixture(nn.Module):
         super().__init__()
         self.gate = Router(dim, experts)
         self.experts = Experts(dim, experts, owned, frozen_dtype, on_host)
-        self._spec = experts
+        self.spec = experts
         order = (*self.experts.owned, *self.experts.frozen, *range(experts.count, experts.slots))
         self.rank_S: Tensor
         self.register_buffer("rank_S", torch.tensor(order).argsort(), persistent=False)
@@ -138,10 +142,11 @@ class Mixture(nn.Module):
         """The experts' weighted sum `[B, T, D]`; appends the router's load to `loads` if given."""
         x_ND = x_BTD.flatten(0, 1)
         choice = self.gate(x_ND)
-        count_S = choice.slot_Nk.flatten().bincount(minlength=self._spec.slots)
+        count_S = choice.slot_Nk.flatten().bincount(minlength=self.spec.slots)
         if loads is not None:
             loads.layers.append(self._load(choice, count_S))
-            self.seen_S += count_S
+            if torch.is_grad_enabled():  # a layer that is recomputed routes its tokens twice
+                self.seen_S += count_S
         return self._mix(x_ND, choice, count_S).view_as(x_BTD)
 
     def _mix(self, x_ND: Tensor, choice: Routing, count_S: Tensor) -> Tensor:
@@ -157,16 +162,16 @@ class Mixture(nn.Module):
         """Each row `[P, D]` through its expert; the last rows belong to zero experts and stay unchanged."""
         device = x_PD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_PD.dtype
-        if not self._spec.zero:
+        if not self.spec.zero:
             return self.experts(x_PD.to(dtype), counts).to(x_PD.dtype)  # type: ignore[no-any-return]
-        real = sum(counts[: self._spec.count])
+        real = sum(counts[: self.spec.count])
         x_RD, same_ZD = x_PD.split_with_sizes([real, len(x_PD) - real])
-        return torch.cat((self.experts(x_RD.to(dtype), counts[: self._spec.count]).to(x_PD.dtype), same_ZD))
+        return torch.cat((self.experts(x_RD.to(dtype), counts[: self.spec.count]).to(x_PD.dtype), same_ZD))
 
     def _load(self, choice: Routing, count_S: Tensor) -> RouterLoad:
-        count, logits_NS = self._spec.count, choice.logits_NS
+        count, logits_NS = self.spec.count, choice.logits_NS
         mean_E = choice.probability_NS[:, :count].mean(0)
-        return RouterLoad(count_S[:count], mean_E, router_z(logits_NS), len(logits_NS), self._spec)
+        return RouterLoad(count_S[:count], mean_E, router_z(logits_NS), len(logits_NS), self.spec)
 
 
 def target_share(experts: ExpertsSpec) -> float:
@@ -193,6 +198,13 @@ def bias_updater(module: nn.Module, model: ModelSpec, total: Total) -> Callable[
     if experts is None or not experts.bias_rate:
         return lambda: None
     return partial(move_biases, module, experts, total)
+
+
+def forget_rows(module: nn.Module) -> None:
+    """Reset what `move_biases` reads, before a step or another attempt at one."""
+    for layer in module.modules():
+        if isinstance(layer, Mixture):
+            layer.seen_S.zero_()
 
 
 def biases(module: nn.Module) -> list[Tensor]:

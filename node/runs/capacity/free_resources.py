@@ -1,7 +1,7 @@
 """Measures the free memory and disk of this machine, and how many experts a node offers to train with them.
 
-A node offers as many experts of each layer as its free memory holds. `measure_…` read the machine; all other
-functions are pure.
+A node offers as many experts of each layer as its free memory holds, and passes as many sequences of a step at
+once. `measure_…` read the machine; all other functions are pure.
 
 Counted once, when the node starts: what it offers must not rise and fall with the worker's own memory. A tenth of
 what is free is left alone, for other programs, and for the gaps that an allocator cannot use; what a step and a
@@ -9,6 +9,7 @@ validation need for a while is in the arithmetic itself (node/runs/capacity/memo
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -29,6 +30,8 @@ from atoll.protocols.run.run_spec import RunSpec
 
 SPARE = 0.1
 """Share of the free memory that is left alone."""
+PASS_TOKENS = (16_384, 2_048)
+"""Tokens that pass through a model at once where memory allows, on a GPU and on a CPU: more are not faster."""
 HOST = "memory"
 Where = Literal["auto", "host", "device"]
 _SMI = ("nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
@@ -69,6 +72,27 @@ def offer_of(spec: RunSpec, config: NodeConfig, free: Free | None) -> tuple[Room
     if free is None or (room := room_of(spec, config, free)) is None:
         return None, config
     return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
+
+
+def passes_of(spec: RunSpec, config: NodeConfig, free: Free, experts: int | None = None) -> tuple[int, bool]:
+    """(sequences of a step that pass at once on each device, whether layers are recomputed): as `config` says,
+    else as many as fit the free memory, recomputed where one would not fit; (1, True) where nothing fits.
+
+    `experts`: of each layer, that are trained here at most; None: all.
+    """
+    devices, mixture = devices_of(config.device), spec.model.experts
+    most = -(-spec.inner.batch // len(devices))
+    if mixture is None or not mixture.load_balance:  # else a step in more than one pass costs a forward more
+        most = min(most, max(1, PASS_TOKENS[devices[0] == "cpu"] // spec.model.context))
+    counts = [config.micro_batch] if config.micro_batch else [most >> by for by in range(most.bit_length())]
+    ways = [config.recompute == "on"] if config.recompute != "auto" else [False, True]
+    for recompute, count in itertools.product(ways, counts):
+        chosen = msgspec.structs.replace(config, micro_batch=count, recompute="on" if recompute else "off")
+        needs = needs_of(spec, chosen, experts)
+        fits = needs.host <= (1 - SPARE) * free.memory_bytes
+        if fits and (free.gpu_bytes is None or needs.device <= (1 - SPARE) * free.gpu_bytes):
+            return count, recompute
+    return counts[-1], ways[-1]
 
 
 def share_of(spec: RunSpec, members: int) -> int:

@@ -30,14 +30,16 @@ _EXCHANGE_BYTES = 8
 """Bytes of a value of the arena where contributions are encoded: error feedback and anchor."""
 _SLAB_CHUNKS = 1 << 14
 """Chunks of local weights that an encoder on a device reads at once."""
-_CPU_BASE_BYTES = 420 << 20
+_CPU_BASE_BYTES = 436 << 20
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
 _GAPS = 1.3
 """What steps of a mixture take of the heap, over what they hold: an expert has other rows in each step, and what
 was left by arrays of one size does not fit those of the next. Measured."""
-VALIDATED_AT_ONCE = 16
-"""Sequences (node/learning/inner/evaluate.py)."""
+VALIDATED_TOKENS = 2048
+"""Tokens at once, or one sequence (node/learning/inner/evaluate.py)."""
+_SLAB_VALUES, _SLAB_TOKENS = 1 << 23, 512
+"""Logits at once, of at least so many tokens (node/learning/model/token_loss.py)."""
 
 
 class Free(msgspec.Struct, frozen=True):
@@ -67,7 +69,10 @@ def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
 
 
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
-    """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`."""
+    """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`.
+
+    With `micro_batch` 0 and `recompute` `auto` the least that will do: one sequence at once, layers recomputed.
+    """
     trained, frozen = parts_of(spec.model, experts)
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained if splits(spec) else 0
@@ -75,8 +80,8 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     if devices[0] == "cpu":
         each = _CPU_BASE_BYTES + TRAINED_BYTES * trained + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
-        steps = activation_bytes(spec.model, spec.inner.batch, experts) * (_GAPS if spec.model.experts else 1)
-        work = int(steps) + _validation(spec.model, trained)
+        steps = _pass_bytes(spec, config, experts, cast=False) * (_GAPS if spec.model.experts else 1)
+        work = int(steps) + _validation(spec.model)
         return Needs(len(devices) * each + folds + max(work, taken), 0)
     built = _GPU_HOST_BASE_BYTES + _WEIGHT_BYTES * trained + shelf
     whole = TRAINED_BYTES * trained + shelf if config.shard else 0
@@ -104,11 +109,23 @@ def memory_shortage(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
     return f"it has {free_bytes / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are wanted for that"
 
 
-def activation_bytes(model: ModelSpec, sequences: int, experts: int | None = None, *, cast: bool = False) -> int:
-    """Most bytes that a step of `sequences` sequences holds: the tensors saved for the backward pass, and what the
-    pass needs for one layer and the logits. `cast`: products are taken in bfloat16, as on a GPU."""
-    token = model.layers * saved_bytes(model, experts, cast=cast) + 4 * (_passing(model) + 3 * model.vocab)
-    return model.context * sequences * (token + (2 * model.vocab if cast else 0))
+def activation_bytes(
+    model: ModelSpec,
+    sequences: int,
+    experts: int | None = None,
+    *,
+    recompute: bool = False,
+    cast: bool = False,
+) -> int:
+    """Most bytes that passes of `sequences` sequences hold: the tensors saved for the backward pass, and what the
+    pass needs for one layer and a slab of logits. `recompute`: of all layers but one the input alone is saved.
+    `cast`: products are taken in bfloat16, as on a GPU."""
+    layer = saved_bytes(model, experts, cast=cast)
+    saved = model.layers * 4 * model.dim + layer if recompute else model.layers * layer
+    tokens = model.context * sequences
+    # Of the head there are two gradients beside the one that is kept: its own and the embeddings'.
+    head = _slab(model, tokens, cast=cast) + 2 * _WEIGHT_BYTES * model.vocab * model.dim
+    return tokens * (saved + 4 * (_passing(model) + 2 * model.dim)) + head
 
 
 def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = False) -> int:
@@ -130,25 +147,42 @@ def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
     """Bytes on each GPU. The allocator gives a step's memory to the validation: the larger of the two counts."""
     trained, frozen = parts_of(spec.model, experts)
     devices, model = len(devices_of(config.device)), spec.model
+    whole = devices > 1 and not config.shard  # gradients lie in buckets for the other devices
     shelf = 0 if config.frozen_on_host else FROZEN_BYTES[config.frozen] * frozen
     kept = TRAINED_BYTES * trained // (devices if config.shard else 1) + shelf
-    step = activation_bytes(model, -(-spec.inner.batch // devices), experts, cast=True) + _cast(
-        model, config.frozen
-    )
+    step = _pass_bytes(spec, config, experts, cast=True) + _cast(model, config)
+    validation = _validation(model) + _cast(model, config) + (_WEIGHT_BYTES * trained if whole else 0)
     kept += encoder_bytes(spec) if config.exchange_on == "device" and not config.shard else 0
-    return _GPU_BASE_BYTES + kept + max(step, _validation(model, 0 if config.shard else trained))
+    return _GPU_BASE_BYTES + kept + max(step, validation)
 
 
-def _cast(model: ModelSpec, frozen: str) -> int:
-    """bfloat16 copies: of all but experts for a whole step, of one layer's experts, which int8 widens twice."""
+def _pass_bytes(spec: RunSpec, config: NodeConfig, experts: int | None, *, cast: bool) -> int:
+    """What a step's passes hold: of one sequence at once, and recomputed, unless the config says otherwise."""
+    here = -(-spec.inner.batch // len(devices_of(config.device)))
+    sequences, recompute = min(here, config.micro_batch or 1), config.recompute != "off"
+    return activation_bytes(spec.model, sequences, experts, recompute=recompute, cast=cast)
+
+
+def _cast(model: ModelSpec, config: NodeConfig) -> int:
+    """bfloat16 copies: of all but experts for a whole pass, or recomputed of one layer and the head; of one
+    layer's experts, which int8 widens twice."""
     each = _expert(model) * model.expert_count
-    return _CAST_BYTES * (model.parameters - model.layers * each) + (1 + (frozen == "int8")) * _CAST_BYTES * each
+    head, common = model.vocab * model.dim, model.parameters - model.layers * each
+    if config.recompute != "off":
+        common = head + (common - head) // model.layers
+    return _CAST_BYTES * (common + (1 + (config.frozen == "int8")) * each)
 
 
-def _validation(model: ModelSpec, trained: int) -> int:
-    """The trained weights once more (`LocalWeights.replaced_by`), a forward pass of one layer and the logits."""
-    tokens = VALIDATED_AT_ONCE * model.context
-    return _WEIGHT_BYTES * trained + 4 * tokens * (2 * model.vocab + 4 * model.dim + _passing(model))
+def _validation(model: ModelSpec) -> int:
+    """A forward pass of one layer, and a slab of logits. The trained weights take the place of gradients."""
+    tokens = max(VALIDATED_TOKENS, model.context)
+    return 4 * tokens * (4 * model.dim + _passing(model)) + _slab(model, tokens, cast=False)
+
+
+def _slab(model: ModelSpec, tokens: int, *, cast: bool) -> int:
+    """Logits of as many tokens as have them at once."""
+    slab = min(tokens, max(_SLAB_TOKENS, _SLAB_VALUES // model.vocab))
+    return slab * model.vocab * (4 + (2 if cast else 0))
 
 
 def _passing(model: ModelSpec) -> int:

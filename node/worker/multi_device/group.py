@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from atoll.node.learning.inner.loop import StepShare
+from atoll.node.learning.inner.step_share import StepShare
 from atoll.node.worker.multi_device.replica import Replica
 from atoll.protocols.errors import ConfigError, LocalFault, counted
 
@@ -43,13 +44,13 @@ class RankPlace(NamedTuple):
 class Group(StepShare):
     """Replicas: each rank has the whole model, and some of the sequences of each step."""
 
-    def __init__(self, place: RankPlace, batch: int) -> None:
-        """`batch`: sequences of an inner step; at least as many as ranks. Not joined yet."""
-        first, stop = (batch * at // place.ranks for at in (place.rank, place.rank + 1))
+    is_alone = False
+
+    def __init__(self, place: RankPlace) -> None:
+        """Not joined yet."""
         self._place = place
-        self.rows = slice(first, stop)
-        self._part = (stop - first) / batch
-        self.weight = self._part * place.ranks
+        self._sequences = 0
+        self._part = 0.0
 
     @property
     def builds_on(self) -> str:
@@ -76,6 +77,26 @@ class Group(StepShare):
     def leave(self) -> None:
         """Before another group can be joined in this process."""
         dist.destroy_process_group()
+
+    def begin(self, sequences: int) -> None:
+        """Choose this rank's rows of a step of at least as many sequences as ranks."""
+        ranks = self._place.ranks
+        first, stop = (sequences * at // ranks for at in (self._place.rank, self._place.rank + 1))
+        self._sequences = sequences
+        self.rows = slice(first, stop)
+        self._part = (stop - first) / sequences
+        self.weight = self._part * ranks
+
+    def passes(self, here: int, most: int) -> int:
+        """As many in all ranks: those of the rank with most sequences, if the one with fewest has as many."""
+        fewest, rest = divmod(self._sequences, self._place.ranks)
+        return min(-(-(fewest + (rest > 0)) // most), fewest)
+
+    def unsynced(self, joined: nn.Module) -> AbstractContextManager[None]:
+        """Gradients stay this rank's until the last pass."""
+        assert isinstance(joined, DistributedDataParallel)
+        found: AbstractContextManager[None] = joined.no_sync()
+        return found
 
     def joined(self, module: nn.Module) -> nn.Module:
         """Gradients are summed in buckets while the rest of them is still computed."""

@@ -27,7 +27,7 @@ from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.framing import frame, read_frame
 from atoll.node.worker.multi_device.group import RankPlace, check_batch, check_device
 from atoll.node.worker.multi_device.modes import check_shards, group_of
-from atoll.node.worker.multi_device.replica import Replica
+from atoll.node.worker.multi_device.replica import Replica, StepMemory
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.local import rank_messages
@@ -71,6 +71,7 @@ class Ranks:
             check_shards(spec.model, len(devices))
         self._spec = spec
         self._frozen = getattr(torch, start.frozen), start.frozen_on_host
+        self._memory = StepMemory(start.micro_batch, start.recompute)
         self._group = group_of(RankPlace(0, len(devices), devices[0]), spec, shard=self.shard)
         self._cut: Replica | None = None
         """The parts of the model that this rank has."""
@@ -101,7 +102,7 @@ class Ranks:
         gc.collect()  # what joined the module before keeps itself alive
         with self._together():
             self._broadcast(rank_messages.Build(experts))
-            ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group)
+            ours = Replica(self._spec, experts, self._group.builds_on, self._frozen, self._group, self._memory)
         if not self.shard:
             return ours
         self._cut = ours
@@ -114,7 +115,7 @@ class Ranks:
         """
         with self._together():
             self._send_changes(replica, changes)
-            self._broadcast(rank_messages.StepRequest(at))
+            self._broadcast(rank_messages.StepRequest(at, len(window_BT1)))
             self._group.broadcast([torch.from_numpy(window_BT1)])
             loss = (self._cut or replica).inner.step(window_BT1, at)
         if self._cut is not None and not self._moments_ahead:
@@ -217,6 +218,8 @@ class Ranks:
             frozen=start.frozen,
             frozen_on_host=start.frozen_on_host,
             shard=start.shard,
+            micro_batch=start.micro_batch,
+            recompute=start.recompute,
             meeting=str(self._rendezvous),
         )
         _send(child, begin)

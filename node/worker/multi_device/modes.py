@@ -9,7 +9,7 @@ from atoll.protocols.run.run_spec import RunSpec
 def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
     """A group of ranks that is not joined yet."""
     if not shard:
-        return Group(place, spec.inner.batch)
+        return Group(place)
     # It loads a second's worth of torch that nobody else needs.
     from atoll.node.worker.multi_device.shards import Shards
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.node.ipc.framing import frame, read_frame
 from atoll.node.worker.multi_device.group import RankPlace, check_device
 from atoll.node.worker.multi_device.modes import group_of
-from atoll.node.worker.multi_device.replica import Replica
+from atoll.node.worker.multi_device.replica import Replica, StepMemory
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, LocalFault
 from atoll.protocols.local import rank_messages
@@ -50,8 +50,8 @@ class Rank:
                 group.scatter_weights(replica, None)
             case rank_messages.Moments(atoms):
                 group.scatter_moments(replica, atoms, None)
-            case rank_messages.StepRequest(at):
-                window_BT1 = self._windows(self._spec.inner.batch)
+            case rank_messages.StepRequest(at, sequences):
+                window_BT1 = self._windows(sequences)
                 with contextlib.suppress(Divergence):
                     replica.inner.step(window_BT1.numpy(), at)
             case rank_messages.Agree():
@@ -72,7 +72,8 @@ class Rank:
         gc.collect()
         begin = self._begin
         frozen = getattr(torch, begin.frozen), begin.frozen_on_host
-        self._replica = Replica(self._spec, experts, self._group.builds_on, frozen, self._group)
+        memory = StepMemory(begin.micro_batch, begin.recompute)
+        self._replica = Replica(self._spec, experts, self._group.builds_on, frozen, self._group, memory)
 
     def _windows(self, count: int) -> Tensor:
         windows_BT1 = torch.empty((count, self._spec.model.context + 1), dtype=torch.int64)

@@ -2,16 +2,30 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from atoll.node.learning.inner.loop import ALONE, Inner, StepShare
+from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.node.learning.model.bridge import all_values, trained_atoms
-from atoll.node.learning.model.decoder import Decoder, loss_of
-from atoll.node.learning.model.moe import bias_updater, biases
+from atoll.node.learning.model.decoder import Decoder, loads_of, loss_of
+from atoll.node.learning.model.moe import bias_updater, biases, forget_rows
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.run_spec import RunSpec
+
+
+class StepMemory(NamedTuple):
+    """What a step may hold at once; the sums of a step are the same but for their order."""
+
+    micro_batch: int = 0
+    """Sequences that pass through the module at once; 0: all."""
+    recompute: bool = False
+    """Whether backward passes compute layers again; if not, they do after memory ran out with one sequence."""
+
+
+ALL_STORED = StepMemory()
 
 
 class Replica:
@@ -24,15 +38,26 @@ class Replica:
         device: str,
         frozen: tuple[torch.dtype, bool],
         share: StepShare = ALONE,
+        memory: StepMemory = ALL_STORED,
     ) -> None:
         """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host."""
         mixture = spec.model.experts
         owned = experts_in(experts, mixture.count) if mixture else None
         self.module = Decoder(spec.model, owned, *frozen).to(device)
-        loss = loss_of if share is ALONE else partial(loss_of, pool=share.mean)
-        after_step = bias_updater(self.module, spec.model, share.total)
-        by_atom = partial(trained_atoms, self.module)  # not a method: nothing here may keep itself alive
-        self.inner = Inner(self.module, loss, spec.inner, by_atom=by_atom, after_step=after_step, share=share)
+        if memory.recompute:
+            self.module.recompute_layers()
+        self.inner = Inner(
+            self.module,
+            loss_of,
+            spec.inner,
+            by_atom=partial(trained_atoms, self.module),  # not a method: nothing here may keep itself alive
+            before_step=partial(forget_rows, self.module),
+            after_step=bias_updater(self.module, spec.model, share.total),
+            share=share,
+            micro_batch=memory.micro_batch,
+            recompute=self.module.recompute_layers,
+            loads_of=loads_of if mixture and mixture.load_balance else None,
+        )
 
     def values(self) -> Iterator[Tensor]:
         """All tensors that a forward pass reads, by name."""

@@ -9,6 +9,7 @@ is summed. Rank 0 has what is trained once more, whole, on the host, where folds
 """
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -36,7 +37,7 @@ class Shards(Group):
     """What is said of values here is said by all ranks at once, each of its own part."""
 
     def __init__(self, place: RankPlace, spec: RunSpec) -> None:
-        super().__init__(place, spec.inner.batch)
+        super().__init__(place)
         self._shapes = {placement.name: placement.shape for placement in arena_of(spec.model).placements}
         self._mesh: DeviceMesh | None = None
 
@@ -52,6 +53,10 @@ class Shards(Group):
     def builds_on(self) -> str:
         """The module, on the host: the device gets parts of it."""
         return "cpu"
+
+    def unsynced(self, joined: nn.Module) -> AbstractContextManager[None]:
+        """Each pass's gradients are summed and cut at once: whole ones would take what the parts save."""
+        return nullcontext()
 
     def held(self, whole: Tensor) -> Tensor:
         """The part of this rank, by name."""

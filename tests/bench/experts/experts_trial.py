@@ -17,7 +17,6 @@ from atoll.node.learning.compress.codecs import OnHost, codec_of
 from atoll.node.learning.compress.folding import OuterStep, rows_of
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, evaluate
-from atoll.node.learning.inner.loop import run_steps
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.model.genesis import genesis
@@ -32,6 +31,7 @@ from atoll.protocols.ledger.coverage import cover_of
 from atoll.protocols.local.worker_messages import Member
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll_bench.inner_steps import run_steps
 from atoll_bench.reference_arms.baselines import Point
 
 Plan = Callable[[int], Mapping[int, bytes]]

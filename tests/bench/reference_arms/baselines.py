@@ -18,7 +18,8 @@ from torch import Tensor
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS, ValidationLoss, evaluate
-from atoll.node.learning.inner.loop import ALONE, Inner, run_steps
+from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.inner.step_share import ALONE
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
@@ -26,6 +27,7 @@ from atoll.node.learning.model.moe import bias_updater
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll_bench.inner_steps import run_steps
 from atoll_bench.module_values import fill_module, read_module
 
 

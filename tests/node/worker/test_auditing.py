@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.learning.data.dataset import assigned, windows
+from atoll.node.learning.inner import evaluate
 from atoll.node.worker.audits.measuring import claimed_windows, difference, drawn, excess, moved
 from atoll.node.worker.round_trainer import Budget
 from atoll.protocols.errors import DecodeError
@@ -182,11 +183,11 @@ def test_a_contribution_without_weight_moves_nothing_and_is_in_the_set(tmp_path_
 def test_losses_of_many_windows_are_those_of_each_alone(trained, monkeypatch):
     session = trained[0][0].session
     learner, view, data = session._learner, session._fold.view_C4096, session._data
-    count = 2 * AUDITED.inner.batch + 3
-    found, sizes = data.batch(np.arange(count)), []
+    monkeypatch.setattr(evaluate, "TOKENS_AT_ONCE", 5 * AUDITED.model.context)
+    found, sizes = data.batch(np.arange(13)), []
     one_by_one = [learner.evaluate(view, window[None], 0).val_loss for window in found]
     forward = learner.module.forward
     monkeypatch.setattr(learner.module, "forward", lambda t, *more: sizes.append(len(t)) or forward(t, *more))
     assert np.allclose(learner.window_losses(view, found), one_by_one, rtol=1e-5, atol=1e-6)
-    assert sizes == [AUDITED.inner.batch] * 2 + [3], "no more at once than in a step"
+    assert sizes == [5, 5, 3], "few at once"
     assert learner.window_losses(view, found[:0]) == []

@@ -12,9 +12,10 @@ from torch import nn
 from torch.nn import functional
 
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.loop import Inner, learning_rate, run_steps
+from atoll.node.learning.inner.loop import Inner, learning_rate
 from atoll.protocols.errors import CorruptFault, Divergence
 from atoll.protocols.run.run_spec import InnerSpec
+from atoll_bench.inner_steps import run_steps
 
 
 def inner_spec(**changes):

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.checkpoint.universal import is_valid
-from atoll.node.learning.inner.loop import Inner, run_steps
+from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, second_moment_bound, unpack
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.run.moments import MAX_STEPS
+from atoll_bench.inner_steps import run_steps
 from tests.node.learning.inner.test_inner import Toy, batch_of, inner_spec, loss_of
 
 NAMES = ["table", "gain"]

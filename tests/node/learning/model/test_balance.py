@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from atoll.node.learning.inner.loop import ALONE
+from atoll.node.learning.inner.step_share import ALONE
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.moe import Mixture, RouterLoads, move_biases, target_share, updated_bias
 from atoll.protocols.run.model_spec import ExpertsSpec
