@@ -23,6 +23,9 @@ TOLERANCE = 0.1
 """Share of the nominal number, or of the one chosen last, within which another number is not worth a change."""
 LEAST_SHARE = 128
 """A member trains on no less than one part of so many of the round's nominal tokens: a weight cannot say less."""
+AIM = 0.75
+"""Share of the others' time for the steps of who leaves out sequences: what such a slow machine does besides, from
+the encoding to the disk, takes its time too."""
 LIMIT_ROUNDS = 2.0
 """A round that takes a member so many times what the others need is cut short."""
 LIMIT_LEAST_S = 5.0
@@ -90,7 +93,7 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
     if steps >= low.steps:
         return replace(tempo, chosen=steps, sequences=tempo.batch)
     # Few steps of many sequences are less noisy than many of few; further steps take what is left of the time.
-    fitting = floor(tempo.batch * wish)
+    fitting = floor(AIM * tempo.batch * wish)
     sequences = max(low.sequences, min(tempo.batch, fitting // low.steps))
     return replace(tempo, chosen=max(low.steps, fitting // sequences), sequences=sequences)
 

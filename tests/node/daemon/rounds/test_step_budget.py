@@ -97,12 +97,12 @@ def test_the_slower_half_ends_with_the_others_however_slow(ratio, nominal):
     node = choose(large_steps(1000.0 * ratio, 64), nominal, [1000.0] * 4)
     took = node.chosen * node.sequences / 64 / ratio
     assert took <= 1.12 * nominal or (node.chosen, node.sequences) == least_of(node, nominal)
-    assert took >= 0.5 * nominal, "and does not idle"
+    assert took >= 0.3 * nominal, "and does not idle"
 
 
 def test_thirty_times_slower_is_a_thirtieth_of_the_work():
     node = choose(large_steps(1000.0 / 30, 16), 20, [1000.0] * 4)
-    assert (node.chosen, node.sequences) == (5, 2)
+    assert (node.chosen, node.sequences) == (8, 1), "three quarters of it, for what such a machine does besides"
     assert (choose(large_steps(1000.0 / 3, 16), 20, [1000.0] * 4)).sequences == 16, "first of all fewer steps"
 
 
