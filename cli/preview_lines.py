@@ -92,6 +92,8 @@ def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
 
 
 def _admission(spec: RunSpec, invite: Invite | None) -> str:
+    if spec.admission.puzzle_bits:
+        return f"open: everybody may join who solves a puzzle of {spec.admission.puzzle_bits} bits; this node will"
     if spec.admission.mode == "open":
         return "open: everybody may join"
     if spec.admission.mode == "allowlist":

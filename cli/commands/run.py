@@ -25,13 +25,14 @@ from atoll.protocols.errors import AtollError, ConfigError, counted
 from atoll.protocols.ids import PeerId, peer_id_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import CommandDone, ExcludePeer, GetStatus, Status
-from atoll.protocols.run.admission import MODES, AdmissionSpec, Mode
+from atoll.protocols.run.admission import MAX_PUZZLE_BITS, MODES, AdmissionSpec, Mode
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
 UNSIGNED = peer_id_of(bytes(32))
 """Owner of a run that is not signed yet."""
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
+PUZZLE_HELP = "Newcomers to an open run solve a puzzle: 20 bits take some seconds, each more doubles it."
 FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
 """What `--set` may not touch."""
 
@@ -71,6 +72,7 @@ run.add_command(find)
 @click.option(
     "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
 )
+@click.option("--puzzle", type=click.IntRange(1, MAX_PUZZLE_BITS), metavar="BITS", help=PUZZLE_HELP)
 @click.option("--fragments", type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--even-if-too-large", is_flag=True, help="Make it though this machine cannot train it.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
@@ -87,6 +89,7 @@ def new(
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
+    puzzle: int | None,
     fragments: int | None,
     even_if_too_large: bool,
     changes: tuple[str, ...],
@@ -97,7 +100,9 @@ def new(
     if path.exists():
         raise ConfigError(f"there is a run called {name!r} here", hint=f"choose another name, or move {path} away")
     drawn = int.from_bytes(os.urandom(4), "little") if seed is None else seed
-    admission = AdmissionSpec(mode=mode, members=tuple(sorted(set(members))))
+    admission = AdmissionSpec(
+        mode=mode, members=tuple(sorted(set(members))), puzzle_bits=msgspec.UNSET if puzzle is None else puzzle
+    )
     if saved is not None and (size_name or folder or upcycle or without_fit):
         raise ConfigError(
             "--from-checkpoint brings model and recipe",
@@ -199,7 +204,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
 def _who(admission: AdmissionSpec) -> str:
     listed = counted(len(admission.members), "listed peer")
     if admission.mode == "open":
-        return "open: anybody"
+        return "open: anybody" + (f" that solves {admission.puzzle_bits} bits" if admission.puzzle_bits else "")
     if admission.mode == "allowlist":
         return f"the owner and {listed}"
     return f"the owner, {listed} and holders of its invites" if admission.members else "the owner and its invites"

@@ -22,6 +22,9 @@ from atoll.protocols.wires import REDUCTION
 ALONE_S = 8.0
 """A node that has worked in this run continues alone if nobody answers for so long after its start."""
 
+BREATH_S = 0.002
+"""Rest between two parts of the work on a puzzle, in which this node answers its peers."""
+
 
 class SwarmNetwork:
     """Adapts one Swarm. Synchronous but for downloads."""
@@ -32,10 +35,10 @@ class SwarmNetwork:
         host: Host,
         me: PeerId,
         now: Callable[[], float] = time.monotonic,
-        opening: Body | None = None,
+        opening: Iterable[Body | None] = (),
         folder: Path | None = None,
     ) -> None:
-        """`opening`: what our feed must begin with, if it has not begun.
+        """`opening`: what our feed must begin with, if it has not begun, after None for each part of its work.
 
         `folder`: the run's, which may be marked as restored (node/daemon/feed_recovery.py).
         """
@@ -253,8 +256,13 @@ class SwarmNetwork:
                     await self._swarm.wait_synced()
             except TimeoutError:
                 listener.on_alone(ALONE_S)
-        if self._opening is not None and self._me not in self._swarm.ledger.vector():
-            self._swarm.publish(self._opening)
+        if self._me not in self._swarm.ledger.vector():
+            for body in self._opening:
+                if body is not None:
+                    self._swarm.publish(body)
+                    break
+                listener.on_behind("solving the puzzle that this run asks of newcomers")
+                await asyncio.sleep(BREATH_S)
         while self._swarm.ledger.since(max(self._carried, self._replayed), 1):
             self._has_carried.clear()
             await self._has_carried.wait()

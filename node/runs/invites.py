@@ -2,7 +2,7 @@
 
 import ipaddress
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -11,8 +11,8 @@ from atoll.p2p.system.atomic_files import make_folder, read_whole, write_whole
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
-from atoll.protocols.ledger.records import Admit
-from atoll.protocols.run.admission import Rule, Token, make_token, prove, refusal_now, verify_permit
+from atoll.protocols.ledger.records import Admit, Solved
+from atoll.protocols.run.admission import Rule, Token, make_token, prove, refusal_now, solutions, verify_permit
 from atoll.protocols.run.invite import EMBED_MAX_BYTES, Invite, make_invite, read_invite, seeds_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -53,12 +53,19 @@ def load_invite(home: Home, run: RunId) -> Invite | None:
         raise CorruptFault(f"{path}: {error}", hint="remove the file and start with the invite again") from error
 
 
-def opening_entry(spec: RunSpec, me: PeerId, invite: Invite | None) -> Admit | None:
-    """The entry with which this node's feed must begin; None if the run admits it by name, or without a permit."""
-    if invite is None or not invite.token or Rule(spec.id, spec.owner, spec.admission).admits_by_name(me):
-        return None
-    (token,) = invite.token
-    return Admit(token.permit, prove(spec.id, token, me))
+def opening_entry(spec: RunSpec, me: PeerId, invite: Invite | None) -> Iterator[Admit | Solved | None]:
+    """The entry with which this node's feed must begin, after a None for each part of the work on a puzzle.
+
+    Nothing if the run admits this node by name, or without a permit.
+    """
+    rule = Rule(spec.id, spec.owner, spec.admission)
+    if rule.admits_by_name(me):
+        return
+    if spec.admission.mode == "open":
+        yield from (None if nonce is None else Solved(nonce) for nonce in solutions(rule, me))
+    elif invite is not None and invite.token:
+        (token,) = invite.token
+        yield Admit(token.permit, prove(spec.id, token, me))
 
 
 def check_admission(spec: RunSpec, me: PeerId | None, invite: Invite | None, unix_s: float) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Callable, Container, Iterable
 
 from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.records import Admit, Entry
-from atoll.protocols.run.admission import Permit, Rule, refusal, refusal_now
+from atoll.protocols.ledger.records import Admit, Entry, Solved
+from atoll.protocols.run.admission import Permit, Rule, puzzle_refusal, refusal, refusal_now
 from atoll.protocols.run.run_spec import RunSpec
 
 MAX_REFUSED = 256
@@ -35,18 +35,13 @@ class AdmissionGate:
         self.trusts_all = False
         """During a newcomer's first exchange, genuine permits are accepted from any peer."""
 
-    @property
-    def is_open(self) -> bool:
-        """Whether everybody may write."""
-        return self._rule.admission.mode == "open"
-
     def restore(self, authors: Container[PeerId], permits: Iterable[Admit]) -> None:
         """Initialise from the authors and permits in the ledger when it is opened."""
         self.trusts_all = self._me not in authors
         self._used.update(body.permit.key for body in permits)
 
     def admits_by_name(self, peer: PeerId) -> bool:
-        """Whether `peer` needs no permit: an open run, the owner, or a listed peer."""
+        """Whether `peer` shows nothing: an open run without a puzzle, the owner, or a listed peer."""
         return self._rule.admits_by_name(peer)
 
     def refusal(self, entry: Entry, *, vouched: bool) -> str:
@@ -56,8 +51,8 @@ class AdmissionGate:
         """
         if self.admits_by_name(entry.author):
             return ""
-        if entry.seq and self._rule.admission.mode == "invite":
-            return self._refused.get(entry.author, "")  # its permit may still arrive
+        if entry.seq and self._rule.admission.mode != "allowlist":
+            return self._refused.get(entry.author, "")  # its permit, or its solution, may still arrive
         permit, reason = self._genuine(entry.author, entry.body)
         if not reason and permit is not None and not (vouched or self.trusts_all or entry.author == self._me):
             reason = refusal_now(permit, self._unix_s(), self._used[permit.key])
@@ -87,5 +82,7 @@ class AdmissionGate:
 
     def _genuine(self, author: PeerId, body: object) -> tuple[Permit | None, str]:
         """The permit in `body`, if any, and the reason why it never admits `author`."""
+        if self._rule.admission.mode == "open":
+            return None, puzzle_refusal(self._rule, author, body.nonce if isinstance(body, Solved) else None)
         permit, proof = (body.permit, body.proof) if isinstance(body, Admit) else (None, b"")
         return permit, refusal(self._rule, author, permit, proof)

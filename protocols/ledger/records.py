@@ -252,6 +252,15 @@ class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_un
     """Signature of the permit's key over (run, author)."""
 
 
+class Solved(msgspec.Struct, frozen=True, array_like=True, tag="solved", forbid_unknown_fields=True):
+    """`author` solved the puzzle of an open run. Legal only as the first entry of a feed (seq 0)."""
+
+    round: ClassVar[Round] = Round(-1)
+    """Before the first round, so that no round's records contain it."""
+    nonce: Annotated[int, Meta(ge=0, lt=1 << 62)]
+    """The solution (protocols/run/admission.py)."""
+
+
 BallotBody: TypeAlias = Proposal | Vote | Prepare | Promise
 FinalityBody: TypeAlias = Ack | BallotBody
 EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude
@@ -264,6 +273,7 @@ Body: TypeAlias = (
     | FinalityBody
     | EpochBody
     | Admit
+    | Solved
     | Reduction
     | ReductionFault
     | Unanswered
@@ -335,6 +345,8 @@ def _check(entry: Entry) -> Entry:
             check_name(body.permit)
             if entry.seq:
                 raise DecodeError("entry: a permit opens a feed or does not count")
+        case Solved() if entry.seq:
+            raise DecodeError("entry: a solution opens a feed or does not count")
         case Proposal():
             _check_sorted(body.contributions)
         case Reduction():

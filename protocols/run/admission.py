@@ -1,11 +1,16 @@
 """Admission: a run is open to everybody, to a list of peers, or to holders of a permit that the owner signed.
 
+An open run may ask newcomers to solve a puzzle, so that an identity costs some seconds of computing: a number
+whose hash with run and PeerID begins with so many zero bits (`Solved`). Its check is one hash.
+
 A permit certifies a key. A peer that knows the secret signs its own PeerID with it and opens its feed with both
 signatures (`Admit`). Whether an `Admit` is genuine depends on RunSpec and entry alone, on every replica, for ever.
 Expiry and number of members are checked only when a stranger shows its permit (`refusal_now`), so replays and
 entries that members vouch for do not depend on a clock.
 """
 
+import itertools
+from collections.abc import Iterator
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -14,7 +19,7 @@ from msgspec import Meta
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
 from atoll.protocols.identity import Identity, Key, Signature, verify
-from atoll.protocols.ids import PeerId, RunId, peer_id_of, public_key_of, short
+from atoll.protocols.ids import DIGEST_BYTES, PeerId, RunId, digest, peer_id_of, public_key_of, short
 
 Mode = Literal["open", "invite", "allowlist"]
 MODES: tuple[Mode, ...] = ("open", "invite", "allowlist")
@@ -29,8 +34,13 @@ Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 Admitted: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 20)]
 CLOCK_SKEW_S = 3600
 """Seconds for which a permit is accepted after its expiry, because volunteers' clocks differ."""
+MAX_PUZZLE_BITS = 32
+"""Hardest puzzle: hours of one core."""
 _PERMIT_DOMAIN = "permit/1"
 _ADMIT_DOMAIN = "admit/1"
+_PUZZLE_DOMAIN = b"atoll/puzzle/1\0"
+PUZZLE_SLICE = 2048
+"""Hashes between two pauses, some milliseconds: the node goes on to answer meanwhile."""
 
 
 class AdmissionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -40,11 +50,15 @@ class AdmissionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """`open`: everybody; `invite`: holders of permits; `allowlist`: the peers in `members`."""
     members: Annotated[tuple[PeerId, ...], Meta(max_length=MAX_LISTED)] = ()
     """Sorted PeerIDs that are admitted besides the owner; empty in an open run."""
+    puzzle_bits: Annotated[int, Meta(ge=1, le=MAX_PUZZLE_BITS)] | msgspec.UnsetType = msgspec.UNSET
+    """Zero bits with which the hash of a newcomer's solution begins; unset: no puzzle. For open runs."""
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
         if self.mode == "open" and self.members:
             raise ConfigError("admission.members must be empty in an open run")
+        if self.mode != "open" and self.puzzle_bits is not msgspec.UNSET:
+            raise ConfigError("admission.puzzle_bits is for open runs: others admit by name or permit")
         if list(self.members) != sorted(set(self.members)):
             raise ConfigError("admission.members must be sorted, each peer once")
         for peer in self.members:
@@ -92,8 +106,9 @@ class Rule(msgspec.Struct, frozen=True):
     admission: AdmissionSpec
 
     def admits_by_name(self, peer: PeerId) -> bool:
-        """Whether `peer` is admitted without a permit: an open run, the owner, or a listed peer."""
-        return self.admission.mode == "open" or peer == self.owner or peer in self.admission.members
+        """Whether `peer` shows nothing to be admitted: an open run without a puzzle, the owner, a listed peer."""
+        is_free = self.admission.mode == "open" and self.admission.puzzle_bits is msgspec.UNSET
+        return is_free or peer == self.owner or peer in self.admission.members
 
 
 def make_token(
@@ -121,6 +136,31 @@ def verify_permit(rule: Rule, permit: Permit) -> None:
 def prove(run: RunId, token: Token, author: PeerId) -> bytes:
     """Signature of the token's secret over (run, author)."""
     return Identity(token.secret).sign(_ADMIT_DOMAIN, codec.encode((run, author)))
+
+
+def puzzle_refusal(rule: Rule, author: PeerId, nonce: int | None) -> str:
+    """Reason why an open run does not admit `author` with this solution (None: it has none); empty if it does."""
+    if rule.admits_by_name(author) or (nonce is not None and is_solved(rule, author, nonce)):
+        return ""
+    return (
+        f"this run admits who solves its puzzle of {rule.admission.puzzle_bits} bits, and {short(author)} has not"
+    )
+
+
+def is_solved(rule: Rule, author: PeerId, nonce: int) -> bool:
+    """Whether `nonce` solves the run's puzzle for this author."""
+    found = digest(_PUZZLE_DOMAIN, rule.run, author.encode(), nonce.to_bytes(8, "little"))
+    return int.from_bytes(found, "big") >> (8 * DIGEST_BYTES - (rule.admission.puzzle_bits or 0)) == 0
+
+
+def solutions(rule: Rule, author: PeerId) -> Iterator[int | None]:
+    """Look for the solution: None after every PUZZLE_SLICE tries without one, then the solution, and no more."""
+    for start in itertools.count(0, PUZZLE_SLICE):
+        tries = range(start, start + PUZZLE_SLICE)
+        found = next((nonce for nonce in tries if is_solved(rule, author, nonce)), None)
+        yield found
+        if found is not None:
+            return
 
 
 def refusal(rule: Rule, author: PeerId, permit: Permit | None, proof: bytes = b"") -> str:

@@ -24,7 +24,7 @@ from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 8
 FULL_WEIGHT_VERSION = 7
-"""Older version that is still read, for runs without `pace.probation_256`, which it did not have."""
+"""Older version that is still read, for runs without `pace.probation_256` and `admission.puzzle_bits`."""
 ONE_AUDIT_VERSION = 6
 """Older version that is still read, for runs without `audit.each`, which it did not have."""
 UNAUDITED_VERSION = 5
@@ -247,6 +247,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ConfigError(f"version {self.version} has no audit.each", hint="make the run again")
         if self.version <= FULL_WEIGHT_VERSION and self.pace.probation_256 is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no pace.probation_256", hint="make the run again")
+        if self.version <= FULL_WEIGHT_VERSION and self.admission.puzzle_bits is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no admission.puzzle_bits", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"

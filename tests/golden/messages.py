@@ -168,6 +168,7 @@ def _feed() -> Iterator[tuple[str, Case]]:
         yield f"entry: {type(body).__name__}", Case(entry, records.Entry)
     admit = records.Admit(TOKEN.permit, admission.prove(RUN, TOKEN, OTHER.peer_id))
     yield "entry: Admit", Case(records.sign_entry(RUN, OTHER, 0, b"", admit), records.Entry)
+    yield "entry: Solved", Case(records.sign_entry(RUN, OTHER, 0, b"", records.Solved(1 << 40)), records.Entry)
     exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
     yield "Exchange", Case(exchange, Exchange)
     yield "WantedEntries", Case(WantedEntries(ROUND, (A,), (A, B)), WantedEntries)

@@ -50,10 +50,10 @@ def test_kept_and_read_back(tmp_path):
 def test_the_opening_of_a_feed(mode):
     spec = run(mode, *([BEN] if mode != "open" else []))
     invite = read_invite(invite_text(run("invite", BEN) if mode == "invite" else spec, OWNER, SEEDS, NOW))
-    assert opening_entry(spec, OWNER.peer_id, invite) is None
-    assert opening_entry(spec, BEN.peer_id, invite) is None
-    assert opening_entry(spec, ANN.peer_id, None) is None
-    admit = opening_entry(spec, ANN.peer_id, invite)
+    assert not [*opening_entry(spec, OWNER.peer_id, invite)]
+    assert not [*opening_entry(spec, BEN.peer_id, invite)]
+    assert not [*opening_entry(spec, ANN.peer_id, None)]
+    admit = next(opening_entry(spec, ANN.peer_id, invite), None)
     assert (admit is not None) == (mode == "invite")
     rule = Rule(spec.id, spec.owner, spec.admission)
     refused = refusal(rule, ANN.peer_id, admit.permit if admit else None, admit.proof if admit else b"")

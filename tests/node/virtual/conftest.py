@@ -23,9 +23,11 @@ from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
+from atoll.node.runs.invites import opening_entry
 from atoll.node.worker.reduction_work import SliceWork, encode
 from atoll.node.worker.round_trainer import Budget, weight_of
 from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.protocols.blobs import manifest_of_bytes
@@ -418,12 +420,16 @@ class Node:
         host = self.world.network.host(self.peer)
         seeds = [PeerAddress(h.peer_id, (h.maddr,)) for n, h in self.world.hosts.items() if n != self.number][:3]
         self.world.hosts[self.number] = host
+        spec = self.world.spec
         swarm = Swarm(
             host=host, identity=self.identity, run=self.world.spec.id, home=self.home, seeds=seeds,
             target=self.world.target, now=loop.time, rng=random.Random(self.number),
+            gate=AdmissionGate(spec, self.peer, loop.time) if spec.admission.puzzle_bits else None,
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
-        net = SwarmNetwork(swarm, host, self.peer, loop.time, folder=self.home)
+        net = SwarmNetwork(
+            swarm, host, self.peer, loop.time, opening_entry(spec, self.peer, None), folder=self.home
+        )
         driver = build_driver(
             RunContext(self.world.spec, self.peer, log, loop.time),
             net,

@@ -10,11 +10,20 @@ import pytest
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.store import Ledger
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.records import Admit, Entry, Leave, sign_entry
-from atoll.protocols.run.admission import AdmissionSpec, Token, make_token, prove
+from atoll.protocols.ledger.records import Admit, Body, Entry, Leave, Solved, sign_entry
+from atoll.protocols.run.admission import (
+    PUZZLE_SLICE,
+    AdmissionSpec,
+    Rule,
+    Token,
+    is_solved,
+    make_token,
+    prove,
+    solutions,
+)
 
 OWNER, ANN, BEN, EVE, ME = (Identity(bytes([number]) * 32) for number in range(1, 6))
 DAY_S = 86400
@@ -200,3 +209,65 @@ def test_replicas_with_a_common_member_agree_whatever_the_order(world: World, or
         for at in order:
             ledger.insert_all(batches[at], OWNER.peer_id)
     assert early.vector() == late.vector()
+
+
+# --- open runs with a puzzle ------------------------------------------------------------------------
+
+PUZZLED = msgspec.structs.replace(SPEC, admission=AdmissionSpec(puzzle_bits=10))
+RULE = Rule(PUZZLED.id, PUZZLED.owner, PUZZLED.admission)
+
+
+def solution(author: Identity, rule: Rule = RULE) -> Solved:
+    *_, found = solutions(rule, author.peer_id)
+    assert found is not None
+    return Solved(found)
+
+
+def opened(author: Identity, *bodies: Body) -> list[Entry]:
+    entries: list[Entry] = []
+    for seq, body in enumerate(bodies):
+        entries.append(sign_entry(PUZZLED.id, author, seq, entries[-1].id if entries else b"", body))
+    return entries
+
+
+def test_who_solved_the_puzzle_gets_in_and_nobody_else(world: World) -> None:
+    ledger = world.ledger(spec=PUZZLED)
+    done = ledger.insert_all(opened(ANN, solution(ANN), *leaves(2)), EVE.peer_id)
+    assert (len(done.fresh), done.refused) == (3, ())
+    assert ledger.admits(ANN.peer_id)
+    for entries in (
+        opened(EVE, *leaves(2)),
+        opened(EVE, solution(ANN), *leaves(1)),
+        opened(EVE, solution(EVE, Rule(SPEC.id, RULE.owner, RULE.admission))),
+        opened(EVE, Solved(0)),
+        joined(EVE),
+    ):
+        assert not ledger.insert_all([e for e in entries if e.run == PUZZLED.id], ANN.peer_id).fresh
+    assert "admits who solves its puzzle of 10 bits" in ledger.refusal(EVE.peer_id)
+    assert not ledger.admits(EVE.peer_id)
+    assert ledger.insert_all(opened(OWNER, *leaves(1)), ANN.peer_id).fresh, "the owner needs none"
+
+
+def test_a_solution_counts_as_the_first_entry_only() -> None:
+    with pytest.raises(DecodeError, match="a solution opens a feed"):
+        sign_entry(PUZZLED.id, ANN, 1, bytes(32), solution(ANN))
+
+
+def test_our_own_feed_begins_with_our_solution(world: World) -> None:
+    ledger = world.ledger(spec=PUZZLED)
+    with pytest.raises(ConfigError, match="puzzle"):
+        ledger.append(ME, Leave(Round(0)))
+    ledger.append(ME, solution(ME))
+    ledger.append(ME, Leave(Round(0)))
+
+
+def test_each_bit_doubles_the_work_and_the_search_pauses() -> None:
+    tries = []
+    for number in range(60):
+        peer = Identity(bytes([number + 10]) * 32).peer_id
+        *pauses, found = solutions(RULE, peer)
+        assert is_solved(RULE, peer, found)
+        assert pauses == [None] * (found // PUZZLE_SLICE)
+        assert not any(is_solved(RULE, peer, nonce) for nonce in range(found))
+        tries.append(found + 1)
+    assert 2**9 < sum(tries) / len(tries) < 2**11

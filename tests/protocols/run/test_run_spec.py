@@ -251,3 +251,16 @@ def test_probation_is_of_this_version_and_without_it_members_decide_at_once(chan
         msgspec.structs.replace(long, version=5).check()
     ruled = msgspec.structs.replace(changed("outer.aggregate", "nnm"), version=5)
     ruled.check()
+
+
+def test_a_puzzle_is_for_open_runs_of_this_version(spec, owner):
+    puzzle = AdmissionSpec(puzzle_bits=20)
+    run = msgspec.structs.replace(spec, version=SPEC_VERSION, admission=puzzle)
+    assert open_run(sign_run(run, owner)).admission == puzzle
+    for more, said in (
+        ({"version": 7}, "version 7 has no admission.puzzle_bits"),
+        ({"admission": msgspec.structs.replace(puzzle, mode="invite")}, "is for open runs"),
+    ):
+        body = codec.encode(msgspec.structs.replace(run, **more))
+        with pytest.raises(DecodeError, match=said):
+            open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
