@@ -2,6 +2,7 @@
 
 from atoll.cli.formatting import number, room_text, size, span
 from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.daemon.run_outlook import RunOutlook
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols.errors import counted
@@ -11,13 +12,21 @@ from atoll.protocols.run.run_spec import RunSpec
 
 
 def preview_lines(
-    spec: RunSpec, invite: Invite | None, costs: Preview, free: Free, config: NodeConfig, unix_s: float
+    spec: RunSpec,
+    invite: Invite | None,
+    costs: Preview,
+    *,
+    outlook: RunOutlook | None,
+    free: Free,
+    config: NodeConfig,
+    unix_s: float,
 ) -> list[str]:
     """What the user agrees to, a line a subject."""
     return [
         f"run        {spec.name}  {short(spec.id)}  by {spec.owner}",
         f"invite     {_source(spec, invite, unix_s)}",
         f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
+        f"now        {outlook_line(spec, outlook)}",
         *(f"experts    {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"disk       up to {_fit(costs.disk_bytes, free.disk_bytes)}",
@@ -26,6 +35,20 @@ def preview_lines(
         f"admission  {_admission(spec, invite)}",
         "safety     the run sends no code; peers that you connect to see your address",
     ]
+
+
+def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
+    """How far the run is, by what its members say."""
+    if outlook is None:
+        return "unknown: no member was asked, or none answered"
+    if outlook.is_complete(spec):
+        return f"complete: all {spec.outer.rounds} rounds are final, nothing is left to train"
+    known = f"round {outlook.round}, {counted(outlook.members, 'member')}, {outlook.final + 1} rounds are final"
+    if outlook.round_s is None:
+        return known
+    left_s = outlook.round_s * (spec.outer.rounds - outlook.round)
+    pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, about {span(outlook.round_s)} a round"
+    return f"{known}; {pace}, {span(left_s)} left"
 
 
 def expert_lines(spec: RunSpec, costs: Preview) -> list[str]:
@@ -78,8 +101,9 @@ def _traffic(costs: Preview) -> list[str]:
     return [
         f"traffic    about {size(costs.day_up_bytes)} up and {size(costs.day_down_bytes)} down a day, "
         f"{size(costs.join_bytes)} down once to join",
-        f"           assumed: {costs.members} members, {size(costs.round_bytes)} up and down a round, "
-        f"{span(costs.round_s)} a round, {rate} rounds a day",
+        f"           {counted(costs.members, 'member')}{'' if costs.members_known else ' assumed'}, "
+        f"{size(costs.round_bytes)} up and down a round, "
+        f"{span(costs.round_s)} a round{'' if costs.round_known else ' assumed'}, {rate} rounds a day",
     ]
 
 

@@ -144,29 +144,41 @@ def _report(line: str) -> None:
 async def _agree(plan: JoinPlan, *, yes: bool) -> None:
     """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer.
 
-    `yes` does not join a run that this machine cannot train: that needs an answer of its own.
+    `yes` does not join where nothing can be trained: that needs an answer of its own.
     """
-    costs = preview_of(plan.run.spec, plan.config, plan.room)
-    lines = preview_lines(plan.run.spec, plan.invite, costs, plan.free, plan.config, time.time())
+    spec, seen = plan.run.spec, plan.outlook
+    members, round_s = (seen.members + 1, seen.round_s) if seen else (None, None)
+    costs = preview_of(spec, plan.config, plan.room, members, round_s)
+    lines = preview_lines(
+        spec, plan.invite, costs, outlook=seen, free=plan.free, config=plan.config, unix_s=time.time()
+    )
     click.echo("\n".join(lines), err=True)
-    machine = measure_machine(plan.config.device)
-    never = shortage(needs_here(plan.run.spec, plan.config, machine), machine)
+    never, instead = _obstacle(plan)
     if never and (yes or not sys.stdin.isatty()):
-        fitting = largest(presets_here(plan.config, machine))
-        advice = f"; the largest preset that fits is {fitting}" if fitting else ""
-        raise ConfigError(
-            f"this machine cannot train {plan.run.spec.name!r}: {never}",
-            hint=f"join from a larger machine{advice}",
-        )
+        raise ConfigError(never, hint=instead)
     if yes:
         return
     if not sys.stdin.isatty():
         raise ConfigError("nobody is here to agree to this: stdin is no terminal", hint="give --yes to join")
     if never:
-        _report(f"TOO LARGE  this machine cannot train it: {never}")
+        _report(f"IN VAIN    {never}; {instead}")
     if not await _confirm("Join all the same?" if never else "Join?", default=not never):
         _report("not joined; nothing was written")
         raise click.exceptions.Exit(1)
+
+
+def _obstacle(plan: JoinPlan) -> tuple[str, str]:
+    """Why this machine would train nothing, and what to do instead; empty if it would."""
+    spec, machine = plan.run.spec, measure_machine(plan.config.device)
+    if plan.outlook and plan.outlook.is_complete(spec):
+        done = f"the run {spec.name!r} is complete: its members say that no round is left to train"
+        return done, "ask one of them for the model: `atoll export hf`"
+    never = shortage(needs_here(spec, plan.config, machine), machine)
+    if not never:
+        return "", ""
+    fitting = largest(presets_here(plan.config, machine))
+    advice = f"; the largest preset that fits is {fitting}" if fitting else ""
+    return f"this machine cannot train {spec.name!r}: {never}", f"join from a larger machine{advice}"
 
 
 async def _confirm(question: str, *, default: bool) -> bool:

@@ -139,6 +139,11 @@ class NodeHost:
         await self._started.wait()
         self.check()
 
+    @property
+    def is_up(self) -> bool:
+        """Whether streams can be opened."""
+        return self._started.is_set() and self._fault is None
+
     def check(self) -> None:
         """Raise the fault that has ended the host, if one has."""
         if self._fault is not None:

@@ -15,6 +15,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
 from atoll.node.daemon.feed_recovery import LostFeed, read_mark
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
+from atoll.node.daemon.run_outlook import RunOutlook, ask_outlook
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
@@ -32,7 +33,7 @@ from atoll.node.runs.run_files import (
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import LEDGER_FILE
-from atoll.p2p.membership.address_book import parse_seed
+from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
@@ -72,6 +73,8 @@ class JoinPlan:
     """The machine's free resources."""
     room: Room | None
     """How many experts of each layer this node offers to train; None if all members train all."""
+    outlook: RunOutlook | None
+    """What the members of a run that is new say of it; None where nobody was asked, or answers."""
 
     def store(self) -> None:
         """Write what the home lacks. The caller holds the home's lock. Raises ConfigError, LocalFault."""
@@ -113,6 +116,8 @@ async def read_plan(
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
     free = measure_free(home.root, config.device)
     room, config = offer_of(spec, config, free)
+    is_asked = choice.is_new and host.is_up
+    outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None
     return JoinPlan(
         home=home,
         config=_with_seeds(config, choice.invite),
@@ -128,6 +133,7 @@ async def read_plan(
         restored=restored,
         free=free,
         room=room,
+        outlook=outlook,
     )
 
 
@@ -167,6 +173,12 @@ async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report:
         return _Choice(known, invite, is_new=False)
     _decoded(lambda: decode_invite(link, unix_s))
     return _Choice(known or await _invited_run(home, invite, host, report), invite, is_new=True)
+
+
+def _askable(choice: _Choice) -> list[PeerAddress]:
+    """Peers that may know how the run is doing. Names in DNS are left out: their peers are not known here."""
+    seeds = map(parse_seed, choice.invite.seed_texts if choice.invite else ())
+    return [*choice.members, *(seed for seed in seeds if not is_dns_seed(seed))]
 
 
 def _has_worked(home: Home, spec: RunSpec, restored: LostFeed | None) -> bool:

@@ -26,7 +26,8 @@ Reply = TypeVar("Reply")
 class Calls:
     """Calls and notices over `host` among the members of one run."""
 
-    def __init__(self, host: Host, run_id: RunId, *, on_fault: OnFault = log_fault) -> None:
+    def __init__(self, host: Host, run_id: RunId, *, on_fault: OnFault = log_fault, answers: bool = True) -> None:
+        """`answers`: False for a node that only asks, because it is no member yet."""
         self._host = host
         self._hello = frames.hello(run_id, host.peer_id, "atoll")
         self._answers = CallServer(self._hello, on_fault)
@@ -34,7 +35,8 @@ class Calls:
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
         """Set once `serve` runs: from then on calls can be made."""
-        host.set_handler(frames.PROTOCOL, self._answers.serve)
+        if answers:
+            host.set_handler(frames.PROTOCOL, self._answers.serve)
 
     def register(
         self,

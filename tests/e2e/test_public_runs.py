@@ -1,6 +1,7 @@
 """Runs that are found in the DHT: real nodes that share one bootstrap peer, and neither seed nor link."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -74,6 +75,7 @@ def join(node, shared: dict, name: str, *flags: str, until) -> None:
     joined_s = time.monotonic() - began
     assert owner.atoll("resume").code == 0
     until("it trains", lambda: node.status()["tokens"], TRAINS_S)
+    assert re.search(r"now        round \d+, 1 member, \d+ rounds are final", node.errors()), node.errors()
     print(f"a member after {joined_s:.1f} s, trains after {time.monotonic() - began:.1f} s")
     assert joined_s <= JOIN_S
     assert node.status()["run"] == shared["run"]["run"]

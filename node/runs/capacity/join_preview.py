@@ -47,7 +47,9 @@ class Preview(msgspec.Struct, frozen=True):
     members_known: bool
     """Whether `members` is known; otherwise it is assumed."""
     round_s: float
-    """Assumed seconds a round."""
+    """Seconds a round."""
+    round_known: bool
+    """Whether `round_s` is what members say; otherwise it is assumed."""
     round_bytes: int
     """Payload bytes to and from all other members together, without records."""
     rounds_day: float
@@ -65,15 +67,21 @@ class Preview(msgspec.Struct, frozen=True):
     whole_exchange_bytes: int
 
 
-def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: int | None = None) -> Preview:
+def preview_of(
+    spec: RunSpec,
+    config: NodeConfig,
+    room: Room | None,
+    members: int | None = None,
+    round_s: float | None = None,
+) -> Preview:
     """Pure. `room`: of `room_of`, or of the node that runs; `members`: ours included, where they are known.
 
-    `config.device` is not `auto`.
+    `round_s`: seconds of a round, where the members say. `config.device` is not `auto`.
     """
     count = max(spec.pace.min_members, members or MEMBERS)
     experts = trained_of(spec, room, count)
     payload = largest_payload(spec, _bitmap(spec.model, experts))
-    round_s = round_time_s(spec, config)
+    known_s, round_s = round_s, round_s or round_time_s(spec, config)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
     each_way = round_bytes(spec, count, experts)
     trained, _ = parts_of(spec.model, experts)
@@ -88,6 +96,7 @@ def preview_of(spec: RunSpec, config: NodeConfig, room: Room | None, members: in
         members=count,
         members_known=members is not None,
         round_s=round_s,
+        round_known=known_s is not None,
         rounds_day=rounds_day,
         round_bytes=each_way,
         day_up_bytes=int(each_way * rounds_day),

@@ -9,6 +9,7 @@ import pytest
 
 from atoll.cli.commands import start
 from atoll.node.config.node_config import NodeConfig
+from atoll.node.daemon.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.presets import preset
@@ -17,6 +18,11 @@ from atoll.protocols.ids import peer_id_of
 
 SPEC = preset("tiny", peer_id_of(bytes(range(32))), 1)
 TOO_SMALL, LARGE = (Machine(size, size, "cpu") for size in (1 << 20, 1 << 50))
+
+
+def outlook(final):
+    """What three members say."""
+    return RunOutlook(members=3, round=final + 1, final=final, round_s=2.5, tokens_per_s=7000.0)
 
 
 class Stdin(io.StringIO):
@@ -32,7 +38,7 @@ def agree(monkeypatch):
     """Agree on a machine; returns what was asked, with its default. Answers with that default."""
     plan = SimpleNamespace(
         run=SimpleNamespace(spec=SPEC), config=NodeConfig(device="cpu", threads=1), room=None, invite=None,
-        free=Free(1 << 50, 1 << 50),
+        free=Free(1 << 50, 1 << 50), outlook=None,
     )  # fmt: skip
     asked = []
 
@@ -40,7 +46,8 @@ def agree(monkeypatch):
         asked.append((question, default))
         return default
 
-    async def on(machine, *, yes, is_terminal):
+    async def on(machine, *, yes, is_terminal, outlook=None):
+        plan.outlook = outlook
         monkeypatch.setattr(start, "measure_machine", lambda device: machine)
         monkeypatch.setattr(start, "_confirm", confirm)
         monkeypatch.setattr(start.sys, "stdin", Stdin(is_terminal))
@@ -62,8 +69,26 @@ async def test_a_person_is_asked_and_no_is_what_no_answer_means(agree, capsys):
     with pytest.raises(click.exceptions.Exit):
         await agree(TOO_SMALL, yes=False, is_terminal=True)
     said = capsys.readouterr().err
-    assert "TOO LARGE  this machine cannot train it: it needs " in said
+    assert "IN VAIN    this machine cannot train 'tiny': it needs " in said
     assert said.endswith("not joined; nothing was written\n")
+
+
+@pytest.mark.parametrize(("yes", "is_terminal"), [(True, True), (False, False)])
+async def test_yes_does_not_join_a_run_that_is_complete(agree, yes, is_terminal):
+    with pytest.raises(ConfigError) as refused:
+        await agree(LARGE, yes=yes, is_terminal=is_terminal, outlook=outlook(SPEC.outer.rounds - 1))
+    assert str(refused.value).startswith("the run 'tiny' is complete")
+
+
+async def test_the_preview_says_what_the_members_say(agree, capsys):
+    assert await agree(LARGE, yes=True, is_terminal=False, outlook=outlook(11)) == []
+    said = capsys.readouterr().err
+    assert (
+        "now        round 12, 3 members, 12 rounds are final; 7000 tokens/s together, about 2.5 s a round" in said
+    )
+    assert "4 members, " in said, "with this node"
+    assert "2.5 s a round, " in said
+    assert "assumed" not in said
 
 
 async def test_what_fits_is_joined(agree):

@@ -1,0 +1,49 @@
+"""What leases say of a run to somebody who may join it: medians, so that one liar is not believed."""
+
+import pytest
+
+from atoll.cli.preview_lines import outlook_line
+from atoll.node.daemon.run_outlook import outlook_of
+from atoll.node.runs.presets import preset
+from atoll.protocols.ids import Round, peer_id_of
+from atoll.protocols.ledger.registers import Lease
+
+SPEC = preset("tiny", peer_id_of(bytes(range(32))), 1)
+TOKENS = SPEC.steps(20) * SPEC.inner.batch * SPEC.model.context
+LAST = SPEC.outer.rounds - 1
+
+
+def lease(number: int, final: int, tokens_per_s: float = TOKENS / 2.0) -> Lease:
+    return Lease("training", Round(number), final, b"", -1, tokens_per_s)
+
+
+def test_nobody_says_nothing():
+    assert outlook_of(SPEC, []) is None
+    assert outlook_line(SPEC, None) == "unknown: no member was asked, or none answered"
+
+
+def test_how_far_and_how_fast():
+    seen = outlook_of(SPEC, [lease(20, 18), lease(20, 18), lease(20, 17, 0.0)])
+    assert (seen.members, seen.round, seen.final) == (3, 20, 18)
+    assert seen.round_s == pytest.approx(2.0)
+    assert seen.tokens_per_s == pytest.approx(TOKENS)
+    left = f"{(SPEC.outer.rounds - 20) * 2 // 60} m {(SPEC.outer.rounds - 20) * 2 % 60:02d} s left"
+    assert outlook_line(SPEC, seen) == (
+        f"round 20, 3 members, 19 rounds are final; {TOKENS:.0f} tokens/s together, about 2.0 s a round, {left}"
+    )
+
+
+def test_without_a_speed_no_time_is_claimed():
+    seen = outlook_of(SPEC, [lease(3, -1, 0.0)])
+    assert seen.round_s is None
+    assert outlook_line(SPEC, seen) == "round 3, 1 member, 0 rounds are final"
+
+
+@pytest.mark.parametrize(
+    ("finals", "complete"),
+    [((LAST,), True), ((LAST, LAST, 3), True), ((LAST, 3, 3), False), ((LAST - 1, LAST - 1), False)],
+)
+def test_a_run_is_complete_if_most_say_so(finals, complete):
+    seen = outlook_of(SPEC, [lease(LAST, final) for final in finals])
+    assert seen.is_complete(SPEC) is complete
+    assert ("nothing is left to train" in outlook_line(SPEC, seen)) is complete
