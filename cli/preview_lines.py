@@ -47,8 +47,8 @@ def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
     if outlook.round_s is None:
         return known
     left_s = outlook.round_s * (spec.outer.rounds - outlook.round)
-    pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, about {span(outlook.round_s)} a round"
-    return f"{known}; {pace}, {span(left_s)} left"
+    pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, {span(outlook.round_s)} of steps a round"
+    return f"{known}; {pace}, at least {span(left_s)} left"
 
 
 def expert_lines(spec: RunSpec, costs: Preview) -> list[str]:
@@ -103,7 +103,7 @@ def _traffic(costs: Preview) -> list[str]:
         f"{size(costs.join_bytes)} down once to join",
         f"           {counted(costs.members, 'member')}{'' if costs.members_known else ' assumed'}, "
         f"{size(costs.round_bytes)} up and down a round, "
-        f"{span(costs.round_s)} a round{'' if costs.round_known else ' assumed'}, {rate} rounds a day",
+        f"{span(costs.round_s)} a round{' at least' if costs.round_known else ' assumed'}, {rate} rounds a day",
     ]
 
 

@@ -29,7 +29,8 @@ def test_how_far_and_how_fast():
     assert seen.tokens_per_s == pytest.approx(TOKENS)
     left = f"{(SPEC.outer.rounds - 20) * 2 // 60} m {(SPEC.outer.rounds - 20) * 2 % 60:02d} s left"
     assert outlook_line(SPEC, seen) == (
-        f"round 20, 3 members, 19 rounds are final; {TOKENS:.0f} tokens/s together, about 2.0 s a round, {left}"
+        f"round 20, 3 members, 19 rounds are final; {TOKENS:.0f} tokens/s together, 2.0 s of steps a round, "
+        f"at least {left}"
     )
 
 
