@@ -254,6 +254,14 @@ def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
     assert "no CUDA device" in ran.err or "no triton" in ran.err
 
 
+def test_quick_step(atoll, tmp_path):
+    rows = quick(atoll, tmp_path, "step")
+    differences = [row["value"] for name, row in rows.items() if "difference to the whole" in name]
+    assert len(differences) == 4
+    assert all(0 < value <= 1e-6 for value in differences), "some sums are in another order, and not more"
+    assert all(row["value"] > 0 for row in rows.values())
+
+
 def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]

@@ -129,6 +129,19 @@ def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on
     compare(5, HIGH, one, two)
 
 
+@pytest.mark.parametrize("shard", [False, True], ids=["copies", "parts"])
+def test_devices_pass_their_sequences_one_by_one_with_layers_recomputed(tmp_path: Path, shard: bool) -> None:
+    """The first device has two of the five sequences, the second one three."""
+    spec = spec_of(MIXTURE, 0, 5)
+    one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec)
+    two.session.close()
+    two.start = msgspec.structs.replace(two.start, device="cpu,cpu", shard=shard, micro_batch=1, recompute=True)
+    two.restart()
+    fold(0, compare(0, LOW, one, two), one, two)
+    compare(1, HIGH, one, two)
+    close(two)
+
+
 def go_on(node: Node, device: str, *, shard: bool) -> None:
     """Stop and start on other devices: every bit is as it was."""
     before = node.values()

@@ -1,0 +1,1 @@
+"""What a step costs: gradients, time and memory of micro-batches and of recomputation."""

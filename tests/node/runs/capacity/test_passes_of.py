@@ -1,0 +1,61 @@
+"""How many sequences of a step pass at once: as many as fit, and no more than are faster."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.free_resources import PASS_TOKENS, SPARE, passes_of
+from atoll.node.runs.capacity.memory_model import Free, needs_of
+from atoll.node.runs.presets import preset
+from atoll.protocols.ids import peer_id_of
+
+OWNER = peer_id_of(bytes(range(32)))
+CPU = NodeConfig(device="cpu", threads=1)
+GPU = NodeConfig(device="cuda:0", threads=1, exchange_on="host")
+MUCH = 1 << 50
+
+
+def fits(spec, config, free, count, recompute):
+    chosen = msgspec.structs.replace(config, micro_batch=count, recompute="on" if recompute else "off")
+    needs = needs_of(spec, chosen)
+    limit = MUCH if free.gpu_bytes is None else free.gpu_bytes
+    return needs.host <= (1 - SPARE) * free.memory_bytes and needs.device <= (1 - SPARE) * limit
+
+
+@given(
+    name=st.sampled_from(["10m", "50m", "1b", "moe-12m"]), free=st.integers(1 << 28, 1 << 38), gpu=st.booleans()
+)
+def test_as_many_as_fit_pass_at_once_and_layers_are_stored_where_one_fits(name, free, gpu):
+    spec, config = preset(name, OWNER, 1), GPU if gpu else CPU
+    place = Free(MUCH if gpu else free, 0, free if gpu else None)
+    count, recompute = passes_of(spec, config, place)
+    most, _ = passes_of(spec, config, Free(MUCH, MUCH, MUCH if gpu else None))
+    assert 1 <= count <= most
+    assert recompute == (not fits(spec, config, place, 1, False))
+    if fits(spec, config, place, 1, recompute):
+        assert fits(spec, config, place, count, recompute)
+        assert count == most or not fits(spec, config, place, most, recompute)
+    else:
+        assert (count, recompute) == (1, True)
+
+
+def test_with_plenty_of_memory_passes_are_as_large_as_they_are_faster():
+    for config, tokens in zip((GPU, CPU), PASS_TOKENS, strict=True):
+        free = Free(MUCH, MUCH, MUCH if config is GPU else None)
+        for name in ("tiny", "10m", "50m", "1b"):
+            spec = preset(name, OWNER, 1)
+            count, recompute = passes_of(spec, config, free)
+            assert count == min(spec.inner.batch, max(1, tokens // spec.model.context))
+            assert not recompute
+        mixture = preset("moe-12m", OWNER, 1)
+        assert passes_of(mixture, config, free) == (mixture.inner.batch, False), "or it routes twice"
+
+
+@pytest.mark.parametrize("recompute", ["auto", "on", "off"])
+def test_what_the_user_says_is_done(recompute):
+    spec = preset("50m", OWNER, 1)
+    config = msgspec.structs.replace(CPU, micro_batch=3, recompute=recompute)
+    assert passes_of(spec, config, Free(MUCH, MUCH)) == (3, recompute == "on")
+    assert passes_of(spec, config, Free(1, 1)) == (3, recompute != "off")
