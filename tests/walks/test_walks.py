@@ -21,7 +21,8 @@ SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
 BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("epochs", "missing", "orphans")}
-"""Not of a walk, but seen when the status is asked for, or when a round waits for longer than a patience."""
+BESIDE |= {"node/daemon/removals.py"}
+"""Not of a walk, but seen when the status is asked for, at a tick, or when a round waits longer than usual."""
 
 
 def documented(walk: str) -> set[str]:
