@@ -58,6 +58,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Newest round that this state knows to be final, sent or recognised, also in a chain that the node left."""
     settled: int = -1
     """Our work up to this round is accounted for, even if `final` is older: the node left its chain after it."""
+    left: tuple[Digest, ...] = ()
+    """Our payloads that a chain counted which the node left: a share of them returns; in order."""
 
 
 class LocalState(NamedTuple):

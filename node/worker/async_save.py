@@ -141,6 +141,7 @@ class WorkerState:
             past=self.feedback.past,
             newest=self.feedback.newest,
             settled=self.settled,
+            left=tuple(sorted(self.feedback.left)),
         )
         moments, parts = self.learner.moments()
         tensors = {

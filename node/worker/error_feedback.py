@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.checkpoint.local import LocalBody, PastPayload
+from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.codecs import Encoder, codec_of
 from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
@@ -29,8 +29,29 @@ LOST_FEEDBACK = "this state is older than what was sent: its error feedback is d
 """Line of the worker's log; see `ErrorFeedback.recognise`."""
 PAST_PAYLOADS = 64
 """Most payloads of final rounds that are kept for the case that this node leaves its chain."""
-Work = Callable[[int, Span, Tensor], object]
+
+
+def share_of_left(feedback: float) -> float:
+    """Share of work of a chain that was left which returns where the other chain lacks it.
+
+    With it what returns is the mean of that work, weighted by β^age, instead of its sum: both sides learned much
+    of the same, so the sum goes too far. Measured by `atoll bench heal` (docs/epochs.md).
+    """
+    return 1.0 / sum(feedback**age for age in range(PAST_PAYLOADS))
+
+
+Work = Callable[[int, Span, Tensor | Blocks], object]
 """Is given a slab: its first row in the payload, its chunks, its local weights."""
+
+
+class _Slab(NamedTuple):
+    """Chunks that are encoded at once."""
+
+    at: int
+    """Their first row in the payload."""
+    span: Span
+    blocks: Blocks | None
+    """Their local weights where these stand; None: they are copied."""
 
 
 class MissedPayload(NamedTuple):
@@ -57,6 +78,8 @@ class ErrorFeedback:
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
         """The newest payloads of final rounds."""
+        self.left: frozenset[Digest] = frozenset()
+        """Payloads of which rows were final in a chain that this node left."""
         room = 4 * arena.chunks * CHUNK // largest_payload(spec)  # no more bytes than e itself
         self._most_past = max(1, min(PAST_PAYLOADS, room))
         self._released: tuple[ReleasedMoments, ...] = ()
@@ -72,18 +95,20 @@ class ErrorFeedback:
         that are NaN or from 2⁶⁴ on, with everything as it was.
         """
         cover = cover_of(self._spec, number, weights.experts)
-        if not all(self._each_slab(weights, cover, lambda _, span, local: self._encoder.is_sound(local))):
+        found = self._slabs(weights, cover)
+        if not all(self._each_slab(found, weights, lambda _, span, local: self._encoder.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
         payload = self._encoder.begin(self.layout(number, weights.experts))
 
-        def encode_slab(at: int, span: Span, local: Tensor) -> None:
+        def encode_slab(at: int, span: Span, local: Tensor | Blocks) -> None:
             rows = slice(span.start, span.stop)
             residual, anchor = self.residual_C4096[rows], weights.anchor_C4096[rows]
             payload.fill(at, residual, anchor, local, self._spec.compress.feedback)
-            clear(self.residual_C4096[rows], self._padding, span.start)
-            weights.mark_sent(span, local)
+            if isinstance(local, Tensor):
+                clear(residual, self._padding, span.start)
+                weights.mark_sent(span, local)
 
-        self._each_slab(weights, cover, encode_slab)
+        self._each_slab(found, weights, encode_slab)
         weights.sent = number
         weights.sent_experts = weights.experts
         return payload.whole()
@@ -144,6 +169,7 @@ class ErrorFeedback:
         )
         self.past = (*self.past, *ended)[-self._most_past :]
         self.pending = tuple(p for p in self.pending if p.round > number)
+        self.left &= {one.payload for one in (*self.pending, *(one.sent for one in self.past))}
 
     def reopen(self, first: int) -> None:
         """Rounds from `first` on are not final after all: our payloads of them are pending. Raises DiskFault.
@@ -162,6 +188,8 @@ class ErrorFeedback:
             self._add_back(missed, sign=-1)
         self.past = tuple(one for one in self.past if one not in again)
         self.pending = (*(one.sent for one in again), *self.pending)
+        # Only after the above, which takes out what had gone back whole. What no set held was learned by nobody.
+        self.left |= {one.sent.payload for one in again if one.rows}
 
     def _all_sent(self, sent: Pending) -> PastPayload:
         """Nothing of this payload is in e, wherever it is."""
@@ -171,9 +199,11 @@ class ErrorFeedback:
         return cover_of(self._spec, pending.round, pending.experts)
 
     def _add_back(self, missed: MissedPayload, sign: int = 1) -> None:
-        """Add what e would hold of these rows had they never been sent; −1: take it out again."""
+        """Add what e would hold of these rows if never sent, or a share of it; −1: take it out again."""
         cover = self._cover(missed.sent)
         size, shares_C = size_of(cover), self._shares_since(missed.sent)
+        if missed.sent.payload in self.left:
+            shares_C *= share_of_left(self._spec.compress.feedback)
         values_N4096 = torch.zeros((size, CHUNK))
         self._codec.give_back(values_N4096, missed.data)
         for counted in rest_of(missed.rows, size):
@@ -198,6 +228,7 @@ class ErrorFeedback:
         gone = (self._all_sent(one) for one in body.pending if one not in self.pending)
         self.past = tuple(sorted((*body.past, *gone), key=lambda one: one.sent.round))
         self.newest = max(body.final, body.newest, *(one.round for one in body.pending), -1)
+        self.left = frozenset(body.left)
 
     def recognise(self, number: int) -> bool:
         """Round `number` has a contribution of ours. False: a newer state than this made it, before a restore.
@@ -226,15 +257,26 @@ class ErrorFeedback:
                 if ended or path.name.endswith(_PAYLOAD + TEMPORARY):
                     path.unlink(missing_ok=True)
 
-    def _each_slab(self, weights: LocalWeights, cover: Cover, work: Work) -> list[object]:
-        """Results of `work` for every slab, by all threads together. Each thread has one buffer for its slabs."""
+    def _slabs(self, weights: LocalWeights, cover: Cover) -> list[_Slab]:
+        """One for each thread where the encoder reads weights in place, else as large as it likes them."""
+        size, threads = size_of(cover), self._encoder.threads
+        if self._encoder.reads_blocks and weights.are_readable:
+            cut = slabs(cover, max(1, -(-size // threads)))
+            return [_Slab(at, span, weights.blocks(span)) for at, span in cut]
+        most = max(1, min(self._encoder.slab_chunks, size))
+        return [_Slab(at, span, None) for at, span in slabs(cover, most)]
+
+    def _each_slab(self, found: list[_Slab], weights: LocalWeights, work: Work) -> list[object]:
+        """Results of `work` for every slab, by all threads together. Each thread has one buffer for copies."""
         threads, device = self._encoder.threads, self._encoder.device
-        most = max(1, min(self._encoder.slab_chunks, size_of(cover)))
+        most = max((slab.span.chunks for slab in found if slab.blocks is None), default=0)
 
         def share(first: int) -> list[object]:
             into_M4096 = torch.empty((most, CHUNK), device=device)
-            mine = islice(slabs(cover, most), first, None, threads)
-            return [work(at, span, weights.rows(span, into_M4096)) for at, span in mine]
+            return [
+                work(at, span, weights.rows(span, into_M4096) if blocks is None else blocks)
+                for at, span, blocks in found[first::threads]
+            ]
 
         if threads == 1:
             return share(0)

@@ -138,6 +138,7 @@ class Learner:
         moments = _on_host(self.inner.state())
         self.released = {e: data for e, data in self.released.items() if e not in self._trained(experts)}
         self.released |= self._given_up(experts, moments)
+        self._memory = self._replica.memory  # it may have run out meanwhile
         del self._replica
         self._weights.detach_module()
         self._build(experts)

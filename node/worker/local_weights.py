@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.checkpoint.tensorfile import all_finite, read_atom
+from atoll.node.learning.compress.blocks import Blocks, blocks_of, is_readable
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.bridge import frozen_names, named_atoms, write_atoms
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, shared_by, slabs, trained_cover
-from atoll.protocols.run.arena import CHUNK, Placement, Span, arena_of
+from atoll.protocols.run.arena import CHUNK, SIDE, Placement, Span, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -117,6 +118,21 @@ class LocalWeights:
         rows_N4096 = self.anchor_C4096.new_empty((size, CHUNK)) if into_M4096 is None else into_M4096[:size]
         bridge.read_rows(self._named, self._arena, span.start, rows_N4096)
         return rows_N4096
+
+    @property
+    def are_readable(self) -> bool:
+        """Whether `blocks` can read all of L where it stands."""
+        return all(is_readable(value) for value in self._named.values() if value.dim() == 2)
+
+    def blocks(self, span: Span) -> Blocks:
+        """L of chunks that are trained here: matrices where they stand, vectors copied. Only if `are_readable`."""
+        parts = list[tuple[Tensor, int, int]]()
+        for part, place in bridge.parts_of(self._arena, span):
+            if len(place.shape) == 2:
+                parts.append((self._named[place.name], part.start - place.first_chunk, part.chunks))
+            else:
+                parts.append((self.rows(part).view(-1, SIDE), 0, part.chunks))
+        return blocks_of(parts)
 
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
         """A ← L on rows that a payload holds now. `sent` is set when all of a round's cover has been."""

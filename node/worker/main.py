@@ -185,8 +185,10 @@ def doing(ask: worker_messages.Ask) -> Doing:
             return "start"
         case worker_messages.TrainRequest():
             return "steps"
-        case worker_messages.EvaluateRequest() | worker_messages.AuditRequest():
+        case worker_messages.EvaluateRequest():
             return "evaluate"
+        case worker_messages.AuditRequest():
+            return "audit"
         case worker_messages.SaveRequest() | worker_messages.SnapshotRequest():
             return "checkpoint"
         case worker_messages.ReportRequest() | worker_messages.StopRequest():

@@ -92,7 +92,7 @@ class RoundTrainer:
 
     def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
         """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet."""
-        began = time.monotonic()
+        began = self._now_s()
         overlap = self._begin(ask)
         base, losses = self.fold.view_digest(), list[float]()
         place, budget = self._place(ask), Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
@@ -103,14 +103,14 @@ class RoundTrainer:
                 break
             losses.append(self._step(place, budget, self.spec.steps_before(ask.round) + len(losses)))
             self.steps_taken += 1
-            trained_s = max(1e-9, time.monotonic() - began - overlap.held_s)
+            trained_s = max(1e-9, self._now_s() - began - overlap.held_s)
             budget.took_step(len(losses), trained_s)
             overlap.most = min(overlap.most, budget.steps)
             if len(losses) == budget.steps:  # now: a fold may still be merged before the round ends
                 self.learner.agree()
             speed = budget.taken * self.spec.model.context / trained_s
             yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed)
-        train_s = time.monotonic() - began - overlap.held_s
+        train_s = self._now_s() - began - overlap.held_s
         with self.spent.within("encode"):
             payload = self.feedback.encode(ask.round, self.learner.weights)
         done = self._pending(ask.round, base, losses, payload, budget.taken * self.spec.model.context)
@@ -122,6 +122,10 @@ class RoundTrainer:
             held_s=overlap.held_s,
         )
         return trained, payload
+
+    def _now_s(self) -> float:
+        """Seconds of a clock that stands still in audits and evaluations: they say nothing of a round's speed."""
+        return time.monotonic() - self.spent.besides_s
 
     def _begin(self, ask: TrainRequest) -> Overlap:
         """Bring the local weights to where the round begins, in a module that trains what is asked for."""
@@ -138,10 +142,10 @@ class RoundTrainer:
 
     def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
         """Wait for the fold that is due, if no more steps may be taken before it; whether it came now."""
-        began, held_s = time.monotonic(), overlap.held_s
+        began, held_s = self._now_s(), overlap.held_s
         while overlap.must_wait(taken, self.fold.holds(overlap.after)):
             yield None
-            overlap.held_s = held_s + time.monotonic() - began
+            overlap.held_s = held_s + self._now_s() - began
         if not overlap.is_due or not self.fold.holds(overlap.after):
             return False
         self.learner.weights.merge(self.fold.view_C4096, arrived=True)
@@ -163,7 +167,7 @@ class RoundTrainer:
         self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int
     ) -> Pending:
         blob = manifest_of_bytes(payload).id
-        weight = weight_of(tokens, self.spec.steps(number) * self.spec.inner.batch * self.spec.model.context)
+        weight = weight_of(tokens, self.spec.nominal_tokens(number))
         experts = self.learner.experts
         layout = self.feedback.layout(number, experts)
         return Pending(

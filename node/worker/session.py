@@ -167,8 +167,8 @@ class Session:
             case worker_messages.EvaluateRequest():
                 return self._evaluate()
             case worker_messages.AuditRequest():
-                with self._spent.within("evaluate"):
-                    losses_of, view_C4096 = self._learner.window_losses, self._fold.view_C4096
+                losses_of, view_C4096 = self._learner.window_losses, self._fold.view_C4096
+                with self._spent.within("audit"):
                     return audit(ask, self._spec, self._data, losses_of, view_C4096, self._audit_rng)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 

@@ -9,7 +9,9 @@ from typing import Literal
 
 from atoll.protocols.local.time_spent import TimeSpent
 
-Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "recompute", "wait"]
+Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "wait"]
+
+_BESIDES: tuple[Doing, ...] = ("evaluate", "audit")
 
 
 class TimeAccount:
@@ -42,6 +44,12 @@ class TimeAccount:
             yield
         finally:
             self.enter(before)
+
+    @property
+    def besides_s(self) -> float:
+        """Seconds, up to now, of what is no part of any round."""
+        self.enter(self._doing)
+        return sum(self._booked_ns.get(doing, 0) for doing in _BESIDES) / 1e9
 
     def begin_save(self) -> None:
         """The steps so far are being saved: see `confirm_saved`."""

@@ -286,7 +286,7 @@ def test_quick_byzantine(atoll, tmp_path):
 
 def test_quick_heal(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "heal")
-    assert rows["β 0.95, 1 rounds, 70/30: returned decayed"]["bar"] == "<= 0"
+    assert rows["β 0.95, 1 rounds, 70/30: returned as a mean"]["bar"] == "<= 0"
     assert rows["β 0.95, 1 rounds, 70/30: begins anew"]["bar"] is None
 
 

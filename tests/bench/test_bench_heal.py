@@ -41,7 +41,18 @@ def test_both_go_on_from_the_model_of_the_larger_side(sides):
     assert torch.equal(both._residual_MC4096, before)
 
 
-@pytest.mark.parametrize(("name", "shares"), [(SHIPPED, (FEEDBACK, 1.0)), ("returned whole", (1.0, 1.0))])
+MEAN = (1 - FEEDBACK) / (1 - FEEDBACK**64)
+"""One over the sum of β^age over the payloads that are kept."""
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        (SHIPPED, (MEAN * FEEDBACK, MEAN)),
+        ("returned decayed", (FEEDBACK, 1.0)),
+        ("returned whole", (1.0, 1.0)),
+    ],
+)
 def test_own_payloads_return(sides, name, shares):
     larger, smaller = sides
     assert smaller.spec.compress.feedback == FEEDBACK

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.compress import encoding, folding
+from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
 from atoll.node.learning.compress.measuring import Judge
 from atoll.node.learning.kernels.compiled import fresh_like
@@ -75,12 +76,13 @@ class UnfinishedPayload(Protocol):
     """A payload that is filled chunk by chunk."""
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
+        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
         """Fill its chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
-        All three are float32, contiguous, on the encoder's device and sound: only then is nothing lost. Raises
-        Divergence for a residual that is not finite.
+        All three are float32, contiguous, on the encoder's device and sound: only then is nothing lost. Blocks are
+        for an encoder that reads them: they become the anchor, and e has no padding. Raises Divergence for a
+        residual that is not finite.
         """
 
     def whole(self) -> bytearray:
@@ -102,8 +104,12 @@ class Encoder(Protocol):
     def slab_chunks(self) -> int:
         """Most chunks that one call should be given."""
 
-    def is_sound(self, values_N4096: Tensor) -> bool:
-        """Whether float32 rows can be encoded: no NaN, nothing from 2⁶⁴ on."""
+    @property
+    def reads_blocks(self) -> bool:
+        """Whether local weights may be given as blocks, where they stand."""
+
+    def is_sound(self, local: Tensor | Blocks) -> bool:
+        """Whether float32 values can be encoded: no NaN, nothing from 2⁶⁴ on."""
 
     def begin(self, layout: Layout) -> UnfinishedPayload:
         """Begin a payload of this layout."""
@@ -113,13 +119,14 @@ class OnHost:
     """The CPU's encoder, of any codec."""
 
     device = HOST
+    reads_blocks = True
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
         self.slab_chunks = max(1, SLAB_CHUNKS // threads)
 
-    def is_sound(self, values_N4096: Tensor) -> bool:
-        return encoding.is_sound(values_N4096)
+    def is_sound(self, local: Tensor | Blocks) -> bool:
+        return encoding.is_sound(local)
 
     def begin(self, layout: Layout) -> UnfinishedPayload:
         return _HostPayload(layout)
@@ -131,9 +138,9 @@ class _HostPayload:
         self._bytes = encoding.blank_payload(layout)
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
+        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
-        encoding.encode_rows(self._bytes, self._layout, at, residual_N4096, anchor_N4096, local_N4096, beta)
+        encoding.encode_rows(self._bytes, self._layout, at, residual_N4096, anchor_N4096, local, beta)
 
     def whole(self) -> bytearray:
         return self._bytes

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from atoll.node.learning.compress.blocks import add_up, clear_padding, part_of
 from atoll.node.learning.compress.selecting import half_bits, units_of
 from atoll.node.learning.compress.summing import clipped, find_members, least_weight
 from atoll.node.learning.kernels.compiled import Bytes, Floats, Ints, Ints32, compiled, inlined
@@ -62,16 +63,28 @@ def dense_scratch(block: int) -> tuple[npt.NDArray[Any], ...]:
 
 @compiled
 def encode_dense(
-    anchor: Any, local: Any, residual: Any, beta: Any, first: int, out: Bytes, shape: Any, scratch: Any
+    anchor: Any,
+    local: Any,
+    in_place: bool,
+    residual: Any,
+    beta: Any,
+    first: int,
+    out: Bytes,
+    shape: Any,
+    scratch: Any,
 ) -> bool:
-    """Encode β·e + (anchor − local) as chunks `first …` of `out`; e becomes the rest. False if a is not finite."""
+    """Encode β·e + (anchor − local) as chunks `first …` of `out`; e becomes the rest. False if a is not finite.
+
+    `in_place`: the anchor becomes the local weights, and padding of e zero.
+    """
     block, width, top, most = shape.block, shape.code_bits, shape.top, shape.max_scale
     scales, codes = shape.scale_bytes, shape.code_bytes
     level, _, _, single = scratch
+    part = 0
     for row in range(len(residual)):
         e, c = residual[row], first + row
-        for i in range(CHUNK):
-            e[i] = e[i] * beta + (anchor[row, i] - local[row, i])
+        part = part_of(local, part, row)
+        add_up(e, anchor[row], local[part], row, beta, in_place)
         for b in range(CHUNK // block):
             values, levels = e[b * block : (b + 1) * block], level[b * block : (b + 1) * block]
             # Bits of |x| rise with |x|, so the largest value, infinity and NaN are found by integer comparisons.
@@ -92,6 +105,8 @@ def encode_dense(
             out[shape.scales_at + c * scales + 2 * b] = half & 255
             out[shape.scales_at + c * scales + 2 * b + 1] = half >> 8
         _write(out[shape.codes_at + c * codes : shape.codes_at + (c + 1) * codes], level, width)
+        if in_place:
+            clear_padding(local[part], row, e)
     return True
 
 

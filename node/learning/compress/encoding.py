@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from atoll.node.learning.compress.blocks import Blocks, add_up, are_sound, blocks_of_rows, clear_padding, part_of
 from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
 from atoll.node.learning.compress.reading import sparse_shape
 from atoll.node.learning.compress.selecting import (
@@ -25,12 +26,10 @@ from atoll.node.learning.compress.selecting import (
 )
 from atoll.node.learning.kernels.compiled import Bytes, Doubles, Floats, Ints32, compiled, inlined
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
-from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.arena import SIDE
 from atoll.protocols.run.payload import LOW_LEVEL, VALUE_BITS, Layout
 
 _UNIT = np.float32(2.0**-VALUE_BITS)
-_LARGEST = 0x5F800000
-"""Bits of 2⁶⁴. With weights below it a finite residual stays finite for more rounds than anybody trains."""
 
 
 def blank_payload(layout: Layout) -> bytearray:
@@ -40,9 +39,9 @@ def blank_payload(layout: Layout) -> bytearray:
     return out
 
 
-def is_sound(values_N4096: Tensor) -> bool:
+def is_sound(local: Tensor | Blocks) -> bool:
     """Whether float32 rows can be encoded: no NaN, no magnitude from 2⁶⁴ on."""
-    return bool(_is_sound(values_N4096.numpy()))
+    return bool(are_sound(_blocks(local).table, np.zeros(SIDE, np.int32)))
 
 
 def encode_rows(
@@ -51,15 +50,17 @@ def encode_rows(
     at: int,
     residual_N4096: Tensor,
     anchor_N4096: Tensor,
-    local_N4096: Tensor,
+    local: Tensor | Blocks,
     beta: float,
 ) -> None:
     """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
-    All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Calls for other chunks of
-    the same payload may run at the same time. Raises Divergence for a residual that is not finite.
+    All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Local weights may be rows
+    `[N, 4096]`; given as blocks, they become the anchor in the same pass, and e has no padding. Calls for other
+    chunks of the same payload may run at the same time. Raises Divergence for a residual that is not finite.
     """
-    arrays = (anchor_N4096.numpy(), local_N4096.numpy(), residual_N4096.numpy())
+    in_place = isinstance(local, Blocks)
+    arrays = (anchor_N4096.numpy(), _blocks(local).table, in_place, residual_N4096.numpy())
     if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
         raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
 
@@ -78,7 +79,11 @@ def encode_residual(
     return bytes(payload)
 
 
-def _run(layout: Layout, arrays: tuple[Any, Any, Any], beta: Any, at: int, out: Bytes) -> bool:
+def _blocks(local: Tensor | Blocks) -> Blocks:
+    return blocks_of_rows(local) if isinstance(local, Tensor) else local
+
+
+def _run(layout: Layout, arrays: tuple[Any, Any, bool, Any], beta: Any, at: int, out: Bytes) -> bool:
     """Encode by the layout's codec; whether everything was finite."""
     if layout.is_dense:
         shape = dense_shape(layout)
@@ -95,22 +100,10 @@ def encode_scratch(k: int) -> Any:
 
 
 @compiled
-def _is_sound(values: Floats) -> bool:
-    """Whether every magnitude is below 2⁶⁴."""
-    for c in range(len(values)):
-        bits = values[c].view(np.int32)
-        top = np.int32(0)
-        for i in range(CHUNK):
-            top = max(top, bits[i] & np.int32(0x7FFFFFFF))
-        if top >= _LARGEST:
-            return False
-    return True
-
-
-@compiled
 def _encode_chunks(
     anchor: Any,
     local: Any,
+    in_place: bool,
     residual: Any,
     beta: Any,
     first: int,
@@ -120,16 +113,20 @@ def _encode_chunks(
     norms: Doubles,
     scratch: Any,
 ) -> bool:
-    """Encode chunks `first …` of a sparse payload into `out`; e becomes the rest. False where a was not finite."""
+    """Encode chunks `first …` of a sparse payload into `out`; e becomes the rest. False where a was not finite.
+
+    `in_place`: the anchor becomes the local weights, and padding of e zero.
+    """
     k = shape.k
     chosen, (small, gain, single, code) = scratch
     at, key, order = chosen[1], chosen[2], chosen[3]
     sizes = order[1:].view(np.float32)
     # The bar of one chunk is where the search for the next one begins: neighbours have values of one scale.
-    guess = 0
+    guess = part = 0
     for row in range(len(residual)):
         e, c = residual[row], first + row
-        _add_up(e, anchor[row], local[row], beta)
+        part = part_of(local, part, row)
+        add_up(e, anchor[row], local[part], row, beta, in_place)
         guess = choose(e.view(np.int32), k, guess, chosen)
         if guess < 0:
             return False
@@ -148,15 +145,9 @@ def _encode_chunks(
         out[offsets[0] + 2 * c] = word & 255
         out[offsets[0] + 2 * c + 1] = word >> 8
         _pack(out, c, at, code, offsets, shape)
+        if in_place:
+            clear_padding(local[part], row, e)
     return True
-
-
-@inlined
-def _add_up(e: Floats, anchor: Floats, local: Floats, beta: Any) -> None:
-    """e ← β·e + (anchor − local)."""
-    # Rounded after each operation, in this order: a fused multiply-add would give other bits on other machines.
-    for i in range(CHUNK):
-        e[i] = e[i] * beta + (anchor[i] - local[i])
 
 
 @inlined

@@ -158,13 +158,13 @@ def _copy_ready(folder: Path, version: str) -> None:
 _HAS_CACHE = _choose_cache()
 
 
-def _in_llvm(function: Callable[..., Made]) -> Callable[..., Any]:
+def in_llvm(function: Callable[..., Made]) -> Callable[..., Any]:
     """A function that writes the LLVM code of its own call; numba hands it its context first, then the types."""
     made: Callable[..., Any] = intrinsic(function)
     return made
 
 
-@_in_llvm
+@in_llvm
 def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
     """out[row] ← θ[row] + moves, and moves ← 0; int32 of 4096. False where a sum does not fit int32."""
 
@@ -198,7 +198,7 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
     return types.boolean(out, theta, moves, types.int64), code
 
 
-@_in_llvm
+@in_llvm
 def fence(_: Any) -> Made:
     """Make all earlier stores, streaming ones too, visible to other threads before any later one."""
 

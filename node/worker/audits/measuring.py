@@ -66,7 +66,8 @@ def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:
     # The least that is rounded to this weight (`weight_of`).
     weighed = -(-(2 * ask.audited.weight - 1) * nominal // (2 * WEIGHT_UNIT))
     most = nominal * spec.pace.most_256 // 256
-    return max(1, min(most, max(weighed, ask.tokens // spec.model.context)))
+    # A weight beyond what the run allows is not cut: it stands for windows that nobody trained on.
+    return max(1, weighed, min(most, ask.tokens // spec.model.context))
 
 
 def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:

@@ -59,6 +59,11 @@ class Replica:
             loads_of=loads_of if mixture and mixture.load_balance else None,
         )
 
+    @property
+    def memory(self) -> StepMemory:
+        """What a step may hold at once by now: less than at first where memory has run out."""
+        return StepMemory(self.inner.passes.micro_batch, self.module.is_recomputed)
+
     def values(self) -> Iterator[Tensor]:
         """All tensors that a forward pass reads, by name."""
         yield from all_values(self.module)

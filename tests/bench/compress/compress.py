@@ -13,13 +13,16 @@ import msgspec
 from atoll.protocols.errors import ConfigError, Unreachable
 from atoll.protocols.run.arena import CHUNK
 from atoll_bench.compress import codec_pace as pace
-from atoll_bench.compress import dumps
+from atoll_bench.compress import dumps, whole_path
 from atoll_bench.report import Bar, Row, median, paired_ratio, row
 
 MILLIONS = 64
 QUICK_CHUNKS, TURNS = 256, 5
 ENCODE_OVER_COPY, ENCODE_OVER_PUBLISHED = Bar("<=", 3.5), Bar(">=", 6)
 FOLD_OVER_COPY, FOLD_OVER_PUBLISHED = Bar("<=", 2.5), Bar(">=", 8)
+WHOLE_OVER_COPY = Bar("<=", 4.5)
+WHOLE = (("50m", None), ("moe-12m", None), ("moe-12m", 4))
+"""Presets, and experts of each layer that are trained, whose encode is measured from the module on."""
 BYTES_PER_PARAMETER = Bar("<=", 0.0205)
 ERROR_RATIO = Bar("<=", 0.3333)
 EXTRA_MEMORY = Bar("<=", 0.05)
@@ -37,10 +40,24 @@ async def measure(
     chunks = QUICK_CHUNKS if quick else millions * 2**20 // CHUNK
     if device != "cpu":
         return await asyncio.to_thread(on_gpu, chunks, 1 if quick else GPU_TURNS, say, device)
-    paces = await asyncio.to_thread(pace.measure, chunks, 1 if quick else TURNS, say)
+    turns = 1 if quick else TURNS
+    paces = await asyncio.to_thread(pace.measure, chunks, turns, say)
+    say("a worker's encode")
+    cases = WHOLE[-1:] if quick else WHOLE
+    whole = [await asyncio.to_thread(whole_row, name, experts, turns) for name, experts in cases]
     say("training for real values")
     found = await asyncio.to_thread(dumped, quick)
-    return [*rows_of(paces, chunks * CHUNK), found, *unmeasured_gpu_rows()]
+    return [*rows_of(paces, chunks * CHUNK), *whole, found, *unmeasured_gpu_rows()]
+
+
+def whole_row(name: str, experts: int | None, turns: int) -> Row:
+    """A worker's encode, from the module's memory to the payload."""
+    encodes, copies = whole_path.seconds(name, turns, experts)
+    part = "" if experts is None else f", {experts} experts of a layer"
+    note = f"CPU time; memcpy {1000 * (median(copies) or 0):.1f} ms"
+    return row(
+        f"{name}{part}: a worker's encode / memcpy", paired_ratio(encodes, copies), "x", WHOLE_OVER_COPY, note=note
+    )
 
 
 def on_gpu(chunks: int, turns: int, say: Callable[[str], None], device: str) -> list[Row]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.data.dataset import Dataset
-from atoll.node.worker.error_feedback import PAST_PAYLOADS
+from atoll.node.worker.error_feedback import PAST_PAYLOADS, share_of_left
 from atoll.protocols.run.run_spec import RunSpec
 from atoll_bench.byzantine.trial import MEMBERS, STEPS, Case, Trial, spec_of
 
@@ -30,14 +30,17 @@ class Way(NamedTuple):
     """Its own payloads since the cut return to the error feedback, the newest PAST_PAYLOADS of them."""
     decays: bool = False
     """They return as if they had never been sent: decayed by every payload since."""
+    shared: bool = False
+    """Only a share of them returns: their mean."""
 
 
-SHIPPED = "returned decayed"
+SHIPPED = "returned as a mean"
 """What the worker does (node/worker/error_feedback.py)."""
 WAYS = {
     "begins anew": Way(keeps=False),
     "keeps error feedback": Way(keeps=True),
-    SHIPPED: Way(keeps=True, returns=True, decays=True),
+    SHIPPED: Way(keeps=True, returns=True, decays=True, shared=True),
+    "returned decayed": Way(keeps=True, returns=True, decays=True),
     "returned whole": Way(keeps=True, returns=True),
 }
 ALONE = ("larger side alone", "smaller side alone")
@@ -64,8 +67,9 @@ class Side(Trial):
         if not way.keeps:
             residual.zero_()
             theirs = {name: (torch.zeros_like(a), torch.zeros_like(b)) for name, (a, b) in theirs.items()}
+        feedback = self.spec.compress.feedback
         for age, payloads in enumerate(reversed(other.sent[-PAST_PAYLOADS:] if way.returns else [])):
-            share = self.spec.compress.feedback**age if way.decays else 1.0
+            share = (feedback**age if way.decays else 1.0) * (share_of_left(feedback) if way.shared else 1.0)
             for slot, payload in enumerate(payloads):
                 residual[slot] += share * self._values(payload)
         moments = {

@@ -90,6 +90,19 @@ def generations_of(folder):
     return (folder / "0000000001" / "tensors.safetensors").read_bytes()
 
 
+def test_zeros_take_nothing_of_the_disk_and_are_read_as_zeros(tmp_path):
+    """Error feedback of experts that are not trained here: holes at the start, inside, and at the end."""
+    sparse = torch.zeros((256, 4096))
+    sparse[40:44], sparse[100, 7], sparse[200, -1] = 1.0, 2.0, -0.0
+    saved = {"residual": sparse, "nothing": torch.zeros((64, 4096), dtype=torch.int32)}
+    generations.begin(tmp_path, saved, b"", steady={"nothing"}).finish()
+    status = (tmp_path / "0000000001" / "tensors.safetensors").stat()
+    assert status.st_size > 5 << 20
+    assert status.st_blocks * 512 < 1 << 20
+    loaded = generations.load(tmp_path).tensors
+    assert all(loaded[name].numpy().tobytes() == value.numpy().tobytes() for name, value in saved.items())
+
+
 def test_what_may_change_is_saved_as_it_was_and_what_is_steady_with_the_rest(tmp_path):
     before = tensors(1)
     generations.begin(tmp_path / "plain", before, b"words").finish()

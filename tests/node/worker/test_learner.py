@@ -110,6 +110,16 @@ def test_two_that_share_the_experts_have_one_state_and_send_what_they_train(node
             assert fragments > 1 or moved & set(alone), "each half moved"
 
 
+def test_what_memory_ran_out_with_is_remembered_when_experts_change_hands(nodes):
+    node = nodes("a", spec_of())
+    node.train_some(0, LOW)
+    node.learner.inner.passes.micro_batch = 1
+    node.learner.module.recompute_layers()
+    node.train_some(1, HIGH)
+    assert node.learner.inner.passes.micro_batch == 1
+    assert node.learner.module.is_recomputed
+
+
 def test_who_trains_nothing_of_an_expert_sends_nothing_of_it(nodes):
     spec = spec_of()
     node = nodes("a", spec)

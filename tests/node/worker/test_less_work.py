@@ -1,10 +1,15 @@
 """A round of fewer sequences a step, and one that is cut short: the next windows, and the weight of the tokens."""
 
+from types import SimpleNamespace
+
 import msgspec
 import numpy as np
 import pytest
 
+from atoll.node.worker import round_trainer
 from atoll.node.worker.round_trainer import Budget, weight_of
+from atoll.node.worker.session import Session
+from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import TrainReply, TrainRequest
 from atoll.protocols.run.run_spec import Stage
@@ -48,6 +53,28 @@ def test_a_round_that_takes_too_long_ends_with_the_least_that_is_left(home):
     assert [len(each) for each in seen] == [BATCH, 2, 2], "the first step is over before it can be known"
     assert (cut.steps, cut.tokens) == (3, (BATCH + 4) * CONTEXT)
     assert cut.weight == weight_of(cut.tokens, STEPS * BATCH * CONTEXT) == 12
+
+
+def test_audits_and_evaluations_between_two_steps_are_no_part_of_the_round(tmp_path, monkeypatch):
+    now_ns = [0]
+    monkeypatch.setattr(round_trainer, "time", SimpleNamespace(monotonic=lambda: now_ns[0] / 1e9))
+    home = Home(tmp_path, spec=LARGE)
+    spent = TimeAccount(lambda: now_ns[0])
+    home.session = Session(home.start, spent)
+    *steps, done = [between(event, spent, now_ns) for event in home.session.train(home.train_ask(0))]
+    assert len(steps) == STEPS
+    assert done.train_s == pytest.approx(STEPS)
+    found = spent.read()
+    assert (found.audit_ns, found.evaluate_ns) == (60 * STEPS * 10**9, 5 * STEPS * 10**9)
+
+
+def between(event, spent, now_ns):
+    """What the worker does between two steps; the next step takes a second."""
+    if not isinstance(event, TrainReply):
+        for doing, gone_s in (("audit", 60), ("evaluate", 5), ("steps", 1)):
+            spent.enter(doing)
+            now_ns[0] += gone_s * 10**9
+    return event
 
 
 def test_a_cut_takes_no_more_than_was_asked_for_and_nothing_back():

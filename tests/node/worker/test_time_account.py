@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.local.worker_messages import TimeSpent
 
-DOING = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "wait")
+DOING = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "audit", "wait")
 
 
 class Clock:

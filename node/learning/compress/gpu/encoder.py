@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.codecs import HOST, Encoder, OnHost, UnfinishedPayload
 from atoll.node.learning.compress.gpu.encoding import (
     EncodeArrays,
@@ -25,13 +26,15 @@ class OnDevice:
     """The kernels of `encode_rows`. One thread launches."""
 
     threads = 1
+    reads_blocks = False
     slab_chunks = SLAB_CHUNKS
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def is_sound(self, values_N4096: Tensor) -> bool:
-        return is_sound(values_N4096)
+    def is_sound(self, local: Tensor | Blocks) -> bool:
+        assert isinstance(local, Tensor)
+        return is_sound(local)
 
     def begin(self, layout: Layout) -> UnfinishedPayload:
         return _DevicePayload(layout, self.device)
@@ -43,10 +46,11 @@ class _DevicePayload:
         self._bytes = blank_payload(layout, device)
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local_N4096: Tensor, beta: float
+        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
+        assert isinstance(local, Tensor)
         # In place: the worker asks `is_sound` of all slabs before, so no Divergence can lose a residual.
-        arrays = EncodeArrays(residual_N4096, residual_N4096, anchor_N4096, local_N4096)
+        arrays = EncodeArrays(residual_N4096, residual_N4096, anchor_N4096, local)
         encode_rows(self._bytes, self._layout, at, arrays, beta)
 
     def whole(self) -> bytearray:

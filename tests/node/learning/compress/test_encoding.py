@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.node.learning.compress.blocks import blocks_of
 from atoll.node.learning.compress.encoding import blank_payload, encode_rows, is_sound
 from atoll.node.learning.compress.selecting import half_bits
 from atoll.node.learning.outer.fixed import to_float
@@ -145,3 +146,48 @@ def test_soundness_is_seen_in_every_place(bad, sound):
     assert is_sound(values)
     values[CHUNKS - 1, 4095] = bad
     assert is_sound(values) is sound
+
+
+def placed(shapes, seed):
+    """Matrices of these shapes as views into wider ones, and all their chunks as rows of the arena."""
+    made = torch.Generator().manual_seed(seed)
+    matrices = [torch.randn((rows, cols + 7), generator=made)[:, 3 : cols + 3] for rows, cols in shapes]
+    rows = []
+    for matrix in matrices:
+        down, across = (-(-side // 64) for side in matrix.shape)
+        whole = torch.zeros((down * 64, across * 64))
+        whole[: matrix.shape[0], : matrix.shape[1]] = matrix
+        rows.append(whole.view(down, 64, across, 64).transpose(1, 2).reshape(-1, 4096))
+    return matrices, rows
+
+
+@pytest.mark.parametrize(("codec", "k"), [("sparse2", 64), ("sparse1", 64), ("int8", 4096), ("e3m0", 4096)])
+def test_weights_where_they_stand_give_the_bytes_of_copied_rows(codec, k):
+    """Blocks of matrices whose sides are no multiples of 64, from any block on; the anchor becomes the weights."""
+    matrices, copied = placed([(130, 200), (64, 64), (5, 300), (300, 5)], 1)
+    parts = [(matrices[0], 3, 9), (matrices[1], 0, 1), (matrices[2], 0, 5), (matrices[3], 2, 3)]
+    local = torch.cat([rows[first : first + count] for rows, (_, first, count) in zip(copied, parts, strict=True)])
+    padding = local == 0
+    residual = (torch.randn(local.shape, generator=torch.Generator().manual_seed(2)) * 1e-3).masked_fill(
+        padding, 0
+    )
+    anchor = (local + 1e-2 * residual.flip(0)).masked_fill(padding, 0)
+    layout = Layout(codec, len(local), k)
+    found, expected = blank_payload(layout), blank_payload(layout)
+    ours, theirs = residual.clone(), anchor.clone()
+    encode_rows(expected, layout, 0, residual, anchor, local, 0.9)
+    encode_rows(found, layout, 0, ours, theirs, blocks_of(parts), 0.9)
+    assert found == expected
+    assert torch.equal(ours, residual.masked_fill(padding, 0)), "and e has no padding"
+    assert torch.equal(theirs, local)
+    assert is_sound(blocks_of(parts))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 2.0**64, -(2.0**64)])
+@pytest.mark.parametrize("at", [(0, 0), (63, 63), (64, 191), (129, 199)])
+def test_a_weight_that_cannot_be_sent_is_found_where_it_stands(at, value):
+    matrix = torch.zeros((130, 200))
+    matrix[at] = value
+    assert not is_sound(blocks_of([(matrix, 0, 12)]))
+    matrix[at] = 2.0**63
+    assert is_sound(blocks_of([(matrix, 0, 12)]))

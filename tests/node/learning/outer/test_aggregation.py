@@ -13,7 +13,18 @@ from msgspec.structs import replace
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.aggregation import WHOLE, Aggregation, atoms_of, limits, sampled
-from atoll.node.learning.outer.judging import RULES, cosines, groups, krum, nearest, nnm, rfa, shares_of, threshold
+from atoll.node.learning.outer.judging import (
+    RULES,
+    cosines,
+    distances2,
+    groups,
+    krum,
+    nearest,
+    nnm,
+    rfa,
+    shares_of,
+    threshold,
+)
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.coverage import cover_of, size_of
@@ -189,6 +200,18 @@ def test_the_seed_chooses_the_chunks_and_all_chunks_can_be_chosen():
 # --- weights -------------------------------------------------------------------------------------
 
 
+def has_equal_scores(gram) -> bool:
+    """Whether two have the same sum of distances to their neighbours, as the nearest two have to one neighbour."""
+    seen = []
+
+    def score(gram_NN, liars):
+        seen.append(np.sort(distances2(gram_NN), axis=1)[:, : max(2, len(gram_NN) - liars - 1)].sum(axis=1))
+        return krum(gram_NN, liars)
+
+    shares_of(score, gram, 64)
+    return any(len({*map(int, found)}) < len(found) for found in seen)
+
+
 @pytest.mark.parametrize("rule", RULES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
@@ -208,6 +231,7 @@ def test_shares_follow_the_contributions_and_are_bounded(rule, data):
     # Without ties the order cannot matter.
     if (
         len({tuple(row) for row in drawn}) == count
+        and not (rule == "krum" and has_equal_scores(gram))
         and len(set(gram.flatten().tolist())) == count * (count + 1) // 2
     ):
         order = data.draw(st.permutations(range(count)))
