@@ -20,6 +20,8 @@ COMMANDS = {
     "resume": ("atoll.cli.commands.steer:resume", "Go on after a pause."),
     "stop": ("atoll.cli.commands.steer:stop", "Stop the node in good order."),
     "eval": ("atoll.cli.commands.steer:evaluate", "Validation loss of the weights as they are now."),
+    "generate": ("atoll.cli.commands.generate:generate", "Go on with a text, by a run's weights."),
+    "chat": ("atoll.cli.commands.generate:chat", "Talk with a run's weights."),
     "export": ("atoll.cli.commands.export:export", "Write the weights of a run for other programs."),
     "checkpoint": (
         "atoll.cli.commands.checkpoint:checkpoint",

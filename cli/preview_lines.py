@@ -42,11 +42,11 @@ def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
     if outlook is None:
         return "unknown: no member was asked, or none answered"
     if outlook.is_complete(spec):
-        return f"complete: all {spec.outer.rounds} rounds are final, nothing is left to train"
+        return f"complete: its owner says that all {spec.outer.rounds} rounds are final"
     known = f"round {outlook.round}, {counted(outlook.members, 'member')}, {outlook.final + 1} rounds are final"
     if outlook.round_s is None:
         return known
-    left_s = outlook.round_s * (spec.outer.rounds - outlook.round)
+    left_s = outlook.round_s * max(0, spec.outer.rounds - outlook.round)
     pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, {span(outlook.round_s)} of steps a round"
     return f"{known}; {pace}, at least {span(left_s)} left"
 

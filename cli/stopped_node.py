@@ -52,8 +52,10 @@ def last_run(home: Home) -> FoundRun:
 
 
 def last_rows(home: Home, run: FoundRun) -> list[RoundStatus]:
-    """A row for each round of the run's log, oldest first. Raises DiskFault."""
+    """A row for each round of the run's log, oldest first; none without a log. Raises DiskFault."""
     path = _log(home, run)
+    if not path.exists():
+        return []
     with disk(path):
         return newest_rows(path)
 

@@ -7,9 +7,6 @@ import click
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
-from atoll.node.config.node_config import load_config
-from atoll.node.import_export.export_run import export_run
-from atoll.node.runs.run_files import find_run
 
 
 @click.group()
@@ -24,13 +21,27 @@ def export() -> None:
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state.")
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
+@click.option("--force", is_flag=True, help="Replace an export that is there.")
 def hf(
-    folder: Path, home: Home, as_json: bool, wanted: str | None, snapshot: Path | None, data: str | None
+    folder: Path,
+    home: Home,
+    as_json: bool,
+    wanted: str | None,
+    snapshot: Path | None,
+    data: str | None,
+    force: bool,
 ) -> None:
-    """Write DIR as `transformers` reads it: config, safetensors, tokenizer. No node needs to run."""
+    """Write DIR as `transformers` reads it: config, safetensors, tokenizer, model card. No node needs to run."""
+    from atoll.cli.stopped_node import last_rows
+    from atoll.node.config.node_config import load_config
+    from atoll.node.import_export.export_run import export_run
+    from atoll.node.runs.run_files import find_run
+
     found = find_run(home, wanted)
     config = load_config(home.config_toml, {"data": data})
-    done = export_run(found.spec, home.run(found.spec.id), folder, snapshot, config.data)
+    run_folder, rows = home.run(found.spec.id), last_rows(home, found)
+    done = export_run(found.spec, run_folder, folder, snapshot, config.data, rows=rows, replace=force)
+    newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
     parameters = found.spec.model.parameters
     if as_json:
         about = {
@@ -39,8 +50,10 @@ def hf(
             "class": done.class_name,
             "parameters": parameters,
         }
-        print_json(about | {"round": done.round, "digest": done.state.hex()})
+        print_json(about | {"round": done.round, "digest": done.state.hex(), "newer": newer})
         return
     click.echo(
         f"{folder}: {done.class_name}, {parameters:,} parameters, round {done.round}, {done.state.hex()[:16]}"
     )
+    if newer is not None:
+        click.echo(f"round {newer} is final too, and not in it: this node has not saved it yet", err=True)

@@ -78,15 +78,17 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
         data = _signed(spec, load_or_create(home.identity))
         write_whole(path, data)
         return data
+    from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights
+    from atoll.node.import_export.import_run import described, importing, store_run
+
+    told = described(origin)
+    planned = draft.adjust(told.applied(draft.spec, draft.spec.model.context))
+    told.check(planned)
+    draft.check_fit(planned)
     home.make()
     owner = load_or_create(home.identity)
-    from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights
-    from atoll.node.import_export.import_run import importing, store_run
-
     with importing(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
-        found.check(spec)
-        draft.check_fit(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
         warnings = [found.warning]
         if isinstance(origin, HuggingFaceSource):

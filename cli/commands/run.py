@@ -11,14 +11,14 @@ import msgspec
 from atoll.cli.client import call
 from atoll.cli.commands.find import find
 from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, fit_check, origin_of, write_run
-from atoll.cli.formatting import number, print_json, print_table, size
+from atoll.cli.formatting import number, print_json, print_table, size, span
 from atoll.cli.options import home_option, json_option
 from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
-from atoll.node.runs.capacity.join_preview import Preview, preview_of
+from atoll.node.runs.capacity.join_preview import Preview, preview_of, steps_time_s
 from atoll.node.runs.presets import NAMES, fragmented, preset
 from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
 from atoll.protocols.errors import AtollError, ConfigError, counted
@@ -122,8 +122,10 @@ def new(
     origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
     data = write_run(home, path, draft, origin)
     _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
-    if not as_json and text.startswith("file:"):
-        click.echo(f"start it with --data {text.removeprefix('file:')}; others give their own copy's path")
+    if not as_json:
+        own = f" --data {text.removeprefix('file:')}" if text.startswith("file:") else ""
+        theirs = "; each gives the path of its own copy" if own else ""
+        click.echo(f"next       atoll start --run {name}{own}; it prints an invite for others{theirs}")
 
 
 @run.command("list")
@@ -264,6 +266,10 @@ def _upload(spec: RunSpec, costs: Preview) -> str:
     return f"{peak}; {size(said)} in {spec.outer.fragments} rounds, one for each fragment, {less}"
 
 
+def _run_time_s(spec: RunSpec, config: NodeConfig) -> float:
+    return steps_time_s(spec, config, spec.steps_before(spec.outer.rounds))
+
+
 def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -> None:
     about, spec = summary(found), found.spec
     now = _node_in(home, spec)
@@ -282,6 +288,7 @@ def _print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) -
         f"data       {spec.data.source}",
         f"admission  {_who(spec.admission)}",
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
+        f"time       about {span(_run_time_s(spec, config))} of steps on this machine, by arithmetic",
         *(f"experts    {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"upload     {_upload(spec, costs)}",

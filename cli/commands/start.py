@@ -104,8 +104,16 @@ async def _run_once(
             lock.enter_context(hold_lock(home))
         async with host_group() as group:
             plan = await read_plan(
-                home, config, link=link, wanted=wanted, unix_s=time.time(), group=group, report=_report
+                home,
+                config,
+                link=link,
+                wanted=wanted,
+                unix_s=time.time(),
+                group=group,
+                report=_report,
+                free=worker.free,
             )
+            worker.free = plan.free
             if plan.is_new:
                 await _agree(plan, yes=yes)
             if not has_home:
@@ -171,7 +179,7 @@ def _obstacle(plan: JoinPlan) -> tuple[str, str]:
     """Why this machine would train nothing, and what to do instead; empty if it would."""
     spec, machine = plan.run.spec, measure_machine(plan.config.device)
     if plan.outlook and plan.outlook.is_complete(spec):
-        done = f"the run {spec.name!r} is complete: its members say that no round is left to train"
+        done = f"the run {spec.name!r} is complete: its owner says that no round is left to train"
         return done, "ask one of them for the model: `atoll export hf`"
     never = shortage(needs_here(spec, plan.config, machine), machine)
     if not never:

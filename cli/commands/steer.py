@@ -1,11 +1,14 @@
 """`pause`, `resume`, `stop`, `eval`: what the operator tells the node to do."""
 
 import click
+import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.formatting import print_json
+from atoll.cli.model_source import open_model, printable
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
+from atoll.node.generation.options import TextOptions
 from atoll.protocols.errors import NotRunning
 from atoll.protocols.local import control_messages
 
@@ -42,7 +45,8 @@ def stop(home: Home, as_json: bool, finish: bool) -> None:
 @click.command("eval")
 @home_option
 @json_option
-def evaluate(home: Home, as_json: bool) -> None:
+@click.option("--sample", is_flag=True, help="Also print a text by the newest final weights.")
+def evaluate(home: Home, as_json: bool, sample: bool) -> None:
     """Validation loss of the weights as they are now; of a node that does not run, of those that it saved."""
     try:
         answer = call(home, control_messages.EvaluateModel(), control_messages.EvaluationResult)
@@ -51,12 +55,23 @@ def evaluate(home: Home, as_json: bool) -> None:
         from atoll.cli.stopped_node import last_evaluation
 
         answer = last_evaluation(home)
-    if as_json:
-        print_json(answer)
-    else:
+    if not as_json:
         click.echo(
             f"{answer.val_bpb:.4f} bits per byte ({answer.val_loss:.4f} nats per token) after round {answer.round}"
         )
+    text = {"sample": _sample(home)} if sample else {}
+    if as_json:
+        print_json(msgspec.to_builtins(answer) | text)
+    elif sample:
+        click.echo(text["sample"])
+
+
+def _sample(home: Home) -> str:
+    """A text from nothing by the weights of the run that the node trains, or trained last."""
+    from atoll.cli.stopped_node import last_run
+
+    model = open_model(home, last_run(home).spec.id.hex())
+    return printable(model.generate(model.tokens_of(""), TextOptions()).text)
 
 
 def _done(answer: control_messages.CommandDone, as_json: bool) -> None:

@@ -65,11 +65,9 @@ class SimNode:
         raise LocalFault(f"node {self.number} did not start: {self.last_words()}", hint=f"see {self.home}/out.log")
 
     def seed(self) -> str:
-        """Multiaddr for others to dial."""
+        """Multiaddr for others to dial; empty while it does not answer, or has none."""
         status = self.status()
-        if status is None:
-            raise LocalFault(f"node {self.number} does not answer")
-        return f"{status['addresses'][0]}/p2p/{status['peer']}"
+        return f"{status['addresses'][0]}/p2p/{status['peer']}" if status and status["addresses"] else ""
 
     def status(self) -> dict[str, Any] | None:
         """Its status, or None while it does not answer."""

@@ -176,8 +176,8 @@ def stop_all(nodes: Iterable[SimNode]) -> None:
 def start(swarm: Swarm, number: int) -> None:
     """Start one node; it knows every other running node as a seed, or its own cache."""
     node = swarm.nodes.setdefault(number, SimNode(number, swarm.folder, swarm.run_file))
-    others = [n.seed() for n in swarm.nodes.values() if n.number != number and n.status() is not None]
-    node.start(others[:2])
+    others = [n.seed() for n in swarm.nodes.values() if n.number != number]
+    node.start([seed for seed in others if seed][:2])
 
 
 def _look(swarm: Swarm, statuses: Statuses, rows: Rows) -> None:

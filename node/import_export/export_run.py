@@ -4,6 +4,7 @@ The source is what the worker saves after each round, or a snapshot file. A runn
 meanwhile; then the export fails with one line, and a second try succeeds.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
 from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
+from atoll.node.import_export.model_card import MODEL_CARD, model_card
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokens import built_in_tokenizer
@@ -20,6 +22,7 @@ from atoll.p2p.system.atomic_files import read_whole
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest
+from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
@@ -36,21 +39,33 @@ class Exported(NamedTuple):
     state: Digest
 
 
-def export_run(spec: RunSpec, run_folder: Path, to: Path, snapshot: Path | None, data: str) -> Exported:
+def export_run(
+    spec: RunSpec,
+    run_folder: Path,
+    to: Path,
+    snapshot: Path | None,
+    data: str,
+    *,
+    rows: Sequence[RoundStatus] = (),
+    replace: bool = False,
+) -> Exported:
     """Write `to` from a snapshot file, or from what the worker saved below `run_folder`.
 
-    `data` is the path of a `file:` source's text, from which its tokenizer is trained again. Raises ConfigError,
-    CorruptFault, DiskFault.
+    `data` is the path of a `file:` source's text, from which its tokenizer is trained again; `rows` is the log of
+    the run, for the model card; with `replace` one may be there. Raises ConfigError, CorruptFault, DiskFault.
     """
     arena = arena_of(spec.model)
     if snapshot is None:
-        found = _saved_weights(spec, run_folder)
+        found = saved_weights(spec, run_folder)
     else:
         found = read_own_snapshot(snapshot, arena, state_digest)
     places = {place.name: place for place in arena.placements}
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
-    named = save_folder(to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files, serving)
+    files[MODEL_CARD] = model_card(spec, found.round, found.state, rows)
+    named = save_folder(
+        to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files, serving, replace=replace
+    )
     return Exported(named, found.round, found.state)
 
 
@@ -89,7 +104,8 @@ def load_saved(spec: RunSpec, run_folder: Path) -> LocalState | None:
     return found
 
 
-def _saved_weights(spec: RunSpec, run_folder: Path) -> Snapshot:
+def saved_weights(spec: RunSpec, run_folder: Path) -> Snapshot:
+    """The newest final weights that the worker saved. Raises ConfigError where there are none; as `load_saved`."""
     found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(

@@ -18,16 +18,17 @@ from torch import Tensor
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.import_export.export_run import BLOBS
-from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder
+from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder, model_of
 from atoll.node.import_export.huggingface.serving import (
     TOKENIZER_JSON,
     byte_tokenizer_json,
     is_same_tokenizer,
     read_serving,
 )
-from atoll.node.import_export.huggingface.upcycle import upcycle
+from atoll.node.import_export.huggingface.upcycle import upcycle, upcycled
+from atoll.node.import_export.join_shards import described as checkpoint_described
 from atoll.node.import_export.join_shards import open_checkpoint
-from atoll.node.import_export.source_options import CheckpointSource, HuggingFaceSource, RunSource
+from atoll.node.import_export.source_options import CheckpointSource, HuggingFaceSource, RunSource, UpcycleOptions
 from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
@@ -51,9 +52,9 @@ class Imported(NamedTuple):
 
     model: ModelSpec
     """The model, with the longest context that the source allows."""
-    start: StartSpec
-    weights: Path
-    tokenizer: bytes | None
+    start: StartSpec | UnsetType = UNSET
+    weights: Path = Path()
+    tokenizer: bytes | None = None
     """Bytes of `tokenizer.json`; None for a built-in tokenizer."""
     moments: tuple[Path, ...] = ()
     """The moments files of a checkpoint, in their order."""
@@ -89,6 +90,19 @@ class Imported(NamedTuple):
                 "the weights are given: of the model only model.context can be set",
                 hint=f"to at most {self.model.context}",
             )
+
+
+def described(source: RunSource) -> Imported:
+    """What the descriptions of a source say, without weights and tokenizer. Raises ConfigError, Divergence."""
+    if isinstance(source, CheckpointSource):
+        spec, manifest = checkpoint_described(source.folder)
+        return Imported(spec.model, recipe=continuation_of(spec, manifest.round + 1))
+    model = model_of(source.folder)
+    return Imported(upcycled(model, _experts(source.upcycle, model)) if source.upcycle else model)
+
+
+def _experts(options: UpcycleOptions, dense: ModelSpec) -> ExpertsSpec:
+    return ExpertsSpec(count=options.experts, per_token=options.per_token, ffn=dense.ffn)
 
 
 @contextmanager
@@ -130,7 +144,7 @@ def store_run(found: Imported, run_folder: Path, write: Callable[[], None]) -> N
 def _from_folder(source: HuggingFaceSource, part: Path, seed: int) -> Imported:
     found = load_folder(source.folder)
     if (options := source.upcycle) is not None:
-        experts = ExpertsSpec(count=options.experts, per_token=options.per_token, ffn=found.model.ffn)
+        experts = _experts(options, found.model)
         found = HuggingFaceFolder(*upcycle(found.model, found.theta, experts, seed, options.noise_shift))
     arena = arena_of(found.model)
     start = _write_start(part / _WEIGHTS, bridge.gather(found.theta, arena), arena)

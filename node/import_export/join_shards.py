@@ -155,18 +155,23 @@ def join_shards(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpo
 
 def open_checkpoint(folder: Path) -> ShardedCheckpoint:
     """Open and verify a joined checkpoint. Raises ConfigError, DiskFault."""
+    spec, manifest = described(folder)
+    expected, proof = _manifest_of(folder, spec, manifest.shards)
+    if expected != manifest:
+        raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
+    return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
+
+
+def described(folder: Path) -> tuple[RunSpec, CheckpointManifest]:
+    """The run and the manifest of a joined checkpoint; nothing is verified. Raises ConfigError, DiskFault."""
     data = read_whole(folder / MANIFEST, max_bytes=JSON_MAX_BYTES)
     if data is None:
         raise ConfigError(f"{folder} has no {MANIFEST}", hint="join its shards first: atoll checkpoint join DIR")
     spec = _read_run(folder)
     try:
-        manifest = from_json(data, CheckpointManifest)
+        return spec, from_json(data, CheckpointManifest)
     except DecodeError as error:
         raise ConfigError(f"{folder / MANIFEST}: {error}") from error
-    expected, proof = _manifest_of(folder, spec, manifest.shards)
-    if expected != manifest:
-        raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
-    return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
 
 
 def _manifest_of(folder: Path, spec: RunSpec, shards: Sequence[Shard]) -> tuple[CheckpointManifest, Proven]:

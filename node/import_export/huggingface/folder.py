@@ -11,7 +11,13 @@ from torch import Tensor
 
 from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
 from atoll.node.import_export.huggingface.fields import CONFIG
-from atoll.node.import_export.huggingface.serving import GENERATION, sampling_fields, special_token_fields
+from atoll.node.import_export.huggingface.serving import (
+    GENERATION,
+    TOKENIZER_CONFIG,
+    TOKENIZER_JSON,
+    sampling_fields,
+    special_token_fields,
+)
 from atoll.node.import_export.huggingface.weights import PUBLIC, load_weights, read_json, save_weights
 from atoll.p2p.system.atomic_files import sync_folder, write_whole
 from atoll.protocols.errors import ConfigError, DiskFault
@@ -33,18 +39,24 @@ def save_folder(
     read: Callable[[str], Tensor],
     tokenizer: Mapping[str, str],
     serving: ServingSpec | None = None,
+    *,
+    replace: bool = False,
 ) -> str:
     """Write the folder, and return the name of its class in transformers.
 
     `read` gives an atom as int32 in its shape; `tokenizer` has file names and texts; `serving` the special tokens
-    and the sampling. Raises ConfigError if something is already there or the model has no class, DiskFault; then
-    nothing was written.
+    and the sampling. `replace` allows an export to be there already. Raises ConfigError if something else is, or
+    the model has no class, and DiskFault; then nothing was written.
     """
     config = config_from_model(model) | special_token_fields(serving)
     generation = {"max_length": model.context, **special_token_fields(serving), **sampling_fields(serving)}
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ConfigError(f"{folder} is already there", hint="choose a folder that is not")
-    part = folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.part")
+    full = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
+    if full and not (replace and _is_export(folder)):
+        hint = "--force replaces nothing but an export" if replace else "choose another, or --force for an export"
+        raise ConfigError(f"{folder} is already there", hint=hint)
+    part, old = (
+        folder.absolute().with_name(f".{folder.absolute().name}.{os.getpid()}.{n}") for n in ("part", "old")
+    )
     try:
         part.mkdir()
         save_weights(part, model, read)
@@ -52,13 +64,28 @@ def save_folder(
         for name, text in files.items():
             write_whole(part / name, f"{text}\n".encode(), mode=PUBLIC)
         sync_folder(part)
+        if full:
+            folder.rename(old)
         part.rename(folder)
         sync_folder(folder.absolute().parent)
     except OSError as error:
         raise DiskFault(f"{folder}: {error.strerror or error}", hint="nothing was exported") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)  # the new one could not take its place
+        shutil.rmtree(old, ignore_errors=True)
     return str(config["architectures"][0])
+
+
+def _is_export(folder: Path) -> bool:
+    """Whether a folder holds nothing but what `save_folder` writes, which can be written again."""
+    names = (
+        {path.name for path in folder.iterdir() if not path.match("model*.safetensors*")}
+        if folder.is_dir()
+        else set()
+    )
+    return CONFIG in names and names <= {CONFIG, GENERATION, TOKENIZER_JSON, TOKENIZER_CONFIG, "README.md"}
 
 
 def load_folder(folder: Path) -> HuggingFaceFolder:
@@ -66,5 +93,10 @@ def load_folder(folder: Path) -> HuggingFaceFolder:
 
     Raises ConfigError or Divergence with one line about what does not fit.
     """
-    model = model_from_config(read_json(folder / CONFIG))
+    model = model_of(folder)
     return HuggingFaceFolder(model, load_weights(folder, model))
+
+
+def model_of(folder: Path) -> ModelSpec:
+    """The model of a folder, with the longest context that it allows. Raises ConfigError, Divergence."""
+    return model_from_config(read_json(folder / CONFIG))

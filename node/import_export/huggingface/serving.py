@@ -42,8 +42,7 @@ def tokenizer_files(serialised: str, context: int, serving: ServingSpec | None =
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
-    if serving is not None:
-        about |= _config_fields(serving, json.loads(serialised))
+    about |= tokenizer_fields(serving, serialised)
     return {TOKENIZER_JSON: serialised, TOKENIZER_CONFIG: json.dumps(about, indent=2)}
 
 
@@ -58,9 +57,11 @@ def token_ids(tokenizer: Mapping[str, Any]) -> dict[str, int]:
     return {text: number for text, number in pairs if isinstance(text, str) and type(number) is int}
 
 
-def _config_fields(serving: ServingSpec, tokenizer: Mapping[str, Any]) -> dict[str, str]:
+def tokenizer_fields(serving: ServingSpec | None, serialised: str) -> dict[str, str]:
     """Keys of `tokenizer_config.json` for the named special tokens, as texts, and for the chat template."""
-    texts = {number: text for text, number in token_ids(tokenizer).items()}
+    if serving is None:
+        return {}
+    texts = {number: text for text, number in token_ids(json.loads(serialised)).items()}
     named = {f"{name}_token": texts.get(getattr(serving.tokens, name)) for name in ("bos", "eos", "pad", "unk")}
     found = {**named, "chat_template": serving.chat_template or None}
     return {key: text for key, text in found.items() if text is not None}

@@ -27,12 +27,9 @@ def upcycle(
     With a `noise_shift`, each copied value v moves by a uniform draw within ± (|v| >> shift); None copies exactly.
     Raises ConfigError if the experts do not have the feed-forward's width.
     """
-    if dense.experts is not None or experts.ffn != dense.ffn:
-        raise ConfigError(f"upcycling needs a dense model, and experts as wide as its feed-forward ({dense.ffn})")
+    model = upcycled(dense, experts)
     if noise_shift is not None and not 1 <= noise_shift <= _MAX_SHIFT:
         raise ConfigError(f"a noise shift of {noise_shift} is outside 1 … {_MAX_SHIFT}")
-    model = replace(dense, experts=experts, ffn=experts.per_token * experts.ffn)
-    model.check()
     found: dict[str, Tensor] = {}
     for atom in atoms(model):
         expert = expert_of(atom.name)
@@ -44,6 +41,15 @@ def upcycle(
         else:
             found[atom.name] = theta[atom.name].clone()
     return model, found
+
+
+def upcycled(dense: ModelSpec, experts: ExpertsSpec) -> ModelSpec:
+    """The model of the mixture. Raises ConfigError if the experts do not have the feed-forward's width."""
+    if dense.experts is not None or experts.ffn != dense.ffn:
+        raise ConfigError(f"upcycling needs a dense model, and experts as wide as its feed-forward ({dense.ffn})")
+    model = replace(dense, experts=experts, ffn=experts.per_token * experts.ffn)
+    model.check()
+    return model
 
 
 def _router(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

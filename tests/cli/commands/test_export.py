@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,9 +11,11 @@ from safetensors.torch import load_file
 from atoll.node.checkpoint.local import LocalBody, begin_local
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.config.home import Home
+from atoll.node.import_export.model_card import model_card
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import state_digest
+from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import open_run
 
@@ -50,7 +53,8 @@ def test_the_newest_state_is_written(atoll, tmp_path, run):
     assert found.keys() == theta.keys()
     assert all(torch.equal(found[name], value.float() * 2.0**-24) for name, value in theta.items())
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
+        "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
     }  # fmt: skip
 
 
@@ -96,5 +100,74 @@ def test_what_is_there_stays(atoll, tmp_path, run):
     (tmp_path / "out/mine").write_text("mine")
     ran = atoll("export", "hf", str(tmp_path / "out"))
     assert ran.code == 78
-    assert "is already there; choose a folder that is not" in ran.err
+    assert "is already there; choose another, or --force for an export" in ran.err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_force_replaces_an_export_and_nothing_else(atoll, tmp_path, run):
+    train(tmp_path / "home", run, seed=4, number=6)
+    assert atoll("export", "hf", str(tmp_path / "out")).code == 0
+    _, state = train(tmp_path / "home", run)
+    assert atoll("export", "hf", str(tmp_path / "out")).code == 78
+    assert "6 " not in atoll("export", "hf", str(tmp_path / "out"), "--force").err
+    assert state.hex() in (tmp_path / "out/README.md").read_text()
+    (tmp_path / "out/notes.txt").write_text("mine")
+    ran = atoll("export", "hf", str(tmp_path / "out"), "--force")
+    assert (ran.code, "--force replaces nothing but an export" in ran.err) == (78, True)
+    assert (tmp_path / "out/notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
+
+
+def test_an_export_stays_where_its_successor_cannot_be_written(atoll, tmp_path, run, monkeypatch):
+    train(tmp_path / "home", run)
+    assert atoll("export", "hf", str(tmp_path / "out")).code == 0
+    rename = Path.rename
+
+    def full(path, to):
+        if path.suffix == ".part":
+            raise OSError(28, "No space left on device")
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", full)
+    ran = atoll("export", "hf", str(tmp_path / "out"), "--force")
+    assert (ran.code, "nothing was exported" in ran.err) == (1, True)
+    assert (tmp_path / "out/model.safetensors").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "out"]
+
+
+def log(home, run, *rows):
+    lines = [msgspec.json.encode(RoundStatus(peer="me", **row)).decode() for row in rows]
+    (Home(home).run(run.id) / "rounds.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def test_the_card_says_what_the_weights_are(atoll, tmp_path, run):
+    _, state = train(tmp_path / "home", run)
+    log(
+        tmp_path / "home", run,
+        {"round": 5, "final": True, "contributors": ("ann", "ben"), "tokens": 1000, "val_bpb": 4.0},
+        {"round": 7, "final": True, "contributors": ("ann",), "tokens": 500, "val_bpb": 3.25},
+        {"round": 8, "final": True, "contributors": ("late",), "tokens": 9000, "val_bpb": 1.0},
+        {"round": 9, "contributors": ("open",)},
+    )  # fmt: skip
+    ran = atoll("export", "hf", str(tmp_path / "out"))
+    assert ran.err == "round 8 is final too, and not in it: this node has not saved it yet\n"
+    card = (tmp_path / "out/README.md").read_text()
+    for said in (
+        f"`mixed`, id `{run.id.hex()}`", "8 of 54 rounds", state.hex(), "1,873,280", "`synthetic:markov`",
+        "1,500 by", "3.2500 bits per byte after round 7", "2 members",
+        "- `ann`: 2 rounds\n- `ben`: 1 round\n", "Not stated",
+    ):  # fmt: skip
+        assert said in card, said
+    assert "late" not in card
+    assert "open" not in card
+    assert json.loads(atoll("export", "hf", str(tmp_path / "again"), "--json").out)["newer"] == 8
+    log(tmp_path / "home", run, {"round": 7, "final": True})
+    assert json.loads(atoll("export", "hf", str(tmp_path / "third"), "--json").out)["newer"] is None
+
+
+def test_a_strangers_name_is_no_markdown(run):
+    made = msgspec.structs.replace(run, name="x`|<script>\n# [y](http://z)\n---")
+    card = model_card(made, 7, bytes(32), [])
+    assert "\n# x???script?" in card
+    assert card.count("\n---\n") == 1, "the front matter ends once"
+    assert not [one for one in ("<script>", "[y]", "](") if one in card]

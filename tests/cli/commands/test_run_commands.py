@@ -148,7 +148,7 @@ def test_a_run_over_a_file_names_only_the_file(atoll, tmp_path):
     text.write_text("It was a dark and stormy night. " * 2000)
     ran = atoll("run", "new", "t", "--data", f"file:{text}", "--seed", "1")
     assert ran.code == 0, ran.err
-    assert f"start it with --data {text}" in ran.out
+    assert f"next       atoll start --run t --data {text}; it prints an invite for others; each gives" in ran.out
     assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:book.txt"
 
 

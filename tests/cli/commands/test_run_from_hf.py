@@ -71,6 +71,18 @@ def test_experts_are_made_and_the_context_is_set(new, tmp_path):
     assert (model.experts.count, model.experts.per_token, model.context) == (4, 2, 16)
 
 
+@pytest.mark.parametrize(("layers", "more"), [(128, ()), (32, ("--upcycle", "experts=4,per_token=2"))])
+def test_a_run_that_this_machine_can_never_train_is_refused_before_weights_are_read(
+    new, hf, tmp_path, layers, more
+):
+    config(hf, hidden_size=8192, intermediate_size=32768, num_hidden_layers=layers)
+    (hf / WEIGHTS).unlink()
+    ran = new(*more)
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert ran.err.startswith("error: this machine cannot train 'given': it needs ")
+    assert not (tmp_path / "home").exists(), "neither home nor key"
+
+
 def test_experts_may_be_shared_among_members(new, tmp_path):
     """The preset `tiny` reduces its large rounds, which goes with whole payloads only."""
     ran = new("--preset", "tiny", "--upcycle", "experts=4,per_token=2", "--set", "outer.holders=1")

@@ -22,7 +22,7 @@ TOO_SMALL, LARGE = (Machine(size, size, "cpu") for size in (1 << 20, 1 << 50))
 
 def outlook(final):
     """What three members say."""
-    return RunOutlook(members=3, round=final + 1, final=final, round_s=2.5, tokens_per_s=7000.0)
+    return RunOutlook(members=3, round=final + 1, final=final, round_s=2.5, tokens_per_s=7000.0, owner_final=final)
 
 
 class Stdin(io.StringIO):
