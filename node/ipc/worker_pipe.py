@@ -6,6 +6,7 @@ import os
 import signal
 
 from atoll.node.ipc.framing import frame
+from atoll.node.runs.capacity.memory_model import Free
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
 from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
@@ -25,6 +26,11 @@ class WorkerPipe:
     def is_alive(self) -> bool:
         """Whether the process was not seen to end."""
         return self.process.returncode is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether it ended by SIGKILL."""
+        return self.process.returncode == -signal.SIGKILL
 
     def write(self, ask: worker_messages.Ask) -> int:
         """Send an ask; returns its number. Few asks at a time: no drain needed."""
@@ -61,6 +67,8 @@ class KeptWorker:
 
     def __init__(self) -> None:
         self._pipe: WorkerPipe | None = None
+        self.free: Free | None = None
+        """What was free before there was a worker: what it holds itself is no reason to choose less for it."""
 
     def put(self, pipe: WorkerPipe | None) -> None:
         self._pipe = pipe

@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.worker_pipe import WorkerPipe
 from atoll.p2p.host.framing import PREFIX_BYTES
 from atoll.p2p.system.atomic_files import disk
-from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.system.child_processes import die_with_parent, kernel_kills
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import errors
 from atoll.protocols.local import worker_messages
@@ -39,6 +41,12 @@ HEALTHY_S = 3600.0
 REPORT_S = 1.0
 """A worker that was silent for so long is asked how it spends its time."""
 LOG_TAIL_BYTES = 4096
+DIED = "the worker died"
+OUT_OF_MEMORY = "the kernel ended the worker for lack of memory"
+MORE_MEMORY = (
+    'set recompute = "on" and micro_batch = 1 in config.toml, end other programs, or join a smaller run: '
+    "see atoll doctor --fit"
+)
 WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 
@@ -63,7 +71,8 @@ class Trainer:
     on_started: Callable[[worker_messages.StartReply], Awaitable[None]]
     """This and `on_gone` bracket each life of the worker: only between them `ask` works."""
     on_progress: Callable[[worker_messages.TrainProgress], None]
-    on_gone: Callable[[], None] = lambda: None
+    on_gone: Callable[[str], None] = lambda _: None
+    """Given why, in some words."""
     on_spent: Callable[[TimeSpent], None] = lambda _: None
     """Given the worker's account of time with every reply, before the answer is delivered, and an empty one when
     its process begins."""
@@ -78,6 +87,10 @@ class Trainer:
     _is_handed_on: bool = False
     _restarts: int = 0
     _deaths_in_a_row: int = 0
+    _why: str = DIED
+    """Of the newest death."""
+    _kernel_kills: int = 0
+    """As of the last look, about a second ago."""
     _is_started: bool = False
     _stopping: bool = False
 
@@ -98,9 +111,11 @@ class Trainer:
             self._deaths_in_a_row = 1 if loop.time() - began > HEALTHY_S else self._deaths_in_a_row + 1
             if self._deaths_in_a_row >= GIVE_UP_AFTER:
                 raise errors.LocalFault(
-                    f"the worker died {self._deaths_in_a_row} times in a row",
-                    hint=f"its last words are in {self.log_path}",
+                    f"{self._why} {self._deaths_in_a_row} times in a row",
+                    hint=f"its last words are in {self.log_path}" if self._why == DIED else MORE_MEMORY,
                 )
+            if self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 1:  # once: another program may have taken it
+                self.start = msgspec.structs.replace(self.start, micro_batch=1, recompute=True)
             await asyncio.sleep(backoff_s(self._deaths_in_a_row, first_s=FIRST_BACKOFF_S, max_s=MAX_BACKOFF_S))
 
     async def ask(self, ask: worker_messages.Ask, kind: type[A]) -> A:
@@ -162,6 +177,7 @@ class Trainer:
             given, log_start = await self._spawn()
             self.on_spent(TimeSpent())
         self._pipe, self._answers_since = given, given.asked
+        self._kernel_kills = kernel_kills()
         try:
             if self._stopping:
                 return
@@ -170,12 +186,17 @@ class Trainer:
                 group.create_task(self._announce())
         except* WorkerDied as died:
             if not self._stopping:
+                await given.kill()  # only then it is known how it ended
+                is_killed = given.was_killed and kernel_kills() > self._kernel_kills
+                self._why = OUT_OF_MEMORY if is_killed else DIED
+                if is_killed:
+                    log.warning("%s: %s", OUT_OF_MEMORY, MORE_MEMORY)
                 log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
         finally:
             self._pipe = None
             self._is_started = False
             self._fail_pending()
-            self.on_gone()
+            self.on_gone(self._why)
             if not self._is_handed_on:
                 await given.kill()
 
@@ -213,6 +234,7 @@ class Trainer:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(REPORT_S)
+            self._kernel_kills = kernel_kills()
             if loop.time() - self._replied_at >= REPORT_S / 2:
                 await self._ask(worker_messages.ReportRequest(), worker_messages.ReportReply)
 

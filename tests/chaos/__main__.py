@@ -1,10 +1,10 @@
 """`make chaos`: real nodes through faults, judged by the oracle (docs/chaos.md).
 
-    python -m tests.chaos [--only kills,power] [--seed 1] [--full]
+    python -m tests.chaos [--only kills,power] [--seed 1] [--full] [--keep FOLDER]
     python -m tests.chaos --judge FOLDER        the homes in FOLDER, of any run that is over
 
-Prints a line for each case, and how to play it again where it failed. Exit code 1 if a promise is broken or a case
-could not be run, 2 where there is nothing to judge.
+Prints a line for each case, and how to play it again where it failed. Exit code 1 if a promise is broken, or a
+case could not be run or shows nothing; 2 where there is nothing to judge.
 """
 
 import argparse
@@ -12,15 +12,18 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.protocols.errors import AtollError
-from tests.chaos import disk_cases, kill_cases, net_cases, power_cases
+from tests.chaos import disk_cases, kill_cases, memory_cases, net_cases, power_cases
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
+from tests.chaos.soak import soak
 
 Case = Callable[[Path, int, bool], Result]
 """Plays in a folder, by a seed, in full or in short."""
@@ -32,10 +35,14 @@ CASES: dict[str, Case] = {
     "steps": disk_cases.steps,
     "eio": disk_cases.eio,
     "clock": disk_cases.clock,
+    "clock-jumps": disk_cases.clock_jumps,
+    "oom": memory_cases.oom,
+    "soak": soak,
     **net_cases.CASES,
 }
 LEFT_OUT = {
     "loss": "was never run to its end",
+    "soak": "says nothing in minutes: --only soak --full takes an hour",
 }
 """Cases that `make chaos` names and does not run, with the reason; `--only` runs them."""
 
@@ -46,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default=",".join(name for name in CASES if name not in LEFT_OUT))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--minutes", type=float, help="length of a soak")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="an empty folder for the homes, which stay")
     parser.add_argument("--judge", type=Path, metavar="FOLDER")
     given = parser.parse_args(arguments)
     if given.judge is not None:
@@ -57,25 +66,39 @@ def main(arguments: Sequence[str]) -> int:
         print(f"unmounted {place}, which a killed case left", file=sys.stderr)
     for name in LEFT_OUT if given.only == parser.get_default("only") else ():
         print(f"LEFT OUT {name:12} {LEFT_OUT[name]}")
-    results = [played(name, given.seed, given.full) for name in names]
+    cases = CASES | {"soak": partial(soak, minutes=given.minutes)} if given.minutes else CASES
+    results = [played(cases[name], name, given) for name in names]
     counts = [sum(result.holds for result in results), sum(not result.is_run for result in results)]
     print(f"{counts[0]} of {len(results)} cases hold, {counts[1]} not run")
     return 0 if all(result.holds for result in results) else 1
 
 
-def played(name: str, seed: int, full: bool) -> Result:
+def played(case: Case, name: str, given: argparse.Namespace) -> Result:
     """Play a case, print its lines, and return what came of it."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as folder:
+    with folder_of(name, given.keep) as folder:
         try:
-            result = CASES[name](Path(folder), seed, full)
+            result = case(folder, given.seed, given.full)
         except NotRun as reason:
-            result = Result(name, seed, str(reason), is_run=False)
+            result = Result(name, given.seed, str(reason), is_run=False)
         except (AtollError, AssertionError) as error:
-            result = Result(name, seed, "it came to no end", [str(error)])
+            result = Result(name, given.seed, "it came to no end", [str(error)])
     result.seen += f" ({time.monotonic() - began:.0f} s)"
-    print("\n".join(result.lines(" --full" if full else "")), flush=True)
+    words = [" --full"] if given.full else []
+    words += [f" --minutes {given.minutes:g}"] if given.minutes and name == "soak" else []
+    print("\n".join(result.lines("".join(words))), flush=True)
     return result
+
+
+@contextmanager
+def folder_of(name: str, keep: Path | None) -> Iterator[Path]:
+    """Where a case plays: a folder of `keep`, or one that is removed afterwards."""
+    if keep is not None:
+        (keep / name).mkdir(parents=True)
+        yield keep / name
+        return
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-") as folder:
+        yield Path(folder)
 
 
 def judged(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""F1, F2: killed before and after every durable step. F4: a disk that fails at one. F5: clocks that are wrong.
+"""F1, F2: killed before and after every durable step. F4: a disk that fails at one. F5: wrong clocks.
 
 The places are found by following a node, so a new one needs no entry anywhere (`probe/sitecustomize.py`).
 """
@@ -14,6 +14,7 @@ from typing import NamedTuple
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.cli.sim.swarm import Swarm, start
+from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import LocalFault
 from atoll_bench.goodput.storm import newest_final, town, wait_for_all
 from tests.chaos.kill_cases import judged
@@ -29,6 +30,8 @@ FOLLOWED_ROUNDS = 8
 """A snapshot is taken every five rounds."""
 NTH_MOST = 3
 HOURS_6 = 21_600.0
+JUMPS_S = (HOURS_6, -HOURS_6, 600.0, 0.0)
+"""What the clock of one node is ahead by, one after the other; another node's is behind by as much."""
 
 
 class Step(NamedTuple):
@@ -90,6 +93,26 @@ def clock(folder: Path, seed: int, full: bool) -> Result:
         poll("all three contribute", lambda: peers in contributors(swarm))
         wait_for_all(swarm, newest_final(swarm))
     return judged("clock", seed, folder / "homes", "two clocks 12 h apart, all contribute")
+
+
+def clock_jumps(folder: Path, seed: int, full: bool) -> Result:
+    """The wall clocks of two of three nodes are set forth and back, by up to 12 h, while they run."""
+    clocks = {1: folder / "clock-ahead", 2: folder / "clock-behind"}
+    with town(3, seed, folder / "homes", changes=RUN) as swarm:
+        wait_for_all(swarm, 1)
+        for number, path in clocks.items():
+            swarm.nodes[number].kill()
+            with environment({"CHAOS_CLOCK": str(path)}):
+                start(swarm, number)
+        for ahead_s in JUMPS_S:
+            wait_for_all(swarm, newest_final(swarm) + 2)
+            write_whole(clocks[1], str(ahead_s).encode())
+            write_whole(clocks[2], str(-ahead_s).encode())
+        wait_for_all(swarm, newest_final(swarm) + 2)
+        peers = {node.peer for node in swarm.nodes.values()}
+        poll("all three contribute", lambda: peers in contributors(swarm))
+        wait_for_all(swarm, newest_final(swarm))
+    return judged("clock-jumps", seed, folder / "homes", f"{len(JUMPS_S)} jumps of two clocks, all contribute")
 
 
 def contributors(swarm: Swarm) -> list[set[str]]:

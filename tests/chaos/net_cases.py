@@ -1,4 +1,4 @@
-"""F6, F7: partitions of real nodes in network namespaces, in two parts, in one direction, flapping; then loss."""
+"""F6, F7, F8: real nodes in namespaces: partitions in two parts, in one direction, flapping; loss; slow links."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +17,7 @@ LINK = LinkSpec(delay_s=0.01)
 CUT_S, FULL_CUT_S = 30.0, 300.0
 FLAP_S = 5.0
 LOSS = 0.05
+SLOW_BITS_S = 64_000
 HEAL_ROUNDS = 3
 """Rounds that the newest node may be ahead of a healed one when they are in one chain again."""
 LIMIT_S = 600.0
@@ -121,6 +122,14 @@ def loss(town: Net, seconds: float) -> None:
         host.link.set_loss(0.0)
 
 
+def slow(town: Net, seconds: float) -> None:
+    """One node has 64 kbit/s in each direction."""
+    *_, last = town.lab
+    last.link.set_rate(SLOW_BITS_S, SLOW_BITS_S)
+    time.sleep(seconds)
+    last.link.set_rate(None, None)
+
+
 def case_of(name: str, fault: Callable[[Net, float], None]) -> Callable[[Path, int, bool], Result]:
     """The case that plays one fault."""
 
@@ -134,7 +143,10 @@ def case_of(name: str, fault: Callable[[Net, float], None]) -> Callable[[Path, i
             took_s = until("one chain", lambda: min(town.finals()) > newest and town.one_chain(), LIMIT_S)
             rounds = max(town.finals()) - newest
         seen = f"final rounds meanwhile {meanwhile}, one chain {took_s:.0f} s and {rounds} rounds after it"
-        return judged(name, seed, folder, seen)
+        result = judged(name, seed, folder, seen)
+        if max(meanwhile) < 1:
+            result.broken.append("rounds go on: none became final meanwhile")
+        return result
 
     return case
 
@@ -147,5 +159,6 @@ CASES = {
         ("one-way", one_way),
         ("flapping", flapping),
         ("loss", loss),
+        ("slow", slow),
     )
 }

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,26 @@ def test_a_strike_can_be_an_error_of_the_disk(tmp_path):
 def test_the_wall_clock_can_be_wrong(tmp_path):
     words = [written(tmp_path, CHAOS_CLOCK_S=str(ahead_s))[1].split() for ahead_s in (0, 21_600)]
     assert int(words[1][1]) - int(words[0][1]) >= 21_600
+
+
+JUMPS = """
+import os, sys, time
+told = []
+for words in ("21600", "-21600", "0"):
+    with open(sys.argv[1] + ".new", "w") as file:
+        file.write(words)
+    os.replace(sys.argv[1] + ".new", sys.argv[1])
+    told.append(round((time.time() - float(sys.argv[2])) / 3600))
+print(*told, round((time.time_ns() / 1e9 - float(sys.argv[2])) / 3600))
+"""
+
+
+def test_the_wall_clock_can_jump_while_a_process_runs(tmp_path):
+    script, clock = tmp_path / "atoll_jumps.py", tmp_path / "clock"
+    script.write_text(JUMPS)
+    with environment({"CHAOS_CLOCK": str(clock)}):
+        done = subprocess.run(
+            [sys.executable, str(script), str(clock), str(time.time())],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.stdout.split() == ["6", "-6", "0", "0"], done.stderr

@@ -1,4 +1,5 @@
-"""Follows the durable steps of a node, and strikes before or after one of them; or gives it another wall clock.
+"""Follows the durable steps of a node, and strikes before or after one of them; or gives it another wall clock, or
+makes it a liar, or writes down what its memory is used for.
 
 Python imports `sitecustomize` from PYTHONPATH at the start of a process. A step is a call that makes something
 durable (fsync, a new name, a commit of the ledger), named by the function of atoll that wants it. The product has
@@ -7,21 +8,29 @@ no such points: only processes that a case starts are followed.
 CHAOS_FOLDER   where `steps-daemon` and `steps-worker` get each step's name when it is first taken, and `struck`
 CHAOS_STRIKE   JSON: role, step, when (before, after), nth, how (kill, eio)
 CHAOS_CLOCK_S  seconds by which `time.time` is ahead
+CHAOS_CLOCK    a file with such seconds: what it says counts from its next change on
+CHAOS_LIES     if set, the node lies (`liar.py`)
+CHAOS_ALLOCATIONS  a folder: every minute, what has grown since the third, by line (tracemalloc, which is slow)
 """
 
 import errno
+import itertools
 import json
 import os
 import signal
 import sqlite3
 import sys
+import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 
 ROOT = os.environ.get("CHAOS_ROOT", "") + "/"
 AREAS = tuple(ROOT + area for area in ("p2p", "node"))
 PLUMBING = ("p2p/system/atomic_files.py", "node/checkpoint/disk.py", "p2p/ledger/database.py")
 """Where all go through: the step is named by who calls it."""
 WORKER = "atoll.node.worker.main"
+MINUTE_S, WARM_MINUTES, LINES = 60.0, 3, 40
 NAMING = ("replace", "rename", "link")
 
 
@@ -109,15 +118,60 @@ def follow(probe: Probe) -> None:
     sqlite3.connect = lambda *args, **named: begin(*args, factory=Connection, **named)
 
 
-def set_clock(ahead_s: float) -> None:
+def set_clock(ahead_s: Callable[[], float]) -> None:
     """Another wall clock for all that asks this module. The monotonic clock stays."""
     now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() + ahead_s
-    time.time_ns = lambda: now_ns() + int(ahead_s * 1e9)
+    time.time = lambda: now() + ahead_s()
+    time.time_ns = lambda: now_ns() + int(ahead_s() * 1e9)
+
+
+class Jumps:
+    """Seconds that stand in a file, read again when it is another file: a clock that somebody sets."""
+
+    def __init__(self, path: str) -> None:
+        self.path, self.ahead_s, self.seen = path, 0.0, None
+
+    def __call__(self) -> float:
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return self.ahead_s
+        if self.seen != (found.st_ino, found.st_mtime_ns):
+            with open(self.path) as file:
+                self.ahead_s = float(file.read())
+            self.seen = found.st_ino, found.st_mtime_ns
+        return self.ahead_s
+
+
+def write_allocations(folder: str) -> None:
+    """Begin to write down what grows, for whoever looks for a leak."""
+    tracemalloc.start()
+    path = os.path.join(folder, f"allocations-{'worker' if WORKER in sys.orig_argv else 'daemon'}-{os.getpid()}")
+
+    def write() -> None:
+        before = None
+        for minute in itertools.count(1):
+            time.sleep(MINUTE_S)
+            now = tracemalloc.take_snapshot()
+            if minute == WARM_MINUTES:
+                before = now
+            if before is not None:
+                with open(path, "w") as file:
+                    file.writelines(f"{grown}\n" for grown in now.compare_to(before, "lineno")[:LINES])
+
+    threading.Thread(target=write, daemon=True).start()
 
 
 if any("atoll" in part for part in sys.orig_argv) and "-c" not in sys.orig_argv:
     if "CHAOS_FOLDER" in os.environ:
         follow(Probe())
     if "CHAOS_CLOCK_S" in os.environ:
-        set_clock(float(os.environ["CHAOS_CLOCK_S"]))
+        set_clock(lambda ahead_s=float(os.environ["CHAOS_CLOCK_S"]): ahead_s)
+    if "CHAOS_CLOCK" in os.environ:
+        set_clock(Jumps(os.environ["CHAOS_CLOCK"]))
+    if "CHAOS_ALLOCATIONS" in os.environ:
+        write_allocations(os.environ["CHAOS_ALLOCATIONS"])
+    if "CHAOS_LIES" in os.environ:
+        import liar
+
+        (liar.lie_in_worker if WORKER in sys.orig_argv else liar.lie_in_daemon)()

@@ -135,8 +135,9 @@ class Rig:
     def _on_progress(self, progress: TrainProgress) -> None:
         self.progress.append(progress)
 
-    def _on_gone(self) -> None:
+    def _on_gone(self, why: str) -> None:
         self.told.append("gone")
+        self.why = why
 
     async def life(self, number: int) -> None:
         """Until the worker has started so often."""
@@ -296,6 +297,59 @@ async def test_the_last_log_line_of_a_killed_worker_are_of_its_own_life(rig, cap
         await one.life(3)
     told = [line.rsplit(": ", 1)[1] for line in caplog.messages if "its last words" in line]
     assert told == ["a last word", "none"], "and it is started again without its log"
+
+
+@pytest.mark.parametrize("way", ["killed for memory", "killed", "ended while others were killed"])
+async def test_a_worker_that_the_kernel_ended_for_memory_is_said_so(rig, monkeypatch, caplog, way):
+    kills = [7]
+    monkeypatch.setattr(module, "kernel_kills", lambda: kills[0])
+    async with served(rig()) as one:
+        await one.life(1)
+        kills[0] += way != "killed"
+        if way == "ended while others were killed":
+            with pytest.raises(WorkerDied):
+                await one.trainer.ask(VerifyRequest("die", 0), VerifyReply)
+        else:
+            os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+    is_memory = way == "killed for memory"
+    assert one.why == (module.OUT_OF_MEMORY if is_memory else module.DIED)
+    assert [line for line in caplog.messages if "for lack of memory" in line] == (
+        [f"{module.OUT_OF_MEMORY}: {module.MORE_MEMORY}"] if is_memory else []
+    )
+
+
+async def test_kills_that_are_long_over_are_not_this_worker_s(rig, monkeypatch):
+    kills = [7]
+    monkeypatch.setattr(module, "kernel_kills", lambda: kills[0])
+    monkeypatch.setattr(module, "REPORT_S", 0.01)
+    async with served(rig()) as one:
+        await one.life(1)
+        kills[0] += 1
+        await eventually(lambda: one.trainer._kernel_kills == 8)
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert one.why == module.DIED
+
+
+async def test_a_worker_without_memory_gets_smaller_and_is_given_up_with_advice(rig, monkeypatch):
+    kills = iter(range(1000))
+    monkeypatch.setattr(module, "kernel_kills", lambda: next(kills))
+    one = rig()
+    began = []
+
+    async def kill(started):
+        began.append((one.trainer.start.micro_batch, one.trainer.start.recompute))
+        os.kill(one.pid, signal.SIGKILL)
+
+    one.trainer.on_started = kill
+    with pytest.raises(
+        LocalFault, match="the kernel ended the worker for lack of memory 5 times in a row"
+    ) as fault:
+        async with asyncio.timeout(HANGS_S):
+            await one.trainer.serve()
+    assert fault.value.hint == module.MORE_MEMORY
+    assert began == [(0, False)] * 2 + [(1, True)] * 3
 
 
 async def test_nothing_is_asked_before_the_worker_said_what_it_holds(rig):

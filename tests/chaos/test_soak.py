@@ -1,0 +1,147 @@
+"""Parts of a soak, and a slice of one: what happens to whom, what is read of a process, and what is said of it."""
+
+import subprocess
+import sys
+from itertools import pairwise
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from atoll.cli.sim.oracle import Verdict, Violation
+from tests.chaos.disk_cases import RUN, environment
+from tests.chaos.growth import Sample
+from tests.chaos.soak import FULL, SHORT, STRIKES, Plan, acts, judged, kind_of, sample_of, soaked
+from tests.waiting import poll
+
+CLEAN = Verdict([], 10, 10, 10, 0)
+HELD = {"daemon": 80.0, "p2pd": 30.0, "worker": 300.0, "memory": 410.0, "descriptors": 60.0}
+STAND_IN = """
+import subprocess, sys
+if sys.argv[1] == "atoll.cli.main":
+    subprocess.Popen([sys.executable, "-c", sys.argv[2], "atoll.node.worker.main", ""])
+    subprocess.Popen(["sleep", "600"])
+    subprocess.Popen(["p2pd", "-c", "import time; time.sleep(600)"], executable=sys.executable)
+    files = [open("/dev/null") for _ in range(50)]
+held = bytearray(100_000_000) if "worker" in sys.argv[1] else b""
+sys.stdin.read() if sys.argv[2] else __import__("time").sleep(600)
+"""
+
+
+def samples(seconds, **per_h):
+    return [
+        Sample(float(at), node, (node,), {k: v + per_h.get(k, 0.0) * at / 3600 for k, v in HELD.items()})
+        for node in FULL.watched
+        for at in range(0, seconds, 5)
+    ]
+
+
+@pytest.mark.parametrize("plan", [SHORT, FULL])
+def test_only_those_that_are_not_watched_are_struck_and_each_strike_ends_before_the_next(plan):
+    todo = acts(plan, 1)
+    assert todo == acts(plan, 1)
+    assert len(plan.struck) == 1 or todo != acts(plan, 2)
+    assert [act.at_s for act in todo] == sorted(act.at_s for act in todo)
+    assert {act.node for act in todo} == set(plan.struck)
+    assert {*plan.watched, *plan.struck, plan.liar} == set(range(plan.nodes))
+    assert {act.what for act in todo if act.what in STRIKES} == set(STRIKES)
+    for one, after in pairwise(todo):
+        if one.what in ("freeze", "leave"):
+            assert (after.node, after.what) == (one.node, "thaw" if one.what == "freeze" else "return")
+            assert after.at_s < one.at_s + plan.every_s
+
+
+def test_an_hour_without_growth_holds():
+    result = judged(FULL, 1, samples(3600), 100, CLEAN)
+    assert result.holds, result.lines()
+    assert "0 violations" in result.seen
+
+
+@pytest.mark.parametrize(("what", "per_h"), [("memory", 5.0), ("descriptors", 20.0)])
+def test_a_leak_breaks_it_and_names_the_node(what, per_h):
+    result = judged(FULL, 1, samples(3600, **{what: per_h}), 100, CLEAN)
+    assert len(result.broken) == len(FULL.watched)
+    assert result.broken[0].startswith(f"node 0: {what} grow +{per_h}")
+
+
+def test_a_process_is_said_apart_from_the_others():
+    assert "worker +1.0 ± 0.0 MB/h" in judged(FULL, 1, samples(3600, worker=1.0), 9, CLEAN).seen
+
+
+@pytest.mark.parametrize("per_h", [0.0, 3000.0])
+def test_minutes_show_nothing_and_say_so(per_h):
+    result = judged(SHORT, 1, samples(180, memory=per_h), 9, CLEAN)
+    assert not result.holds
+    assert result.broken == []
+    assert result.lines()[0].startswith("UNSURE   soak")
+    assert "too short" in result.lines()[1]
+
+
+def test_a_violation_or_a_liar_that_ended_breaks_it():
+    left = CLEAN._replace(violations=[Violation("no forked final rounds", "round 3")])
+    result = judged(FULL, 1, samples(3600), 100, left, ["the liar ended by itself"])
+    assert result.broken == ["no forked final rounds: round 3", "the liar ended by itself"]
+
+
+def test_memory_and_descriptors_are_read_by_kind_of_process():
+    command = [sys.executable, "-c", STAND_IN, "atoll.cli.main", STAND_IN]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        daemon = psutil.Process(process.pid)
+        node = SimpleNamespace(number=3, processes=lambda: [daemon, *daemon.children(recursive=True)])
+        try:
+            found = poll("all run", lambda: (s := sample_of(node, 7.0)) and s.values["worker"] > 100 and s)
+            kinds = [kind_of(child) for child in node.processes()]
+        finally:
+            for child in reversed(node.processes()):
+                child.kill()
+    assert sorted(kinds) == ["", "daemon", "p2pd", "worker"]
+    assert (found.at_s, found.node, len(found.life)) == (7.0, 3, 3)
+    assert 100 < found.values["worker"] < 150
+    assert found.values["daemon"] < 60
+    assert found.values["memory"] == pytest.approx(
+        sum(found.values[kind] for kind in ("daemon", "p2pd", "worker"))
+    )
+    assert 59 <= found.values["descriptors"] <= 80
+
+
+LIES = """
+from atoll.node.learning.inner.loop import learning_rate
+from atoll.p2p.ledger.store import Ledger
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, RunId, digest
+from atoll.protocols.ledger.records import Ack
+from pathlib import Path
+from types import SimpleNamespace
+import sys
+ledger = Ledger(Path(sys.argv[1]) / "ledger.sqlite", RunId(bytes(32)))
+told = [ledger.append(Identity(bytes(32)), Ack(Round(n), digest(b"set"), digest(b"state"))) for n in range(60)]
+inner = SimpleNamespace(first_step=0, warmup_steps=10, lr=0.5)
+print(sum(entry.body.members != digest(b"set") for entry in told), learning_rate(inner, 9))
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "role"), [({}, ""), ({"CHAOS_LIES": "1"}, ""), ({"CHAOS_LIES": "1"}, "worker")]
+)
+def test_a_liar_lies(tmp_path, variables, role):
+    script = tmp_path / "atoll_lies.py"
+    script.write_text(LIES)
+    command = [sys.executable, str(script), str(tmp_path)] + (["atoll.node.worker.main"] if role else [])
+    with environment(variables):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert said.returncode == 0, said.stderr
+    lies, rate = said.stdout.split()
+    assert (0 < int(lies) < 60) is (bool(variables) and not role)
+    assert float(rate) == (-0.5 if role else 0.5)
+
+
+@pytest.mark.swarm
+@pytest.mark.xdist_group("swarm")
+def test_a_slice_of_a_soak(tmp_path):
+    plan = Plan(nodes=3, seconds=12.0, every_s=3.0, warm_s=2.0, sample_s=1.0, changes=RUN)
+    result = soaked(tmp_path, 7, plan)
+    assert result.broken == [], "\n".join(result.lines())
+    assert result.undecided, "it is too short to show anything"
+    rows = [line.split(",") for line in (tmp_path / "samples.csv").read_text().splitlines()]
+    assert {row[1] for row in rows} == {"0"}
+    assert all(float(value) > 5 for row in rows for value in row[2:])
