@@ -10,6 +10,7 @@ import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.mutants.mutant import problems, read_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK = {"protocols": 0, "p2p": 1, "node": 2, "cli": 3}
-TORCH_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/", "node/import_export/")
+TORCH_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/", "node/import_export/", "node/generation/")
 """Process 2, what it is made of, and the files that it writes. Only here is torch imported."""
 WORKER_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/")
 """Process 2 knows nothing of process 1. Import and export do: they read a node's proofs and its feed."""
@@ -49,6 +50,12 @@ LAZY_IMPORTS = {
     ("cli/commands/status.py", "rounds"): "reads runs: only of a node that does not run",
     ("cli/commands/status.py", "status"): "reads runs: only with --last",
     ("cli/commands/steer.py", "evaluate"): "reads runs: only of a node that does not run",
+    ("cli/commands/export.py", "hf"): "torch takes a second: only once the options are right",
+    (
+        "cli/model_source.py",
+        "open_model",
+    ): "torch and transformers take seconds: not for help, nor without weights",
+    ("cli/commands/steer.py", "_sample"): "reads runs: only with --sample",
     ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
     ("node/worker/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
@@ -83,7 +90,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 50_487
+BUDGET_LINES = 51_756
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open
@@ -91,7 +98,8 @@ nothing, the oracle that reads the homes of a swarm, audits, a status that says 
 work that returns from a chain that lost, entries of liars with two histories, more
 audits a round, members that keep back their votes, members that come up in the
 middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
-that the voters remove, what fits into a machine, steps by memory. A later raise names its reason here too."""
+that the voters remove, what fits into a machine, steps by memory, text from trained
+weights and its card. A later raise names its reason here too."""
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
 COMMENTED = (
@@ -459,7 +467,9 @@ IMPORT_NAMES = {
 
 def test_what_is_imported_is_declared_and_the_other_way_round():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {re.split(r"[<>=!~ ]", wish)[0] for wish in project["dependencies"]}
+    extras = {name: wishes for name, wishes in project["optional-dependencies"].items() if name != "dev"}
+    wishes = [*project["dependencies"], *chain.from_iterable(extras.values())]
+    declared = {re.split(r"[<>=!~ ]", wish)[0] for wish in wishes}
     imported = {name.split(".")[0] for tree in SOURCES.values() for name in imports_of(tree)}
     imported -= {*sys.stdlib_module_names, *BROUGHT, "atoll", ""}
     expected = {IMPORT_NAMES.get(name, name) for name in declared}

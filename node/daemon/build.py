@@ -154,7 +154,7 @@ def _build_training(
         folder / "worker.log",
         lambda started: driver.on_started(started),
         lambda progress: driver.on_progress(progress),
-        on_gone=lambda: _on_worker_gone(goodput, driver),
+        on_gone=lambda why: _on_worker_gone(goodput, driver, why),
         on_spent=lambda spent: goodput.on_spent(spent),
     )
     driver = build_driver(
@@ -199,6 +199,6 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
     )
 
 
-def _on_worker_gone(goodput: GoodputCollector, driver: Driver) -> None:
+def _on_worker_gone(goodput: GoodputCollector, driver: Driver, why: str) -> None:
     goodput.on_worker_gone()
-    driver.on_worker_gone()
+    driver.on_worker_gone(why)

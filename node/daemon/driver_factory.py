@@ -39,7 +39,7 @@ from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials
-from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import VerifyReply
 
 Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
@@ -97,7 +97,7 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng or random.SystemRandom(),
         )
-    auditor, weigh, on_set = _build_weights(common, contributions, rng or random.SystemRandom())
+    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng or random.SystemRandom())
     sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
     finalizer = Finalizer(**common._asdict(), sets=sets)
     driver = Driver(
@@ -119,7 +119,7 @@ def build_driver(
             me=context.me,
             finality=lambda: common.machines.finality,
             auditor=auditor,
-            share_256=context.spec.pace.probation_256 or 256,
+            share_of=share_of,
             distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
         ),
     )
@@ -192,10 +192,12 @@ def _build_sets(
 
 def _build_weights(
     common: _Common, contributions: ContributionIndex, rng: random.Random
-) -> tuple[Auditor | None, Weigh, OnSet]:
-    """The auditor, what weighs the contributions of a set, and what must learn of each set for that."""
+) -> tuple[Auditor | None, Weigh, OnSet, Callable[[PeerId], int]]:
+    """The auditor, what weighs a set's contributions, what must learn of each set for that, and probation's share
+    of a member's weight, in 256ths."""
     auditor = _build_auditor(common, contributions, rng)
     weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
+    share_of: Callable[[PeerId], int] = lambda peer: 256  # noqa: E731
     pace = common.context.spec.pace
     if pace.probation_256:
         newcomers = NewcomerWeights(
@@ -207,13 +209,13 @@ def _build_weights(
             machines=common.machines,
             claimed=weigh,
         )
-        weigh, learners = newcomers.weigh, [*learners, newcomers.on_set]
+        weigh, learners, share_of = newcomers.weigh, [*learners, newcomers.on_set], newcomers.share_of
 
     def on_set(number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
         for learn in learners:
             learn(number, names, is_final)
 
-    return auditor, weigh, on_set
+    return auditor, weigh, on_set, share_of
 
 
 def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:

@@ -96,11 +96,13 @@ async def read_plan(
     unix_s: float,
     group: asyncio.TaskGroup,
     report: Report,
+    free: Free | None = None,
 ) -> JoinPlan:
     """Read the plan for the run of an invite (`link`), or for `wanted`: a run of this home (see `find_run`), else
     of the DHT (see `parse_wanted`).
 
-    `group` owns the host's task. Raises ConfigError where the user must change something, LocalFault, DiskFault.
+    `group` owns the host's task. `free`: what a node that begins again found free at first. Raises ConfigError
+    where the user must change something, LocalFault, DiskFault.
     """
     new_seed = b"" if home.identity.exists() else os.urandom(key_file.SEED_BYTES)
     identity = Identity(new_seed) if new_seed else key_file.load(home.identity)
@@ -114,7 +116,7 @@ async def read_plan(
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
-    free = measure_free(home.root, config.device)
+    free = free or measure_free(home.root, config.device)
     room, config = offer_of(spec, config, free)
     is_asked = choice.is_new and host.is_up
     outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None

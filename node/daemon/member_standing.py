@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.node.daemon.audits.standing import ENOUGH, Judgement
+from atoll.node.daemon.consensus.probation import scaled
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 from atoll.protocols.local.standing import Standing
@@ -37,8 +38,8 @@ class MemberStandings:
     """None in a run without audits."""
     distrusted: Callable[[], Mapping[PeerId, int]]
     """Returns the last round in which no Reduction of a member counts here, of those of whom none does."""
-    share_256: int = 256
-    """Share of its weight that the work of a member on probation has."""
+    share_of: Callable[[PeerId], int] = lambda peer: 256
+    """Returns 256ths of its weight that the fold gives the work of a member that may be on probation."""
 
     def of(self, *peers: PeerId) -> list[Standing]:
         """What each of these members counts for."""
@@ -49,19 +50,16 @@ class MemberStandings:
         state = self.finality()
         votes_in = 0 if peer in state.voters else state.tally.missing(peer)
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
-        on_trial = votes_in and self.share_256 < 256
-        if on_trial and weight_16:
-            weight_16 = max(1, weight_16 * self.share_256 // 256)
-        share = f", and has {self.share_256}/256 of its weight until then" if on_trial else ""
+        share_256 = self.share_of(peer)
         why = (
-            f"votes after {votes_in} more final rounds with its work{share} (probation)" if votes_in else "",
+            _probation(votes_in, state.tally.missing(peer), share_256),
             why_weight,
             f"no Reduction of it counts up to round {until}" if until is not None else "",
         )
         return Standing(
             peer=peer,
             votes_in=votes_in,
-            weight_16=weight_16,
+            weight_16=scaled(weight_16, share_256),
             verdicts=verdicts,
             shown=shown,
             usual=usual,
@@ -91,7 +89,16 @@ class MemberStandings:
         if peer in judgement.gone:
             why, weight_16 = f"no weight: {measured}, {usual:.1f} are usual, {ENOUGH} would do", 0
         elif sharers > 1:
-            why, weight_16 = f"a share of a weight: {sharers} members sent one payload", 16 // sharers
+            why, weight_16 = f"a share of a weight: {sharers} members sent one payload", max(1, 16 // sharers)
         else:
             why, weight_16 = "", 16
         return count, round(shown, 2), round(usual, 2), weight_16, why
+
+
+def _probation(votes_in: int, missing: int, share_256: int) -> str:
+    """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
+    less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
+    if not votes_in:
+        return f"{less} for {missing} more final rounds with its work (probation)" if less else ""
+    until = f", and {less} until then" if less else ""
+    return f"votes after {votes_in} more final rounds with its work{until} (probation)"

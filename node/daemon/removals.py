@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from atoll.node.daemon.consensus.ballots import quorum
 from atoll.node.daemon.consensus.epochs import MAX_VOTES
-from atoll.node.daemon.consensus.exclusion import works_with_us
+from atoll.node.daemon.consensus.exclusion import needed_votes, works_with_us
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
@@ -37,8 +36,8 @@ class Removals:
     """Returns whether this node's feed was compared with what the others have."""
     found: dict[PeerId, Exclusion] = field(default_factory=dict)
     """By peer; of several about one peer the one with the lowest round."""
-    _reasons: dict[PeerId, str] = field(default_factory=dict)
-    """What members that voted first gave as their reason."""
+    _reasons: dict[tuple[PeerId, PeerId], str] = field(default_factory=dict)
+    """By member and author: the reason that the author of a vote gave. Only of votes that count."""
     _done: set[PeerId] = field(default_factory=set)
     """Peers that were cut off; this node, once it is paused."""
 
@@ -53,8 +52,18 @@ class Removals:
         if author == self.context.spec.owner:
             self._add(body.peer, body.round, body.reason, by="owner")
         elif body.reason:
-            self._reasons.setdefault(body.peer, body.reason)
+            cast = self.machines.finality.epochs.votes_against
+            known = {**self._reasons, (body.peer, author): body.reason}
+            # An author has few votes that count, and none once its feed was pruned.
+            self._reasons = {key: text for key, text in known.items() if key[0] in cast.get(key[1], ())}
         self.step()
+
+    def _reason(self, peer: PeerId, first: int) -> str:
+        """What one of the voters that excluded a member gave as its reason: the same one on all nodes."""
+        state = self.machines.finality
+        is_known = first == state.deciding or first in state.decided
+        voters = state.electorate(first).voters if is_known else ()
+        return next((text for (of, by), text in sorted(self._reasons.items()) if of == peer and by in voters), "")
 
     def _add(self, peer: PeerId, number: Round, reason: str, *, by: str) -> None:
         if self.is_excluded(peer, number):
@@ -69,7 +78,8 @@ class Removals:
         """Read what votes decided; pause this node, and cut off others, when their rounds have come."""
         me, finality, at_work = self.context.me, self.machines.finality, self.machines.round.round
         for peer, first in finality.epochs.voted_out.items():
-            self._add(peer, Round(first), self._reasons.get(peer, ""), by="voters")
+            if not self.is_excluded(peer, first):
+                self._add(peer, Round(first), self._reason(peer, first), by="voters")
         for peer, one in self.found.items():
             # Until its round is final a peer may be a voter that the others need.
             is_due = max(finality.deciding, at_work) >= one.round if peer == me else finality.deciding > one.round
@@ -121,9 +131,11 @@ def reason_of(one: Exclusion, me: PeerId) -> str:
 def votes_against(state: FinalityState) -> tuple[VotesAgainst, ...]:
     """The members that some voters of the round that is decided next, or this node, want to exclude."""
     cast, gone = state.epochs.votes_against, state.epochs.excluded_from(state.deciding)
-    votes = Counter(peer for voter in state.voters for peer in cast.get(voter, ()))
-    own, needed = cast.get(state.me, {}), quorum(len(state.voters))
-    shown = sorted({*votes, *own} - gone, key=lambda peer: (-votes[peer], peer))[:SHOWN]
+    votes = Counter(
+        peer for voter in state.voters for peer, first in cast.get(voter, {}).items() if first <= state.deciding
+    )
+    own, needed = cast.get(state.me, {}), needed_votes(state)
+    shown = sorted({*votes, *own} - gone, key=lambda peer: (peer not in own, -votes[peer], peer))[:SHOWN]
     return tuple(VotesAgainst(peer=peer, votes=votes[peer], needed=needed, by_us=peer in own) for peer in shown)
 
 
@@ -132,7 +144,7 @@ def vote_line(state: FinalityState, peer: PeerId) -> str:
     cast = state.epochs.votes_against
     # The vote may still be on its way to this machine.
     votes = sum(voter == state.me or peer in cast.get(voter, ()) for voter in state.voters)
-    needed = quorum(len(state.voters))
+    needed = needed_votes(state)
     said = f"this node voted to exclude {peer}: {votes} of the {needed} votes that exclude it"
     return said if state.me in state.voters else f"{said}; this node is no voter now, its vote counts once it is"
 

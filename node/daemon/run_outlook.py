@@ -1,7 +1,6 @@
 """How a run is doing, as its members say, for somebody who thinks of joining it."""
 
-import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
 
@@ -9,11 +8,9 @@ from atoll.node.daemon.rounds.step_budget import round_seconds
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.swarm.lease_survey import read_leases
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.run_spec import RunSpec
-
-ASK_S = 5.0
-"""Deadline of the whole question: without an answer the preview assumes, and says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +18,7 @@ class RunOutlook:
     """What the leases of a run's members say. They are signed, and may be lies."""
 
     members: int
-    """That train or wait to, without this node."""
+    """With a lease, without this node."""
     round: int
     """That most of them train."""
     final: int
@@ -30,34 +27,33 @@ class RunOutlook:
     """Median seconds that the steps of a round take them; None while nobody says."""
     tokens_per_s: float
     """Of all of them together."""
+    owner_final: int | None
+    """The newest round that the run's owner knows to be final; None where its lease is not known."""
 
     def is_complete(self, spec: RunSpec) -> bool:
-        """Whether all rounds are final: there is nothing left to train."""
-        return self.final >= spec.outer.rounds - 1
+        """Whether the owner says that all rounds are final: anybody can make up other members."""
+        return self.owner_final is not None and self.owner_final >= spec.outer.rounds - 1
 
 
-def outlook_of(spec: RunSpec, leases: Collection[Lease]) -> RunOutlook | None:
+def outlook_of(spec: RunSpec, known: Mapping[PeerId, Lease]) -> RunOutlook | None:
     """Pure. None where there is no lease."""
-    if not leases:
+    if not known:
         return None
+    leases, owners = known.values(), known.get(spec.owner)
     took_s = [took for lease in leases if (took := round_seconds(spec, lease)) > 0]
     return RunOutlook(
         members=len(leases),
-        # Medians: one that lies, or came just now, does not make the run look complete or new.
+        # Medians: one that lies, or came just now, changes little.
         round=median_high(lease.round for lease in leases),
         final=median_high(lease.final for lease in leases),
         round_s=median(took_s) if took_s else None,
         tokens_per_s=sum(lease.tokens_per_s for lease in leases),
+        owner_final=owners.final if owners else None,
     )
 
 
 async def ask_outlook(
     host: Host, spec: RunSpec, identity: Identity, members: Sequence[PeerAddress]
 ) -> RunOutlook | None:
-    """Ask the first of `members` that answers; None where none does within ASK_S."""
-    try:
-        async with asyncio.timeout(ASK_S):
-            leases = await read_leases(host, spec.id, identity, members)
-    except TimeoutError:
-        return None
-    return outlook_of(spec, leases.values())
+    """Ask all of `members` at once; None where none answers in a few seconds."""
+    return outlook_of(spec, await read_leases(host, spec.id, identity, members))

@@ -20,6 +20,7 @@ from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.ipc.worker_process import Trainer
+from atoll.p2p.discovery.seed_table import short_text
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
@@ -245,8 +246,10 @@ class DaemonOperator:
         text = node.waiting or reason(node.round)
         if node.round.phase is not Phase.SYNC:
             return text
-        table = self.swarm.discovery_table()
-        return f"{text}: " + "; ".join(f"{seed} {state}" for seed, state in table.items()) if table else text
+        seeds = [short_text(row) for row in self.swarm.discovery.rows() if not row.via]
+        # The DHT's own state is of use where there is no seed. `atoll doctor` has addresses and remedies.
+        known = seeds or [f"{name} {state}" for name, state in self.swarm.discovery_table().items()]
+        return f"{text}: {'; '.join(known)}" if known else text
 
     def _trouble(self) -> str:
         node, replication = self.control.view(), self.swarm.replication

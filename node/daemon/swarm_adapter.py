@@ -1,6 +1,7 @@
 """The swarm as the driver sees it (`Network`), and the tasks that carry its news to the driver."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -24,6 +25,8 @@ ALONE_S = 8.0
 
 BREATH_S = 0.002
 """Rest between two parts of the work on a puzzle, in which this node answers its peers."""
+TOLD_S = 5.0
+"""How often the user is told of it."""
 
 
 class SwarmNetwork:
@@ -52,6 +55,8 @@ class SwarmNetwork:
         self._replayed = 0
         self._carried = 0
         self._excluded: set[PeerId] = set()
+        self._is_accepted = False
+        """Whether a final set, an epoch or the RunSpec names this node."""
         self._has_carried = asyncio.Event()
         self._questions = SingleRequests(host, REDUCTION.protocol(), ASK_MAX_BYTES)
 
@@ -159,7 +164,9 @@ class SwarmNetwork:
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
         """See NewcomerBudget."""
-        self._swarm.newcomers.accept(authors, by_work=by_work)
+        named = tuple(authors)
+        self._is_accepted |= self._me in named
+        self._swarm.newcomers.accept(named, by_work=by_work)
 
     def keep(self, authors: Iterable[PeerId]) -> None:
         """See NewcomerBudget."""
@@ -173,6 +180,12 @@ class SwarmNetwork:
         """See Swarm.exclude."""
         self._excluded.add(peer)
         self._swarm.exclude(peer, reason)
+
+    def refusal(self) -> str:
+        """See Network."""
+        # Final sets name a member. Strangers that are the only peers here must not stop it by a line of text.
+        is_member = self._is_accepted and self._me not in self._excluded
+        return "" if is_member else self._swarm.replication.refusal
 
     def require(self, entries: Iterable[Digest]) -> None:
         """See Swarm.require."""
@@ -257,11 +270,16 @@ class SwarmNetwork:
             except TimeoutError:
                 listener.on_alone(ALONE_S)
         if self._me not in self._swarm.ledger.vector():
+            told_s = -math.inf
             for body in self._opening:
                 if body is not None:
                     self._swarm.publish(body)
+                    if told_s > -math.inf:  # what else this node waits for is not over
+                        listener.on_behind("")
                     break
-                listener.on_behind("solving the puzzle that this run asks of newcomers")
+                if self._now() - told_s > TOLD_S:
+                    told_s = self._now()
+                    listener.on_behind("solving the puzzle that this run asks of newcomers")
                 await asyncio.sleep(BREATH_S)
         while self._swarm.ledger.since(max(self._carried, self._replayed), 1):
             self._has_carried.clear()

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -21,6 +22,8 @@ ADDRESSES = 4
 """Most addresses of one node in a link: each costs about 50 characters."""
 SEED_PEERS = 4
 _INVITE_MAX_BYTES = 1 << 16
+FIRST_TRY = 1 << 61
+"""The search for a puzzle's solution begins below this; solutions are below twice as much."""
 
 
 class InviteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,16 +56,20 @@ def load_invite(home: Home, run: RunId) -> Invite | None:
         raise CorruptFault(f"{path}: {error}", hint="remove the file and start with the invite again") from error
 
 
-def opening_entry(spec: RunSpec, me: PeerId, invite: Invite | None) -> Iterator[Admit | Solved | None]:
+def opening_entry(
+    spec: RunSpec, me: PeerId, invite: Invite | None, first: int | None = None
+) -> Iterator[Admit | Solved | None]:
     """The entry with which this node's feed must begin, after a None for each part of the work on a puzzle.
 
+    `first`: number with which that work begins; None: a random one, so that a restart tries no number again.
     Nothing if the run admits this node by name, or without a permit.
     """
     rule = Rule(spec.id, spec.owner, spec.admission)
     if rule.admits_by_name(me):
         return
     if spec.admission.mode == "open":
-        yield from (None if nonce is None else Solved(nonce) for nonce in solutions(rule, me))
+        begin = secrets.randbelow(FIRST_TRY) if first is None else first
+        yield from (None if nonce is None else Solved(nonce) for nonce in solutions(rule, me, begin))
     elif invite is not None and invite.token:
         (token,) = invite.token
         yield Admit(token.permit, prove(spec.id, token, me))

@@ -1,11 +1,12 @@
 """The table of seeds for the status: each seed's state, and for failures the reason and the remedy."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from atoll.p2p.discovery.dial_errors import explain
 from atoll.p2p.discovery.dnsaddr import DnsSeed
+from atoll.protocols.errors import counted
 
 CONNECTED: Final = "connected"
 THIS_NODE: Final = "this node"
@@ -40,7 +41,13 @@ def row_text(row: SeedRow) -> str:
     if row.state != FAILED:
         return f"{row.state}: {row.reason}" if row.reason else row.state
     why = f"{row.reason} – {row.remedy}" if row.remedy else row.reason
-    return f"{why} (tried {row.tries} times, again in {row.next_s or 0.0:.0f} s)"
+    return f"{why} (tried {counted(row.tries, 'time')}, again in {row.next_s or 0.0:.0f} s)"
+
+
+def short_text(row: SeedRow) -> str:
+    """The same without address and remedy: `seed …gJqxbG: connection refused (tried 6 times, again in 9 s)`."""
+    name = f"…{row.seed[-6:]}" if "/p2p/" in row.seed else row.seed
+    return f"seed {name}: {row_text(replace(row, remedy=''))}"
 
 
 def dns_seed_row(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:

@@ -19,7 +19,7 @@ from atoll.protocols.ids import PeerId, digest
 MESSAGES_PER_MINUTE = 200 * 60
 MESSAGES_BURST = 2000
 """Burst allowed to one neighbour: more than a round of a hundred members needs. The rest is dropped, no fault."""
-RECENT_BYTES = 8 * 1024 * 1024
+RECENT_BYTES = 2 * 1024 * 1024
 """Bytes of the newest messages that are sent on request; older ones are left to anti-entropy."""
 _IDS_BYTES_OF_A_MESSAGE = 512
 """Ids count in the rate by what they cost: so many bytes of them take as long as the signature of one message."""

@@ -160,6 +160,8 @@ class Ledger:
             after = self._write(entry, feed)
         self._feeds[author] = after
         self.stored += 1
+        if self._gate is not None and not entry.seq:
+            self._gate.record_first_entry(entry)
         return entry
 
     def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> InsertResult:

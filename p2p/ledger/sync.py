@@ -62,8 +62,8 @@ class LedgerSync:
     on_exchanged: OnExchanged
     """Receives the sender and what its entries changed, if they did."""
     on_fault: Callable[[PeerId, PeerFault], None]
-    on_refused: Callable[[PeerId, str], None] = lambda peer, reason: None
-    """Receives why the peer stores nothing of ours, with every message of an exchange; empty: it does."""
+    on_told: Callable[[PeerId, "Exchange"], None] = lambda peer, message: None
+    """Receives every message of an exchange: it says whether the peer stores what is ours."""
 
     def __post_init__(self) -> None:
         self.calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
@@ -92,7 +92,7 @@ class LedgerSync:
     async def _insert(self, peer: PeerId, message: Exchange) -> int:
         if not message.refusal.isprintable():
             raise DecodeError("a refusal that is not printable")
-        self.on_refused(peer, message.refusal)
+        self.on_told(peer, message)
         fresh = self.insert(peer, await self.verified(message.entries))
         for first, second in message.proofs:
             self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))

@@ -1,7 +1,9 @@
 """Reads the leases of a run over its calls wire, before this node is a member."""
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+import math
+from collections.abc import Callable, Iterable
 
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
@@ -11,13 +13,18 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.registers import Lease
 
+ASK_S = 15.0
+"""How long anybody is waited for: who joins looks at this."""
+REST_S = 3.0
+"""How long the others are waited for once one has answered."""
+
 
 async def read_leases(
     host: Host, run: RunId, identity: Identity, members: Iterable[PeerAddress]
 ) -> dict[PeerId, Lease]:
-    """The live leases that the first of `members` to answer knows; empty where none answers.
+    """The live leases that `members` know, all of which are asked at once; empty where none answers.
 
-    Each is signed by its author, who may lie. The caller owns the deadline.
+    Each is signed by its author, who may lie. What came within ASK_S, and REST_S of the first answer, is returned.
     """
     calls, now = Calls(host, run, answers=False), asyncio.get_running_loop().time
     store = RegisterStore(run, identity, 0)
@@ -26,18 +33,22 @@ async def read_leases(
         serving = group.create_task(calls.serve())
         await calls.started.wait()
         try:
-            for member in members:
-                if await _has_answered(host, sync, member):
-                    break
+            async with asyncio.timeout(ASK_S) as deadline, asyncio.TaskGroup() as ask_group:
+
+                def answered() -> None:
+                    deadline.reschedule(min(deadline.when() or math.inf, now() + REST_S))
+
+                for member in members:
+                    ask_group.create_task(_ask(host, sync, member, answered))
+        except TimeoutError:
+            pass  # one that answers nothing must not hide what the others said
         finally:
             serving.cancel()
     return store.live(Lease, now())
 
 
-async def _has_answered(host: Host, sync: RegisterSync, member: PeerAddress) -> bool:
-    try:
+async def _ask(host: Host, sync: RegisterSync, member: PeerAddress, answered: Callable[[], None]) -> None:
+    with contextlib.suppress(Unreachable, PeerFault):
         await host.connect(member)
         await sync.pull(member.peer)
-    except (Unreachable, PeerFault):
-        return False
-    return True
+        answered()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
-from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.ledger.sync import Exchange, LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.anti_entropy import AntiEntropy
@@ -49,10 +49,12 @@ class Replication:
         """Newest failure to store what peers sent; None when the last attempt succeeded."""
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
+        self._admitted_by: set[PeerId] = set()
+        """Connected peers whose ledger has our feed, and that do not refuse it."""
         self._gossip = Gossip(self.identity.peer_id, self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
-        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_refused)
+        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told)
         self.orphans = OrphanExchange(sync)
         self.anti_entropy = AntiEntropy(
             ledger=sync,
@@ -80,6 +82,14 @@ class Replication:
         self.on_change()
         return entry
 
+    @property
+    def refusal(self) -> str:
+        """Why what this node writes is stored by no connected peer; empty if one stores it, or none refuses it.
+
+        One peer that admits this node is enough: a single liar stops nobody.
+        """
+        return "" if self._admitted_by else next(iter(self.refusals.values()), "")
+
     def pass_on(self, author: PeerId) -> None:
         """Send what this author wrote to everyone: while it had shown no work it may not have been passed on."""
         for entry in self.ledger.entries(author=author):
@@ -94,6 +104,7 @@ class Replication:
     def forget(self, peer: PeerId) -> None:
         """Drop what belongs to the connection with `peer`, which is lost."""
         self.refusals.pop(peer, None)
+        self._admitted_by.discard(peer)
         self._gossip.forget(peer)
 
     def _on_entry(self, sender: PeerId, data: bytes) -> PeerId | None:
@@ -159,7 +170,11 @@ class Replication:
                 self.on_addresses(register.author, register.value)
         self.on_change()
 
-    def _on_refused(self, peer: PeerId, reason: str) -> None:
+    def _on_told(self, peer: PeerId, message: Exchange) -> None:
+        reason = message.refusal
+        # One that has not been offered our feed yet refuses nothing, and admits nothing.
+        is_held = not reason and message.wanted.get(self.identity.peer_id, 0) > 0
+        (self._admitted_by.add if is_held else self._admitted_by.discard)(peer)
         if not reason:
             if self.refusals.pop(peer, None) is not None:
                 self.on_change()

@@ -172,6 +172,8 @@ class TimeShares(msgspec.Struct, kw_only=True):
     """Seconds saving checkpoints."""
     evaluate_s: float = 0.0
     """Seconds computing the validation loss."""
+    audit_s: float = 0.0
+    """Seconds auditing contributions of others."""
     recompute_s: float = 0.0
     """Seconds in inner steps that were thrown away, by a newer round or by the end of the worker."""
     start_s: float = 0.0

@@ -18,6 +18,8 @@ class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
     """Saving generations and snapshots, without the time a background thread waits for the disk."""
     evaluate_ns: int = 0
     """Evaluating the view."""
+    audit_ns: int = 0
+    """Auditing contributions of others."""
     recompute_ns: int = 0
     """Inner steps that were thrown away."""
     wait_ns: int = 0

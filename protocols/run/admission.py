@@ -153,9 +153,12 @@ def is_solved(rule: Rule, author: PeerId, nonce: int) -> bool:
     return int.from_bytes(found, "big") >> (8 * DIGEST_BYTES - (rule.admission.puzzle_bits or 0)) == 0
 
 
-def solutions(rule: Rule, author: PeerId) -> Iterator[int | None]:
-    """Look for the solution: None after every PUZZLE_SLICE tries without one, then the solution, and no more."""
-    for start in itertools.count(0, PUZZLE_SLICE):
+def solutions(rule: Rule, author: PeerId, first: int = 0) -> Iterator[int | None]:
+    """Look for a solution from `first` on: None after every PUZZLE_SLICE tries without one, then the solution.
+
+    Each number is as likely one as any other. So who begins anew at a random number has lost nothing.
+    """
+    for start in itertools.count(first, PUZZLE_SLICE):
         tries = range(start, start + PUZZLE_SLICE)
         found = next((nonce for nonce in tries if is_solved(rule, author, nonce)), None)
         yield found

@@ -227,6 +227,10 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """Number of inner steps (H) of round `number`."""
         return next(s.steps for s in reversed(self.outer.stages) if s.first <= number)
 
+    def nominal_tokens(self, number: int) -> int:
+        """Tokens that a member trains on that takes all of round `number`."""
+        return self.steps(number) * self.inner.batch * self.model.context
+
     def steps_before(self, number: int) -> int:
         """Number of inner steps of all rounds before `number`: the position in the learning-rate schedule."""
         total = 0

@@ -121,6 +121,7 @@ MIXTURE = _run(
 )  # fmt: skip
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
+PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
 IN_EPOCH = records.Ballot(3, ME.peer_id, A)
@@ -187,7 +188,13 @@ def _registers() -> Iterator[tuple[str, Case]]:
 
 
 def _runs() -> Iterator[tuple[str, Case]]:
-    for name, spec in {"plain": _run(), "dense": DENSE, "mixture": MIXTURE, "audited": AUDITED}.items():
+    for name, spec in {
+        "plain": _run(),
+        "dense": DENSE,
+        "mixture": MIXTURE,
+        "audited": AUDITED,
+        "puzzled": PUZZLED,
+    }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)
     yield "SignedRun", Case(codec.decode(sign_run(_run(), ME), SignedRun), SignedRun)
@@ -312,7 +319,7 @@ RANK_ASKS: tuple[ranks.RankAsk, ...] = (
 def _local() -> Iterator[tuple[str, Case]]:
     for ask in WORKER_ASKS:
         yield f"worker: {type(ask).__name__}", Case(worker.RequestEnvelope(5, ask), worker.RequestEnvelope, True)
-    spent = worker.TimeSpent(*range(1, 10))
+    spent = worker.TimeSpent(*range(1, 11))
     for answer in WORKER_ANSWERS:
         envelope = worker.ReplyEnvelope(5, answer, spent)
         yield f"worker: {type(answer).__name__}", Case(envelope, worker.ReplyEnvelope, True)
@@ -327,7 +334,7 @@ def _disk() -> Iterator[tuple[str, Case]]:
     manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body")
     yield "GenerationManifest", Case(manifest, generations.GenerationManifest, True)
     kept, past = (local.KeptBody(7, B, Span(0, 4)),), (local.PastPayload(PENDING, (Span(0, 4),)),)
-    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5)
+    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
     yield "LocalBody", Case(body, local.LocalBody, True)
     yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
 

@@ -21,7 +21,7 @@ from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerCl
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import MAX_VERDICTS, Verdict
+from atoll.protocols.ledger.records import MAX_VERDICTS, Contribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
 from atoll.protocols.run.audits import AuditSpec
 
@@ -53,6 +53,8 @@ class Auditor:
     """Final sets, and of open rounds those of this node's view."""
     _given: dict[tuple[int, tuple[Digest, ...]], Mapping[Digest, int]] = field(default_factory=dict)
     """Weights that the worker was given, for each set of an open round."""
+    _unaudited: float = 0.0
+    """Own work since the newest audits of this node, in rounds of nominal work; at most one."""
     _waiting: dict[Digest, Verdict] = field(default_factory=dict)
     """Verdicts that are in no final set yet."""
 
@@ -126,6 +128,11 @@ class Auditor:
         held = [entry for entry in found if self.contributions.is_held(entry)]
         if ours is None or len(held) < 2 or not self.worker.is_ready:
             return []
+        # An audit takes a slow machine as many times longer as its steps: so it has as many times fewer of them.
+        self._unaudited = min(1.0, self._unaudited + self._work(number, found[ours][1]))
+        if self._unaudited < 1:
+            return []
+        self._unaudited = 0.0
 
         def member(entry: Digest) -> Member:
             author, record = found[entry]
@@ -139,6 +146,10 @@ class Auditor:
                 tokens = found[drawn][1].tokens
                 requests.append(AuditRequest(number, tokens, member(drawn), tuple(map(member, chosen))))
         return requests
+
+    def _work(self, number: Round, record: Contribution) -> float:
+        """A contribution's share of its round's nominal tokens."""
+        return record.tokens / self.context.spec.nominal_tokens(number)
 
     async def _audit_all(self, requests: Sequence[AuditRequest]) -> None:
         for request in requests:  # one after the other: between two of them the worker takes steps

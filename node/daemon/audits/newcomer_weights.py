@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.node.daemon.consensus.probation import Tally
+from atoll.node.daemon.consensus.probation import Tally, scaled
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
@@ -28,11 +28,6 @@ def on_probation(tally: Tally, authors: Iterable[PeerId]) -> frozenset[PeerId]:
     return frozenset() if found == everybody else found
 
 
-def scaled(weight: int, share_256: int) -> int:
-    """This share of a weight, rounded down: 1 at least, but 0 of 0."""
-    return max(1, weight * share_256 // 256) if weight else 0
-
-
 @dataclass(kw_only=True)
 class NewcomerWeights:
     """For one run with `pace.probation_256`."""
@@ -47,6 +42,8 @@ class NewcomerWeights:
     tally: Tally
     """Of all final sets."""
     _final: int = -1
+    _newest: frozenset[PeerId] = frozenset()
+    """Authors of the newest final set."""
     _new: dict[int, frozenset[PeerId]] = field(default_factory=dict)
     """Authors of final sets on probation, by round."""
     _authors: dict[int, frozenset[PeerId]] = field(default_factory=dict)
@@ -72,7 +69,7 @@ class NewcomerWeights:
         if is_final:
             self._new[number] = on_probation(self.tally, authors)
             self._new.pop(number - KEPT, None)
-            self.tally, self._final = self.tally.after(authors), number
+            self.tally, self._final, self._newest = self.tally.after(authors), number, authors
             self._authors = {at: each for at, each in self._authors.items() if at > number}
             self._given = {at: given for at, given in self._given.items() if at > number}
         elif number > self._final:
@@ -81,6 +78,10 @@ class NewcomerWeights:
             if later > number and self._new_in(later, everybody) != new:
                 del self._given[later]
                 self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
+
+    def share_of(self, author: PeerId) -> int:
+        """256ths of its weight that an author's work has next, beside that of the newest final set's authors."""
+        return self.share_256 if author in on_probation(self.tally, {*self._newest, author}) else 256
 
     def _new_in(self, number: int, authors: frozenset[PeerId]) -> frozenset[PeerId]:
         if number <= self._final:

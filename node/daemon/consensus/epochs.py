@@ -165,6 +165,13 @@ def _add_vote(book: EpochBook, author: PeerId, body: Exclude) -> EpochBook:
     return replace(book, votes_against={**book.votes_against, author: cast})
 
 
+def without_votes(book: EpochBook, author: PeerId) -> EpochBook:
+    """The book without the votes to exclude of an author whose feed is gone; it may come again, from its begin."""
+    if author not in book.votes_against:
+        return book
+    return replace(book, votes_against={one: cast for one, cast in book.votes_against.items() if one != author})
+
+
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     body = book.bodies[name]
     place = body.parent, int(body.round)

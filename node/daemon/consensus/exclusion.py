@@ -2,7 +2,8 @@
 
 The run's owner excludes alone. Anybody else's `Exclude` is a vote. A final set names contributions, and each of
 them fixes what stands before it in its author's feed: so the set says what its authors had voted for. A member is
-excluded from the first round on of whose voters a quorum did so by the set before it. Rules: docs/removal.md.
+excluded from the first round on of whose voters a quorum did so by the set before it, if the set has work of it.
+Rules: docs/removal.md.
 """
 
 from collections import Counter
@@ -32,10 +33,18 @@ def count_votes(state: FinalityState, book: Book, final: Proposal) -> FinalitySt
     authors = {name: book.author_of(name) for name in final.contributions}
     cast = [book.votes_against.get(name, {}) for name, author in authors.items() if author in state.voters]
     support = Counter(peer for votes in cast for peer, first in votes.items() if first <= number)
+    # In an epoch a few decide alone, and what they vote stands when the others are back. So the member must be
+    # there, a voter itself, and the votes a quorum of all that worked lately, not only of those that are left.
+    needed = needed_votes(state)
     for peer, votes in support.items():
-        if votes >= quorum(len(state.voters)):
+        if votes >= needed and peer in authors.values():
             voted_out.setdefault(peer, number)
     return replace(state, epochs=replace(state.epochs, voted_out=voted_out))
+
+
+def needed_votes(state: FinalityState) -> int:
+    """How many votes exclude a member now: two thirds of the voters, and of all that worked lately."""
+    return quorum(max(len(state.voters), len(state.electorate(state.deciding).recent)))
 
 
 def works_with_us(state: FinalityState, peer: PeerId) -> bool:

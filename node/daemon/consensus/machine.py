@@ -107,7 +107,7 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, held=state.held | {entry}), []
         case finality_types.AuthorPruned(author):
             books = {at: without(book, author, state.held) for at, book in state.books.items()}
-            return replace(state, books=books), []
+            return replace(state, books=books, epochs=epochs.without_votes(state.epochs, author)), []
         case finality_types.RoundClosed(number, members):
             views = {**state.views, number: members}
             return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []

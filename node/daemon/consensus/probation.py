@@ -54,3 +54,8 @@ class Tally(msgspec.Struct, frozen=True):
             return msgspec.structs.replace(self, rounds=self.rounds + 1)
         counts = {**self.counts, **{author: self.counts.get(author, 0) + 1 for author in authors}}
         return Tally(self.probation, self.rounds + 1, counts)
+
+
+def scaled(weight: int, share_256: int) -> int:
+    """This share of a weight, rounded down: 1 at least, but 0 of 0."""
+    return max(1, weight * share_256 // 256) if weight else 0

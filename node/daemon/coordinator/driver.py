@@ -98,6 +98,9 @@ class Driver:
     def _tick(self) -> None:
         now = self.context.now()
         self.leases.refresh()
+        if (refusal := self.net.refusal()) != self.round.refused:
+            self.context.log.event("refused", reason=refusal)
+            self.machines.feed_round(round_types.Refused(refusal, now))
         self.machines.feed_round(round_types.RoundTick(now))
         lease_s = self.context.spec.pace.lease_s
         self.machines.finality = replace(self.finality, patience_s=patience_of(self.round.train_s, lease_s))
@@ -232,14 +235,14 @@ class Driver:
         self.training.recover(started)
         self.finalizer.on_worker_started(started)
 
-    def on_worker_gone(self) -> None:
+    def on_worker_gone(self, why: str) -> None:
         """The worker died; the round waits for the next one, which may hold older rounds."""
         self.worker.on_gone()
-        self.queue.post(self._end_life)
+        self.queue.post(lambda: self._end_life(why))
 
-    def _end_life(self) -> None:
+    def _end_life(self, why: str) -> None:
         if self.round.ready:
-            reason = "the worker died and is being started again"
+            reason = f"{why} and is being started again"
             self.machines.feed_round(round_types.Behind(reason, self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:

@@ -199,6 +199,12 @@ class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget,
     def exclude(self, peer: PeerId, reason: str) -> None:
         """Fetch nothing of a peer and serve it nothing from now on; it is told the reason."""
 
+    def refusal(self) -> str:
+        """Return why no connected peer stores what this node writes; empty if one does, or none refuses it.
+
+        Empty for a member that final sets name and that is not excluded.
+        """
+
     def answer_by(self, answer: RequestHandler) -> None:
         """Register the function that answers questions on wire `reduction`."""
 
@@ -225,7 +231,7 @@ class SwarmListener(Protocol):
         """The ledger was compared with a peer's, or there is nobody to ask."""
 
     def on_behind(self, reason: str) -> None:
-        """The node cannot train yet, for this reason."""
+        """The node cannot train yet, for this reason; empty: that one is over, and no other is known."""
 
     def on_alone(self, after_s: float) -> None:
         """No peer answered for so many seconds, so the node goes on alone."""

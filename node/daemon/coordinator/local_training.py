@@ -60,7 +60,7 @@ class LocalTraining:
         done = await self.worker.ask_until_saved(
             request, worker_messages.TrainReply, lambda: self._check_need(action.round)
         )
-        self._tempo = measured(self._tempo, done.train_s, done.pending.tokens)
+        self._tempo = measured(self._tempo, done.train_s, done.pending.steps, done.pending.tokens)
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
         left_out = max(0, self._tempo.chosen - request.steps)

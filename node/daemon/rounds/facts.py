@@ -65,6 +65,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             return replace(state, resting=reason), []
         case round_types.Resume():
             return replace(state, resting=""), []
+        case round_types.Refused(reason):
+            return replace(state, refused=reason), []
         case round_types.Behind(reason):
             state = replace(state, syncing=reason, folding={}, collecting=-1)
             return enter(state, Phase.CATCH_UP, state.round), []

@@ -189,7 +189,7 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     state = replace(state, closed=max(state.closed, number - 1))
     if number >= state.config.rounds:
         return enter(state, Phase.DONE, state.config.rounds), actions
-    if state.resting:
+    if state.resting or state.refused:
         return enter(state, Phase.PAUSED, number), actions
     # Open rounds keep their payloads, so the window bounds the disk; a node beyond it waits for finality.
     if number - state.final > state.config.max_open_rounds:

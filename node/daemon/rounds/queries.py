@@ -184,7 +184,7 @@ def may_train_on(state: RoundState) -> bool:
     contributes = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     # A node that came late closes its round first, and then goes where the others are.
-    free = not (state.resting or state.folding or state.late or is_resolving(state))
+    free = not (state.resting or state.refused or state.folding or state.late or is_resolving(state))
     may = ours and contributes and bounded and free
     return config.overlap_steps > 0 and may and not worked_in(state, number)
 
@@ -243,7 +243,7 @@ def reason(state: RoundState) -> str:
         case Phase.FOLD:
             return "waiting for reduced slices" if is_resolving(state) else "folding contributions"
         case Phase.PAUSED:
-            return state.resting
+            return state.resting or f"waiting to be admitted: {state.refused}"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
             return f"waiting for finality: {open_rounds} rounds are open"

@@ -137,6 +137,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """When the collected round reached its quorum; None: it has not."""
     resting: str = ""
     """Reason of a pause; empty when there is none."""
+    refused: str = ""
+    """Why no peer stores what this node writes: it rests until one does. Empty if one does."""
     books: Mapping[int, RoundBook] = msgspec.field(default_factory=dict)
     """Contributions to each round that is not final, by round."""
     members: Mapping[PeerId, MemberView] = msgspec.field(default_factory=dict)

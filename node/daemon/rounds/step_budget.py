@@ -8,8 +8,9 @@ less. Pure: times are given.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import ceil, floor, isfinite
-from statistics import median
+from statistics import median, median_low
 from typing import NamedTuple
 
 from atoll.protocols.ledger.registers import Lease
@@ -26,6 +27,12 @@ LEAST_SHARE = 128
 AIM = 0.75
 """Share of the others' time for the steps of who leaves out sequences: what such a slow machine does besides, from
 the encoding to the disk, takes its time too."""
+PROBE_ROUNDS = 12
+"""After so many rounds with steps of one size, not whole ones, a round takes more sequences: whether they fit."""
+PROBE_SHARE = 4
+"""A probe takes one sequence more for each so many that there were, and at least one."""
+GROWTH = 2
+"""The most by which a step's sequences grow from one round to the next: small steps tell little of large ones."""
 LIMIT_ROUNDS = 2.0
 """A round that takes a member so many times what the others need is cut short."""
 LIMIT_LEAST_S = 5.0
@@ -40,6 +47,17 @@ class Work(NamedTuple):
     """Of each step."""
 
 
+class Timed(NamedTuple):
+    """How long the steps of a trained round took."""
+
+    share: float
+    """Sequences of a step, on average, over those of a whole one."""
+    step_s: float
+    """Seconds per step, on average, without any waiting."""
+    is_even: bool
+    """Whether all steps had as many sequences; a round that is cut short began with more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tempo:
     """A node's own measured speed, and what it chose last."""
@@ -49,19 +67,43 @@ class Tempo:
     least_256: int
     """Bounds of a choice, in 256ths of the nominal steps."""
     most_256: int
-    step_s: tuple[float, ...] = ()
-    """Own seconds per whole step of the newest rounds, oldest first."""
+    rounds: tuple[Timed, ...] = ()
+    """The newest rounds, oldest first."""
     chosen: int = 0
     """Steps of the newest choice; 0 before the first."""
     batch: int = 1
     """Sequences of a whole step, of which a choice may leave some out; 1: none may be left out."""
     sequences: int = 0
     """Sequences of each of these steps, of `batch`; 0 before the first choice."""
+    fixed: float = 0.0
+    """Share of a whole step's time that a step takes however few its sequences are, 0 … 1."""
 
     @property
     def tokens_per_s(self) -> float:
-        """The node's own training speed; 0 before the first measured round."""
-        return self.step_tokens / median(self.step_s) if self.step_s else 0.0
+        """The node's own training speed in whole steps; 0 before the first measured round."""
+        return self.step_tokens / self.step_s(self.batch) if self.rounds else 0.0
+
+    def step_s(self, sequences: int) -> float:
+        """Seconds that a step of so many sequences is expected to take; a round was measured."""
+        whole_s = median(each.step_s / self._part(each.share) for each in self.rounds[-REMEMBERED:])
+        return whole_s * self._part(sequences / self.batch)
+
+    def fitting(self, step_s: float) -> int:
+        """Most sequences of a step that takes no longer than this; may be 0, or more than `batch`."""
+        most = step_s / self.step_s(self.batch)
+        if self.fixed == 1:
+            return self.batch if most >= 1 else 0
+        return floor(self.batch * min(1.0, (most - self.fixed) / (1 - self.fixed)))
+
+    @property
+    def wants_probe(self) -> bool:
+        """Whether nothing has been learnt for long of steps with more sequences than a step has now."""
+        sizes = {each.share for each in self.rounds}
+        return len(self.rounds) == PROBE_ROUNDS and len(sizes) == 1 and sizes.pop() < 1
+
+    def _part(self, share: float) -> float:
+        """Time of a step with this share of the sequences, over that of a whole one."""
+        return self.fixed + (1 - self.fixed) * share
 
 
 def tempo_of(spec: RunSpec, devices: int) -> Tempo:
@@ -72,11 +114,26 @@ def tempo_of(spec: RunSpec, devices: int) -> Tempo:
     return Tempo(inner.batch * spec.model.context, pace.least_256, pace.most_256, batch=batch)
 
 
-def measured(tempo: Tempo, train_s: float, tokens: int) -> Tempo:
-    """The tempo after a round in which `tokens` tokens took `train_s` seconds, without any waiting."""
+def measured(tempo: Tempo, train_s: float, steps: int, tokens: int) -> Tempo:
+    """The tempo after a round: `steps` steps, of `tokens` tokens in all, took `train_s` s without any waiting."""
     if train_s <= 0 or tokens <= 0:
         return tempo
-    return replace(tempo, step_s=(*tempo.step_s, train_s * tempo.step_tokens / tokens)[-REMEMBERED:])
+    share = tokens / (steps * tempo.step_tokens)
+    is_even = tempo.sequences in (0, round(share * tempo.batch, 6))
+    rounds = (*tempo.rounds, Timed(share, train_s / steps, is_even))[-PROBE_ROUNDS:]
+    # Neighbours, because the machine is most likely as fast in both; and the lower one of two, because too few
+    # sequences for a while cost less than rounds that are late.
+    found = [
+        _fixed(one, two) for one, two in pairwise(rounds) if one.is_even and two.is_even and one.share != two.share
+    ]
+    return replace(tempo, rounds=rounds, fixed=median_low(found) if found else tempo.fixed)
+
+
+def _fixed(one: Timed, two: Timed) -> float:
+    """Share of a whole step's time that does not depend on its sequences, by two rounds with other sizes."""
+    per_share_s = (one.step_s - two.step_s) / (one.share - two.share)
+    whole_s = one.step_s + per_share_s * (1 - one.share)
+    return min(1.0, max(0.0, 1 - per_share_s / whole_s)) if whole_s > 0 else 1.0
 
 
 def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
@@ -90,12 +147,17 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
     wish = nominal * own * median(1.0 / speed for speed in (own, *others))
     high, low = nominal * tempo.most_256 // WHOLE_256, least(tempo, nominal)
     steps = min(high, _steady(min(wish, high), nominal, tempo.chosen))
-    if steps >= low.steps:
+    growth = GROWTH * tempo.sequences or tempo.batch
+    if steps >= low.steps and growth >= tempo.batch:
         return replace(tempo, chosen=steps, sequences=tempo.batch)
     # Few steps of many sequences are less noisy than many of few; further steps take what is left of the time.
-    fitting = floor(AIM * tempo.batch * wish)
-    sequences = max(low.sequences, min(tempo.batch, fitting // low.steps))
-    return replace(tempo, chosen=max(low.steps, fitting // sequences), sequences=sequences)
+    time_s = AIM * wish * tempo.step_s(tempo.batch)
+    fitting = tempo.batch if steps >= low.steps else tempo.fitting(time_s / low.steps)
+    sequences = max(low.sequences, min(tempo.batch, growth, fitting))
+    if tempo.wants_probe and sequences == tempo.sequences:
+        sequences = min(tempo.batch, sequences + max(1, sequences // PROBE_SHARE))
+    steps = max(low.steps, floor(min(nominal, time_s / tempo.step_s(sequences))))
+    return replace(tempo, chosen=steps, sequences=sequences)
 
 
 def least(tempo: Tempo, nominal: int) -> Work:
@@ -112,7 +174,9 @@ def limit_s(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> float:
     others = [speed for speed in speeds if speed > 0]
     if tempo.batch == 1 or not others:
         return 0.0
-    round_s = nominal * tempo.step_tokens * median(1.0 / speed for speed in others)
+    # The median that the work is chosen by, with its own time: of two members neither cuts the other alone.
+    known = [tempo.tokens_per_s, *others] if tempo.rounds else others
+    round_s = nominal * tempo.step_tokens * median(1.0 / speed for speed in known)
     limit = max(LIMIT_ROUNDS * round_s, round_s + LIMIT_LEAST_S)
     return limit if isfinite(limit) else 0.0
 
@@ -120,11 +184,13 @@ def limit_s(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> float:
 def shortened(tempo: Tempo, nominal: int, speeds: Iterable[float], late_s: float) -> int:
     """The steps that were chosen, without those of the first `late_s` seconds of a round that began without it."""
     # After a start its own speed is not known: it is taken for as fast as most.
-    known = [tempo.tokens_per_s] if tempo.step_s else [speed for speed in speeds if speed > 0]
-    if not late_s or not known:
+    known = [speed for speed in speeds if speed > 0]
+    if not late_s or not (tempo.rounds or known):
         return tempo.chosen
-    tokens = tempo.step_tokens * tempo.sequences / tempo.batch
-    gone = min(tempo.chosen, late_s * median(known) / tokens)
+    whole_s = tempo.step_tokens / median(known) if known else 0.0
+    step_s = tempo.step_s(tempo.sequences) if tempo.rounds else whole_s * tempo.sequences / tempo.batch
+    # Others may be said to be so fast that a step takes nothing.
+    gone = min(tempo.chosen, late_s / step_s) if step_s else tempo.chosen
     return max(least(tempo, nominal).steps, tempo.chosen - ceil(gone))
 
 
@@ -137,5 +203,4 @@ def _steady(wish: float, nominal: int, before: int) -> int:
 
 def round_seconds(spec: RunSpec, lease: Lease) -> float:
     """Seconds that the nominal steps of its round take a member, by its lease; 0 while it announces no speed."""
-    tokens = spec.steps(lease.round) * spec.inner.batch * spec.model.context
-    return tokens / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0
+    return spec.nominal_tokens(lease.round) / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0

@@ -180,6 +180,14 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """No peer stores what this node writes, for this reason; empty: one does. Until then its work is in vain."""
+
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class Behind:
     """The node must sync (fetch a snapshot, replace its worker) before it goes on. WorkerReady ends it."""
 
@@ -204,6 +212,7 @@ Event: TypeAlias = (
     | RoundTick
     | Pause
     | Resume
+    | Refused
     | Behind
 )
 

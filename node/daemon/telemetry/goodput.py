@@ -59,7 +59,7 @@ def between(before: TimeSpent, after: TimeSpent, transfer_share: float) -> tuple
     lost_s = (after.recompute_ns - before.recompute_ns) / 1e9
     gone_s = {
         name: (getattr(after, f"{name}_ns") - getattr(before, f"{name}_ns")) / 1e9
-        for name in ("start", "steps", "wait", "encode", "fold", "checkpoint", "evaluate")
+        for name in ("start", "steps", "wait", "encode", "fold", "checkpoint", "evaluate", "audit")
     }
     idle_s, steps_s = gone_s.pop("wait"), gone_s.pop("steps")
     transfer_s = idle_s * transfer_share

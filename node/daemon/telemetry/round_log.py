@@ -7,6 +7,7 @@ This is telemetry only: nothing that a run computes is read from here.
 import contextlib
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -120,6 +121,14 @@ class RoundLog:
         if started.settled <= started.final:
             return
         again, first = {pending.round for pending in started.pending}, started.settled + 1
+        for number in sorted(at for at, row in self.rows.items() if at >= first and row.digest):
+            # The other chain decides these rounds anew. A fold unlike its certificate stays: that is a divergence.
+            row = self.rows[number]
+            own = "" if row.own_digest == row.digest else row.own_digest
+            self.rows[number] = msgspec.structs.replace(
+                row, final=False, digest="", set="", own_digest=own, contributors=()
+            )
+            self._save(number)
         lost = sum(number not in again for number in ours)
         self.event("chain_changed", round=first, again=len(again), lost=lost)
         if lost:
@@ -199,7 +208,7 @@ class RoundLog:
     def _set_state(row: RoundStatus, members: Digest, state: Digest, authors: list[PeerId]) -> None:
         row.digest = state.hex()
         row.set = members.hex()
-        row.contributors = tuple(sorted(authors))
+        row.contributors = _shared(authors)
 
     def _row(self, number: int) -> RoundStatus:
         if number not in self.rows:
@@ -224,6 +233,8 @@ class RoundLog:
         """Read the rows. A file that consists mostly of replaced rows is rewritten."""
         lines = read_rows(path)
         self.rows = {row.round: row for row in lines}
+        for row in self.rows.values():
+            row.contributors = _shared(row.contributors)
         for number in sorted(self.rows)[:-KEEP_ROWS]:
             del self.rows[number]
         if len(lines) > 100 + 2 * len(self.rows):
@@ -261,6 +272,11 @@ def sent_per_round(rows: Iterable[RoundStatus], fp32_bytes: int) -> SentPerRound
         below_fp32=fp32_bytes * len(rows) / total,
         per_copy=sum(row.blob_bytes_up for row in rows) / copies,
     )
+
+
+def _shared(authors: Iterable[str]) -> tuple[PeerId, ...]:
+    """Sorted; equal names of all rows are one object: thousands of rows name the same members."""
+    return tuple(PeerId(sys.intern(author)) for author in sorted(authors))
 
 
 def _line(row: RoundStatus) -> str:

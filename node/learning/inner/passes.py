@@ -22,8 +22,8 @@ Loss = Callable[..., Tensor]
 `pool`, which turns loads of these windows into those of the step."""
 Loads = Callable[[nn.Module, Tensor], Tensor]
 """Computes, without gradient, means over the tokens of windows; the loss of one token depends on all tokens'."""
-_SHORT = ("can't allocate memory", "bad_alloc", "out of memory")
-"""How allocators say it: that of a CPU has no exception of its own."""
+_SHORT = ("can't allocate memory", "bad_alloc", "out of memory", "ALLOC_FAILED")
+"""How allocators and cuBLAS say it: that of a CPU has no exception of its own."""
 
 
 class Passes:

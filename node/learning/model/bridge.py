@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.learning.model.experts import Experts, Packed, ProjectionPlace
-from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement
+from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement, Span
 
 
 def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
@@ -59,6 +59,16 @@ def _within(arena: Arena, start: int, stop: int) -> tuple[Placement, ...]:
     table, first = arena.placements, attrgetter("first_chunk")
     before = table[max(0, bisect_right(table, start, key=first) - 1)]
     return table[bisect_left(table, before.first_chunk, key=first) : bisect_left(table, stop, key=first)]
+
+
+def parts_of(arena: Arena, span: Span) -> Iterator[tuple[Span, Placement]]:
+    """Chunks of a span, cut where matrices meet, with the matrix; all vectors are one part, with any of them."""
+    found = _within(arena, span.start, span.stop)
+    starts = {place.first_chunk: place for place in found}
+    for place, end in zip(starts.values(), [*list(starts)[1:], span.stop], strict=True):
+        start = max(span.start, place.first_chunk)
+        if start < end:
+            yield Span(start, end), place
 
 
 def _vector_views(

@@ -229,6 +229,11 @@ class Decoder(nn.Module):
         head = self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
         return readout(x_BTD, head)
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether backward passes compute layers again."""
+        return all(layer.recompute for layer in self.model.layers if isinstance(layer, Layer))
+
     def recompute_layers(self) -> bool:
         """Recompute layers in backward passes from now on; whether they were stored until now."""
         layers = (layer for layer in self.model.layers if isinstance(layer, Layer))

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 
 from atoll.node.config.node_config import NodeConfig, devices_of
-from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
+from atoll.node.runs.capacity.memory_model import Free, Needs, memory_shortage, needs_of
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import RunSpec
@@ -85,6 +85,8 @@ def passes_of(spec: RunSpec, config: NodeConfig, free: Free, experts: int | None
     if mixture is None or not mixture.load_balance:  # else a step in more than one pass costs a forward more
         most = min(most, max(1, PASS_TOKENS[devices[0] == "cpu"] // spec.model.context))
     counts = [config.micro_batch] if config.micro_batch else [most >> by for by in range(most.bit_length())]
+    if config.exchange_on == "auto" and free.gpu_bytes and not memory_shortage(spec, free.gpu_bytes, spare=True):
+        config = msgspec.structs.replace(config, exchange_on="device")  # as the worker will choose
     ways = [config.recompute == "on"] if config.recompute != "auto" else [False, True]
     for recompute, count in itertools.product(ways, counts):
         chosen = msgspec.structs.replace(config, micro_batch=count, recompute="on" if recompute else "off")

@@ -122,11 +122,15 @@ def round_bytes(spec: RunSpec, members: int, experts: int | None = None) -> int:
 
 
 def round_time_s(spec: RunSpec, config: NodeConfig) -> float:
-    """Assumed seconds of a late round: 6 operations a parameter and token at the assumed speed, or the floor."""
-    tokens = spec.outer.stages[-1].steps * spec.inner.batch * spec.model.context
+    """Assumed seconds of a late round: its steps at the assumed speed, or the floor."""
+    return max(ROUND_FLOOR_S, steps_time_s(spec, config, spec.outer.stages[-1].steps))
+
+
+def steps_time_s(spec: RunSpec, config: NodeConfig, steps: int) -> float:
+    """Assumed seconds of so many inner steps: 6 operations a parameter and token at the assumed speed."""
     devices = devices_of(config.device)
     speed = GPU_FLOPS * len(devices) if devices[0] != "cpu" else THREAD_FLOPS * config.threads
-    return max(ROUND_FLOOR_S, 6.0 * _passed(spec.model) * tokens / speed)
+    return 6.0 * _passed(spec.model) * steps * spec.inner.batch * spec.model.context / speed
 
 
 def _passed(model: ModelSpec) -> int:

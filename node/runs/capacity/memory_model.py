@@ -81,7 +81,7 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
         each = _CPU_BASE_BYTES + TRAINED_BYTES * trained + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
         steps = _pass_bytes(spec, config, experts, cast=False) * (_GAPS if spec.model.experts else 1)
-        work = int(steps) + _validation(spec.model)
+        work = len(devices) * int(steps) + _validation(spec.model)
         return Needs(len(devices) * each + folds + max(work, taken), 0)
     built = _GPU_HOST_BASE_BYTES + _WEIGHT_BYTES * trained + shelf
     whole = TRAINED_BYTES * trained + shelf if config.shard else 0
@@ -158,9 +158,15 @@ def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
 
 def _pass_bytes(spec: RunSpec, config: NodeConfig, experts: int | None, *, cast: bool) -> int:
     """What a step's passes hold: of one sequence at once, and recomputed, unless the config says otherwise."""
-    here = -(-spec.inner.batch // len(devices_of(config.device)))
-    sequences, recompute = min(here, config.micro_batch or 1), config.recompute != "off"
-    return activation_bytes(spec.model, sequences, experts, recompute=recompute, cast=cast)
+    devices, recompute = len(devices_of(config.device)), config.recompute != "off"
+    here, fewest = -(-spec.inner.batch // devices), max(1, spec.inner.batch // devices)
+    # All devices make as many passes: one that has a sequence more takes two in one of them.
+    passes = min(-(-here // (config.micro_batch or 1)), fewest)
+    held = activation_bytes(spec.model, -(-here // passes), experts, recompute=recompute, cast=cast)
+    if devices == 1 or config.shard or passes == 1:
+        return held
+    # Until the last pass a device's own gradients lie beside the buckets in which those of all are summed.
+    return held + _WEIGHT_BYTES * parts_of(spec.model, experts)[0]
 
 
 def _cast(model: ModelSpec, config: NodeConfig) -> int:

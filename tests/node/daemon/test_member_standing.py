@@ -2,11 +2,15 @@
 
 from types import SimpleNamespace
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from atoll.node.daemon.audits.standing import judge
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.member_standing import MOST, MemberStandings
 from atoll.protocols.local.standing import Standing
 from atoll.protocols.run.audits import AuditSpec
+from tests.node.daemon.audits.test_newcomer_weights import PROBATION, Rig
 from tests.node.daemon.audits.test_standing import IDLE, history
 
 OLD = ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7")
@@ -19,7 +23,7 @@ def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tal
         finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally()),
         auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}) if audits else None,
         distrusted=lambda: distrusted or {},
-        share_256=share,
+        share_of=lambda peer: share if tally and tally.missing(peer) else 256,
     )
 
 
@@ -72,6 +76,38 @@ def test_a_crowd_on_probation_hides_nobody_without_weight():
     assert len(found) == MOST
     assert found[0].peer == IDLE
     assert standings().diminished({"a3", "a4"}) == ()
+
+
+def test_who_votes_though_it_is_on_probation_is_told_what_its_work_weighs():
+    """Where all that worked long are gone, those that worked most decide, and a share of their weight counts."""
+    tally = Tally(8, 30, {"a1": 30, "a3": 5})
+    (early,) = standings(voters=("a3",), tally=tally, audits=False, share=64).of("a3")
+    assert (early.votes_in, early.weight_16) == (0, 4)
+    assert early.why == "has 64/256 of its weight for 3 more final rounds with its work (probation)"
+
+
+def test_many_copies_have_little_weight_and_not_none():
+    assert standings(me="a3", sharers={"a3": 20}).of("a3")[0].weight_16 == 1
+    assert standings(me="a3", sharers={"a3": 20}).trouble() == ""
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), max_size=24))
+def test_what_is_said_of_a_weight_is_what_the_fold_gives(sets):
+    """In the next round, if those work in it that worked in the newest final one."""
+    rig = Rig(claimed=lambda entry: 16)
+    tally, voters = Tally(PROBATION), ()
+    for number, authors in enumerate(sets):
+        rig.set(number, *sorted(authors))
+        voters, tally = sorted(tally.proven(authors)), tally.after(authors)
+        found = MemberStandings(
+            me="a",
+            finality=lambda now=(voters, tally): SimpleNamespace(voters=now[0], tally=now[1]),
+            auditor=None,
+            distrusted=dict,
+            share_of=rig.weights.share_of,
+        ).of(*sorted(authors))
+        assert [each.weight_16 for each in found] == rig.weigh(number + 1, *sorted(authors))
+        assert all(("of its weight" in each.why) == (each.weight_16 < 16) for each in found)
 
 
 def test_who_has_a_share_of_its_weight_until_it_votes_is_told_so():

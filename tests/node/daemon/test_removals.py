@@ -144,7 +144,11 @@ def test_a_feed_that_was_not_compared_and_a_full_disk_take_no_exclusion():
 
 
 def test_a_vote_alone_excludes_nobody_and_what_votes_decide_is_done_once():
-    node = Node().hear(Exclude(Round(3), BAD, "noise"), by=OTHER)
+    stranger = PeerId("a-stranger")
+    node = Node().know(votes_against={OTHER: {BAD: 3}, stranger: {BAD: 3}})
+    node.hear(Exclude(Round(3), BAD, "no voter of that round"), by=stranger)
+    node.hear(Exclude(Round(3), BAD, "noise"), by=OTHER).hear(Exclude(Round(3), ME, "a vote too many"), by=OTHER)
+    assert {*node.removals._reasons} == {(BAD, OTHER), (BAD, stranger)}, "only of votes that count"
     assert not node.removals.found
     assert not node.round
     node.know(voted_out={BAD: 7}).decide(7)

@@ -1,4 +1,4 @@
-"""What leases say of a run to somebody who may join it: medians, so that one liar is not believed."""
+"""What leases say of a run to somebody who may join it: medians, and the owner's word on its end."""
 
 import pytest
 
@@ -17,13 +17,17 @@ def lease(number: int, final: int, tokens_per_s: float = TOKENS / 2.0) -> Lease:
     return Lease("training", Round(number), final, b"", -1, tokens_per_s)
 
 
+def members(*leases: Lease) -> dict:
+    return {peer_id_of(bytes([number]) * 32): one for number, one in enumerate(leases, 1)}
+
+
 def test_nobody_says_nothing():
-    assert outlook_of(SPEC, []) is None
+    assert outlook_of(SPEC, {}) is None
     assert outlook_line(SPEC, None) == "unknown: no member was asked, or none answered"
 
 
 def test_how_far_and_how_fast():
-    seen = outlook_of(SPEC, [lease(20, 18), lease(20, 18), lease(20, 17, 0.0)])
+    seen = outlook_of(SPEC, members(lease(20, 18), lease(20, 18), lease(20, 17, 0.0)))
     assert (seen.members, seen.round, seen.final) == (3, 20, 18)
     assert seen.round_s == pytest.approx(2.0)
     assert seen.tokens_per_s == pytest.approx(TOKENS)
@@ -35,16 +39,21 @@ def test_how_far_and_how_fast():
 
 
 def test_without_a_speed_no_time_is_claimed():
-    seen = outlook_of(SPEC, [lease(3, -1, 0.0)])
+    seen = outlook_of(SPEC, members(lease(3, -1, 0.0)))
     assert seen.round_s is None
     assert outlook_line(SPEC, seen) == "round 3, 1 member, 0 rounds are final"
 
 
-@pytest.mark.parametrize(
-    ("finals", "complete"),
-    [((LAST,), True), ((LAST, LAST, 3), True), ((LAST, 3, 3), False), ((LAST - 1, LAST - 1), False)],
-)
-def test_a_run_is_complete_if_most_say_so(finals, complete):
-    seen = outlook_of(SPEC, [lease(LAST, final) for final in finals])
+@pytest.mark.parametrize(("owner", "complete"), [(None, False), (LAST - 1, False), (LAST, True)])
+def test_a_run_is_complete_if_its_owner_says_so(owner, complete):
+    """Anybody can make up members that say so, and keep newcomers away."""
+    known = members(*[lease(LAST, LAST)] * 5)
+    if owner is not None:
+        known[SPEC.owner] = lease(LAST, owner)
+    seen = outlook_of(SPEC, known)
     assert seen.is_complete(SPEC) is complete
-    assert ("nothing is left to train" in outlook_line(SPEC, seen)) is complete
+    assert outlook_line(SPEC, seen).startswith("complete: its owner") is complete
+
+
+def test_a_round_beyond_the_run_leaves_no_negative_time():
+    assert outlook_line(SPEC, outlook_of(SPEC, members(lease(LAST + 50, 3)))).endswith("at least 0 ms left")

@@ -17,10 +17,12 @@ from atoll.node.runs.invites import (
     store_invite,
 )
 from atoll.node.runs.presets import preset
+from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run.admission import CLOCK_SKEW_S, AdmissionSpec, Rule, refusal
+from atoll.protocols.ledger.records import Solved
+from atoll.protocols.run.admission import CLOCK_SKEW_S, AdmissionSpec, Rule, puzzle_refusal, refusal
 from atoll.protocols.run.invite import read_invite
 from atoll.protocols.run.run_spec import sign_run
 
@@ -33,6 +35,19 @@ SEEDS = [f"/ip4/9.9.9.9/tcp/4710/p2p/{OWNER.peer_id}"]
 def run(mode: str, *members: Identity):
     listed = tuple(sorted(member.peer_id for member in members))
     return msgspec.structs.replace(SPEC, admission=AdmissionSpec(mode=mode, members=listed))
+
+
+def test_a_restart_tries_other_numbers_for_the_puzzle():
+    spec = msgspec.structs.replace(SPEC, admission=AdmissionSpec(mode="open", puzzle_bits=4))
+    rule = Rule(spec.id, spec.owner, spec.admission)
+    found = set()
+    for _ in range(5):
+        *_, solved = opening_entry(spec, ANN.peer_id, None)
+        assert solved == codec.decode(codec.encode(solved), Solved), "a legal number"
+        assert not puzzle_refusal(rule, ANN.peer_id, solved.nonce)
+        found.add(solved.nonce)
+    assert len(found) == 5
+    assert next(opening_entry(spec, ANN.peer_id, None, 7)) == next(opening_entry(spec, ANN.peer_id, None, 7))
 
 
 def test_kept_and_read_back(tmp_path):

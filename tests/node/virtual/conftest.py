@@ -68,7 +68,9 @@ from atoll.protocols.local.worker_messages import (
     VerifyReply,
     VerifyRequest,
 )
+from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.invite import Invite
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
@@ -411,7 +413,7 @@ class Node:
         assert self.driver is not None
         self.worker.lives += 1
         self.worker.wake()
-        self.driver.on_worker_gone()
+        self.driver.on_worker_gone("the worker died")
         await asyncio.sleep(down_s)
         await self.driver.on_started(self.worker.started())
 
@@ -424,12 +426,11 @@ class Node:
         swarm = Swarm(
             host=host, identity=self.identity, run=self.world.spec.id, home=self.home, seeds=seeds,
             target=self.world.target, now=loop.time, rng=random.Random(self.number),
-            gate=AdmissionGate(spec, self.peer, loop.time) if spec.admission.puzzle_bits else None,
+            gate=AdmissionGate(spec, self.peer, loop.time) if spec.admission != AdmissionSpec() else None,
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)
-        net = SwarmNetwork(
-            swarm, host, self.peer, loop.time, opening_entry(spec, self.peer, None), folder=self.home
-        )
+        opening = opening_entry(spec, self.peer, self.world.invite, 0)
+        net = SwarmNetwork(swarm, host, self.peer, loop.time, opening, folder=self.home)
         driver = build_driver(
             RunContext(self.world.spec, self.peer, log, loop.time),
             net,
@@ -473,6 +474,8 @@ class World:
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
         self.spec = adjust(run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more))
+        self.invite: Invite | None = None
+        """What the nodes joined with."""
         self.nodes: dict[int, Node] = {}
         self.hosts: dict[int, MemoryHost] = {}
         self._group = asyncio.TaskGroup()

@@ -5,12 +5,13 @@ import asyncio
 import pytest
 import torch
 
+from atoll.node.worker.error_feedback import share_of_left
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import cover_of
 from atoll.protocols.ledger.records import Contribution
-from atoll.protocols.local.worker_messages import StartReply
+from atoll.protocols.local.worker_messages import Answer, Ask, FinalizeRequest, StartReply
 from tests.node.virtual.real_worker import RealWorker, Seen
 
 ROUND_S = 10.0
@@ -23,6 +24,10 @@ class Accountant(RealWorker):
         super().__init__(*given, seen=Seen({}, {}, {}))
         self.given: dict[int, torch.Tensor] = {}
         self.sent: dict[int, torch.Tensor] = {}
+        self.final_work: set[int] = set()
+        """Rounds of the node's chain whose final set holds its work."""
+        self.left: set[int] = set()
+        """The same, of a chain that it left."""
 
     def started(self) -> StartReply:
         found = super().started()
@@ -48,16 +53,27 @@ class Accountant(RealWorker):
 
     def leave_chain(self, first: int) -> None:
         super().leave_chain(first)
+        self.left |= {at for at in self.final_work if at >= first}
+        self.final_work -= self.left
         self._seen = Seen({}, {}, {})  # of one chain
+
+    def _answer(self, ask: Ask) -> Answer:
+        if isinstance(ask, FinalizeRequest) and any(one.author == self._start.peer for one in ask.members):
+            self.final_work.add(ask.round)
+        return super()._answer(ask)
 
     def _look(self, view: Digest) -> None:
         """What was final before an adopted snapshot is not known here."""
 
     def owed(self, counted: set[int], beta: float) -> torch.Tensor:
-        """What the error feedback holds if these rounds count, and no other was ever sent."""
+        """What the error feedback holds if these rounds count, and no other was ever sent.
+
+        Of what counted in a chain that was left, all but a share was.
+        """
         rest = torch.zeros_like(next(iter(self.given.values())))
         for number in sorted(self.given):
-            rest = beta * rest + self.given[number] - (self.sent[number] if number in counted else 0)
+            gone = 1.0 if number in counted else 1 - share_of_left(beta) if number in self.left else 0.0
+            rest = beta * rest + self.given[number] - gone * self.sent[number]
         return rest
 
 
@@ -108,5 +124,6 @@ def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world
                 if number in {leaver for leaver, _ in w.changes}:
                     alone = {at for at in node.worker.given if before + 4 < at <= apart} - ours
                     assert len(alone) > 4, "its work of these rounds is only in the error feedback"
+                    assert len(alone & node.worker.left) > 4, "a share of it"
 
     run_virtual(story())

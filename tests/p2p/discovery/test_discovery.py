@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.discovery.discovery import Discovery
 from atoll.p2p.discovery.dns import TxtRecords
-from atoll.p2p.discovery.seed_table import SeedRow
+from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
@@ -379,7 +379,7 @@ def test_a_seed_by_name_joins_late_and_never_holds_up_the_others(tmp_path: Path)
         assert (row.seed, row.state, row.tries) == ("/dnsaddr/seed.example.org", "failed", 1)
         assert "does not exist" in row.reason
         assert "spelling" in row.remedy
-        assert "(tried 1 times, again in" in node.discovery.table()["/dnsaddr/seed.example.org"]
+        assert "(tried 1 time, again in" in node.discovery.table()["/dnsaddr/seed.example.org"]
         records.append(f"dnsaddr={named.host.maddr}/p2p/{peer(2)}".encode())
         records.append(f"dnsaddr=/memory/99/p2p/{peer(9)}".encode())
         await asyncio.sleep(2 * MAX_BACKOFF_S)
@@ -535,3 +535,10 @@ def test_a_transport_that_refuses_to_dial_starts_anew_ever_more_rarely(tmp_path)
     assert 40 <= gaps[0] < 110
     assert len(fresh) < 12
     assert gaps[-1] >= 600
+
+
+def test_a_seed_is_told_in_a_few_words() -> None:
+    row = SeedRow(f"/ip4/192.0.2.7/tcp/9/p2p/{peer(9)}", "failed", "connection refused", "ask its owner", 6, 9.4)
+    assert row_text(row) == "connection refused – ask its owner (tried 6 times, again in 9 s)"
+    assert short_text(row) == f"seed …{peer(9)[-6:]}: connection refused (tried 6 times, again in 9 s)"
+    assert short_text(SeedRow("/dnsaddr/example.org", "connected")) == "seed /dnsaddr/example.org: connected"

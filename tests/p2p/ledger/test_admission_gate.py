@@ -166,6 +166,16 @@ def test_a_permit_is_used_up(world: World) -> None:
     assert "used up: 2 of 2" in ledger.refusal(crowd[2].peer_id)
 
 
+def test_who_joined_with_a_permit_counts_itself(world: World) -> None:
+    ledger = world.ledger()
+    ledger.append(ME, Admit(TOKEN.permit, prove(SPEC.id, TOKEN, ME.peer_id)))
+    ledger.insert_all(feed(OWNER, *leaves(1)), OWNER.peer_id)
+    ledger.end_bootstrap(OWNER.peer_id)
+    assert ledger.insert_all(joined(ANN), ANN.peer_id).fresh
+    assert not ledger.insert_all(joined(EVE), EVE.peer_id).fresh
+    assert "used up: 2 of 2" in ledger.refusal(EVE.peer_id)
+
+
 def test_our_own_feed_begins_with_our_permit(world: World) -> None:
     ledger = world.ledger()
     with pytest.raises(ConfigError) as caught:

@@ -57,7 +57,7 @@ class Side:
         self.calls = Calls(self.host, run, on_fault=self.blame)
         self.sync = LedgerSync(
             *(self.ledger, self.calls, lambda _, done: self.fresh.extend(done.fresh), self.blame),
-            lambda _, reason: self.refusals.extend([reason] if reason else []),
+            lambda _, told: self.refusals.extend([told.refusal] if told.refusal else []),
         )
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:

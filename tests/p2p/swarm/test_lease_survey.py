@@ -1,4 +1,4 @@
-"""Leases of a run, asked by a node that is no member yet, from the first member that answers: all transports."""
+"""Leases of a run, asked by a node that is no member yet, of all members at once: all transports."""
 
 import asyncio
 

@@ -9,6 +9,7 @@ import msgspec
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
+from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -98,7 +99,31 @@ def test_guests_take_part_and_strangers_hear_why_they_do_not(tmp_path: Path) -> 
             assert not any(row.faults for row in node.peers()), "whoever is not admitted broke no protocol"
         assert set(eve.ledger.vector()) == {OWNER.peer_id, ANN.peer_id, EVE.peer_id}, "reading is free"
         assert "is by invitation" in eve.replication.refusals[OWNER.peer_id]
+        assert eve.replication.refusal in eve.replication.refusals.values()
+        assert ann.replication.refusal == owner.replication.refusal == ""
         assert owner.replication.refusals == {}
+
+    play(tmp_path, scenario)
+
+
+def test_one_peer_that_admits_this_node_is_enough(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        owner = await world.start(OWNER)
+        owner.publish(Leave(Round(0)))
+        ann = await world.join(ANN, OWNER)
+        told = ann.replication._on_told
+        state = {"closed": False, "forked": (), "entries": (), "proofs": ()}
+        told(BEN.peer_id, Exchange({}, **state, refusal="this run is mine"))
+        told(EVE.peer_id, Exchange({}, **state))
+        await asyncio.sleep(40)
+        assert ann.replication.refusal == ""
+        assert ann.replication.refusals == {BEN.peer_id: "this run is mine"}
+        told(OWNER.peer_id, Exchange({ANN.peer_id: 1}, **state, refusal="excluded"))
+        assert ann.replication.refusal, "who excluded it has its feed, and takes nothing more"
+        told(OWNER.peer_id, Exchange({ANN.peer_id: 1}, **state))
+        assert not ann.replication.refusal
+        ann.replication.forget(OWNER.peer_id)
+        assert ann.replication.refusal == "this run is mine"
 
     play(tmp_path, scenario)
 

@@ -19,18 +19,26 @@ from tests.node.worker.session_home import SPEC
 
 SPEC = msgspec.structs.replace(SPEC, audit=AuditSpec())
 ROUNDS = 24
+NOMINAL = SPEC.steps(Round(0)) * SPEC.inner.batch * SPEC.model.context
 
 
-def record(number, each):
+def record(number, each, tokens=None):
     return AuditedContribution(
-        Round(number), digest(b"base"), each.payload, 4, 64, each.weight, 1.0, verdicts=each.verdicts
+        Round(number),
+        digest(b"base"),
+        each.payload,
+        4,
+        tokens or NOMINAL,
+        each.weight,
+        1.0,
+        verdicts=each.verdicts,
     )
 
 
 class Rig:
     """An auditor over a made-up history, in which a0 is idle."""
 
-    def __init__(self, me="a1", spec=SPEC, members=8, answer=None, silent=False):
+    def __init__(self, me="a1", spec=SPEC, members=8, answer=None, silent=False, tokens=None):
         self.sets = history(rounds=ROUNDS, members=members, each=spec.audit.per_round)
         if silent:
             mute = {number: [each._replace(verdicts=()) for each in found] for number, found in self.sets.items()}
@@ -47,7 +55,7 @@ class Rig:
 
         def find(names):
             members = ((name, *by_entry[name]) for name in names)
-            return [(name, each.author, record(number, each)) for name, each, number in members]
+            return [(name, each.author, record(number, each, tokens)) for name, each, number in members]
 
         self.held = set(by_entry)
         self.auditor = Auditor(
@@ -130,7 +138,7 @@ def test_this_node_audits_what_it_drew_and_says_it_until_a_final_set_has_it():
     (ours,) = (each.entry for each in rig.sets[0] if each.author == "a1")
     (asked,) = rig.asked
     assert asked.audited.entry == audited_by(rig.names(0))[ours][0]
-    assert asked.tokens == 64
+    assert asked.tokens == NOMINAL
     assert asked.audited.entry not in {other.entry for other in asked.others}
     assert len(asked.others) == 7 <= OTHERS
     said = (Verdict(asked.audited.entry, 40),)
@@ -154,6 +162,13 @@ def test_a_node_audits_as_many_as_the_run_says_one_after_the_other():
     again.finish(0)
     assert len(again.asked) == 2, "what is not here is not audited"
     assert lost not in {other.entry for asked in again.asked for other in asked.others}
+
+
+@pytest.mark.parametrize(("part", "every"), [(1.0, 1), (2.0, 1), (0.25, 4), (1 / 8, 8)])
+def test_who_takes_a_part_of_the_work_audits_in_that_part_of_the_rounds(part, every):
+    rig = Rig(tokens=int(NOMINAL * part))
+    rig.finish(*range(16))
+    assert [asked.round for asked in rig.asked] == list(range(every - 1, 16, every))
 
 
 def test_of_verdicts_that_no_set_takes_the_newest_are_kept():

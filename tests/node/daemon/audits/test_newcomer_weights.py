@@ -5,8 +5,8 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.daemon.audits.newcomer_weights import KEPT, NewcomerWeights, on_probation, scaled
-from atoll.node.daemon.consensus.probation import Tally
+from atoll.node.daemon.audits.newcomer_weights import KEPT, NewcomerWeights, on_probation
+from atoll.node.daemon.consensus.probation import Tally, scaled
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Round
 

@@ -10,7 +10,15 @@ from atoll.node.daemon.consensus.exclusion import works_with_us
 from atoll.node.daemon.consensus.forks import is_outranked
 from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.consensus.probation import Tally
-from atoll.node.daemon.consensus.types import EntrySeen, FinalityTick, FinalizeRound, MembersSeen, RoundClosed
+from atoll.node.daemon.consensus.types import (
+    RECENT_ROUNDS,
+    AuthorPruned,
+    EntrySeen,
+    FinalityTick,
+    FinalizeRound,
+    MembersSeen,
+    RoundClosed,
+)
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import (
     Ballot,
@@ -254,6 +262,38 @@ def test_who_is_no_voter_has_no_vote():
     assert node.decide(*node.peers, *strangers).out == {}
     assert {*node.state.voters} == {*node.peers}
     assert node.exclude(d, c).decide(*node.peers, *strangers).out == {d: 3}
+
+
+def test_who_decides_alone_excludes_nobody_that_is_away_or_comes_back():
+    """The others sleep; its votes stand when they are back, one after the other."""
+    node = Deciders(4)
+    a, b, c, d = node.peers
+    node.decide()
+    node.exclude(c, b).exclude(d, b)
+    for _ in range(RECENT_ROUNDS + 2):
+        node.decide(b)
+    assert [*node.state.voters] == [b]
+    assert node.out == {}
+    for there in ((b, c), (b, c), (b, c, d), (a, b, c, d)):
+        assert node.decide(*there).out == {}
+
+
+def test_a_few_that_are_left_exclude_nobody_while_others_worked_lately():
+    node = Deciders(6)
+    a, b, c, *_ = node.peers
+    node.decide()
+    node.exclude(c, a, b)
+    for _ in range(RECENT_ROUNDS - 1):
+        assert node.decide(a, b, c).out == {}
+    assert node.decide(a, b, c).out, "for so many rounds nobody else worked"
+
+
+def test_the_votes_of_a_pruned_author_are_gone():
+    node = Deciders(4)
+    a, b, _, d = node.peers
+    node.exclude(d, a, b)
+    node.state, _ = finality.step(node.state, AuthorPruned(b))
+    assert {*node.state.epochs.votes_against} == {a}
 
 
 def test_nobody_votes_for_the_time_when_it_was_one_of_few():

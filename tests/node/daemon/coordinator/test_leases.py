@@ -7,11 +7,14 @@ import pytest
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
+from atoll.node.runs.presets import preset
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 
 A, B = PeerId("peer-a"), PeerId("peer-b")
-LEASE_S = 60.0
+SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
+LEASE_S = SPEC.pace.lease_s
 
 
 class Net:
@@ -45,15 +48,7 @@ class World:
         self.net = Net()
         self.told: list[LeasesChanged] = []
         self.excluded: dict[PeerId, int] = {}
-        context = SimpleNamespace(
-            now=lambda: self.net.now,
-            spec=SimpleNamespace(
-                pace=SimpleNamespace(lease_s=LEASE_S),
-                steps=lambda number: 4,
-                inner=SimpleNamespace(batch=5),
-                model=SimpleNamespace(context=20),
-            ),
-        )
+        context = SimpleNamespace(now=lambda: self.net.now, spec=SPEC)
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
@@ -88,7 +83,9 @@ def test_only_a_lost_member_is_unreachable_and_all_say_how_long_a_round_takes(wo
     world.net.connected = [B]
     world.later(0.5)
     assert {peer: view.is_unreachable for peer, view in world.leases.members.items()} == {A: True, B: False}
-    assert {view.round_s for view in world.leases.members.values()} == {4 * 5 * 20 / 10.0}
+    assert {view.round_s for view in world.leases.members.values()} == {
+        SPEC.steps(3) * SPEC.inner.batch * SPEC.model.context / 10.0
+    }
 
 
 def test_a_connection_that_is_back_is_not_lost(world):

@@ -26,6 +26,7 @@ from atoll.node.daemon.rounds.types import (
     PublishAck,
     PublishLease,
     ReductionPlanned,
+    Refused,
     ResolveSet,
     Resume,
     Reweighed,
@@ -627,6 +628,27 @@ def test_a_pause_ends_the_round_at_hand_first():
     assert node.tick(50.0).said == []
     node.feed(Resume(node.now))
     assert node.find(StartTraining)[0].round == 1
+
+
+def test_who_is_not_admitted_trains_no_round_until_it_is():
+    node = Node().ready().leases(a=0).feed(Refused("the permit is used up", 1.0))
+    node.train(0).seen(A, 0).fold()
+    assert node.state.phase is Phase.PAUSED
+    assert PublishLease("paused", Round(1)) in node.said
+    assert reason(node.state) == "waiting to be admitted: the permit is used up"
+    assert node.tick(50.0).said == []
+    node.feed(Pause("by the user", node.now)).feed(Refused("", node.now))
+    assert reason(node.state) == "by the user", "a pause of the user's own does not end with it"
+    node.feed(Refused("excluded", node.now)).feed(Resume(node.now))
+    assert node.state.phase is Phase.PAUSED
+    node.feed(Refused("", node.now))
+    assert node.find(StartTraining)[0].round == 1
+
+
+def test_with_overlap_who_is_not_admitted_does_not_train_ahead():
+    node = overlapping().leases(a=0).feed(Refused("no", 0.0)).train(0)
+    assert not node.find(StartTraining)
+    assert node.feed(Refused("", node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
 
 
 def test_late_contributions_are_folded_during_a_pause():

@@ -1,12 +1,16 @@
 """Laws of the share of a round's steps that a member takes."""
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.step_budget import (
     LEAST_SHARE,
+    PROBE_ROUNDS,
     REMEMBERED,
     Tempo,
+    Timed,
     choose,
     limit_s,
     measured,
@@ -25,7 +29,7 @@ most = st.integers(256, 1024)
 
 
 def tempo(speed: float, least_256: int = 64, most_256: int = 512) -> Tempo:
-    return measured(Tempo(TOKENS, least_256, most_256), 10 * TOKENS / speed, 10 * TOKENS)
+    return measured(Tempo(TOKENS, least_256, most_256), 10 * TOKENS / speed, 10, 10 * TOKENS)
 
 
 @given(speeds, st.lists(st.floats(0, 1e6)), nominals, least, most)
@@ -55,7 +59,7 @@ def test_noise_does_not_change_a_choice(ratio, noise, nominal):
     node = choose(tempo(1000.0 * ratio), nominal, [1000.0] * 4)
     first = node.chosen
     for share in noise:
-        noisy = Tempo(TOKENS, 64, 512, (TOKENS / (1000.0 * ratio * share),), node.chosen)
+        noisy = Tempo(TOKENS, 64, 512, (Timed(1.0, TOKENS / (1000.0 * ratio * share), True),), node.chosen)
         node = choose(noisy, nominal, [1000.0] * 4)
         near = abs(ratio * nominal - nominal) <= 0.25 * nominal
         assert node.chosen == first or near, "only near the nominal number may it go over to it"
@@ -78,7 +82,7 @@ def test_faster_nodes_take_no_fewer_steps(others, nominal, one, two):
 
 def large_steps(speed: float, batch: int, least_256: int = 64) -> Tempo:
     """The tempo of a node that may leave out sequences."""
-    return measured(Tempo(TOKENS, least_256, 256, batch=batch), 10 * TOKENS / speed, 10 * TOKENS)
+    return measured(Tempo(TOKENS, least_256, 256, batch=batch), 10 * TOKENS / speed, 10, 10 * TOKENS)
 
 
 @given(speeds, st.lists(speeds, min_size=1, max_size=9), nominals, least, st.integers(1, 512))
@@ -123,6 +127,14 @@ def test_a_round_is_cut_short_that_takes_much_longer_than_the_others_need():
     assert limit_s(node, 30, [5e-324]) == 0.0
 
 
+@given(speeds, st.one_of(speeds, st.just(1e11)), st.integers(20, 512), st.integers(2, 64))
+def test_of_two_members_none_is_cut_short_at_what_it_chose(own, other, nominal, batch):
+    node = choose(large_steps(own, batch), nominal, [other])
+    if (node.chosen, node.sequences) != least_of(node, nominal):
+        takes_s = node.chosen * node.sequences / batch * TOKENS / own
+        assert takes_s <= limit_s(node, nominal, [other]) * 1.01
+
+
 def test_unknown_speeds_change_nothing():
     assert choose(Tempo(TOKENS, 64, 512), 30, [5.0, 9.0]).chosen == 30
     assert choose(tempo(100.0), 30, []).chosen == 30
@@ -132,11 +144,10 @@ def test_unknown_speeds_change_nothing():
 def test_one_disturbed_round_is_forgotten():
     node = tempo(100.0)
     for _ in range(REMEMBERED):
-        node = measured(node, 10 * TOKENS / 100.0, 10 * TOKENS)
-    hit = measured(node, 10 * 10 * TOKENS / 100.0, 10 * TOKENS)
+        node = measured(node, 10 * TOKENS / 100.0, 10, 10 * TOKENS)
+    hit = measured(node, 10 * 10 * TOKENS / 100.0, 10, 10 * TOKENS)
     assert hit.tokens_per_s == node.tokens_per_s
-    assert len(hit.step_s) == REMEMBERED
-    assert measured(node, 0.0, TOKENS) == node
+    assert measured(node, 0.0, 1, TOKENS) == node
 
 
 def test_the_two_ends_of_a_mixed_swarm():
@@ -149,6 +160,7 @@ def test_the_two_ends_of_a_mixed_swarm():
 
 
 @given(speeds, st.lists(st.floats(0, 1e308)), nominals, least, st.floats(0, 1e9))
+@example(own=1.0, others=[9e307, 9e307], nominal=1, least_256=1, late_s=1.0)
 def test_who_begins_late_takes_at_least_its_share(own, others, nominal, least_256, late_s):
     for node in (tempo(own, least_256, 256), Tempo(TOKENS, least_256, 256)):
         node = choose(node, nominal, others)
@@ -166,3 +178,68 @@ def test_who_begins_late_is_done_with_the_others():
     slow = choose(tempo(500.0), 40, others)
     assert (slow.chosen, shortened(slow, 40, others, 10 * step_s)) == (20, 15)
     assert shortened(fresh, 40, [], 10 * step_s) == 40
+
+
+OTHERS = [1000.0] * 4
+NOMINAL, BATCH = 20, 16
+OTHERS_S = NOMINAL * TOKENS / 1000.0
+"""What a round takes the others."""
+
+
+def after_rounds(node: Tempo, count: int, whole_s: float, fixed: float) -> tuple[Tempo, list[float]]:
+    """The node after so many rounds on a machine whose whole step takes `whole_s`; and the rounds' seconds."""
+    took = []
+    for _ in range(count):
+        node = choose(node, NOMINAL, OTHERS)
+        step_s = whole_s * (fixed + (1 - fixed) * node.sequences / BATCH)
+        took.append(node.chosen * step_s)
+        node = measured(node, took[-1], node.chosen, node.chosen * node.sequences * TOKENS // BATCH)
+    return node, took
+
+
+@given(st.floats(0, 0.99), st.floats(0.5, 3.9), st.floats(2, 60), st.integers(1, 40))
+def test_who_was_slow_for_a_while_comes_back_to_whole_steps(fixed, ratio, slower, rounds):
+    """However much of a step does not depend on its sequences: by tokens/s alone it would stay with few."""
+    whole_s = ratio * TOKENS / 1000.0
+    node, _ = after_rounds(Tempo(TOKENS, 64, 256, batch=BATCH), 3, whole_s, fixed)
+    assert node.sequences == BATCH
+    node, _ = after_rounds(node, rounds, whole_s * slower, fixed)
+    node, _ = after_rounds(node, 2 * PROBE_ROUNDS, whole_s, fixed)
+    assert node.sequences == BATCH
+
+
+@given(st.floats(0, 0.99), st.floats(4.5, 60))
+def test_who_stays_slow_is_seldom_late(fixed, ratio):
+    """A probe is one round in many; all others end with the others', or are the least."""
+    whole_s = ratio * TOKENS / 1000.0
+    node, _ = after_rounds(Tempo(TOKENS, 64, 256, batch=BATCH), 3 * PROBE_ROUNDS, whole_s, fixed)
+    low = least_of(node, NOMINAL)
+    least_s = low.steps * whole_s * (fixed + (1 - fixed) * low.sequences / BATCH)
+    _, took = after_rounds(node, 4 * PROBE_ROUNDS, whole_s, fixed)
+    assert sum(each > 1.01 * max(OTHERS_S, least_s) for each in took) <= 4
+    assert max(took) <= 2.02 * max(OTHERS_S, least_s)
+
+
+def test_the_time_of_other_sizes_is_foreseen():
+    node, _ = after_rounds(Tempo(TOKENS, 64, 256, batch=BATCH), 6, 30.0, 0.4)
+    assert abs(node.step_s(1) - 30.0 * (0.4 + 0.6 / BATCH)) < 1e-6
+    assert abs(node.tokens_per_s - TOKENS / 30.0) < 1e-6
+
+
+def test_a_round_that_was_cut_short_says_nothing_of_sizes():
+    """Other programs began to use the machine in its midst: it is slow, and not slow by its few sequences."""
+    node, _ = after_rounds(Tempo(TOKENS, 64, 256, batch=BATCH), 1, 4.0, 0.4)
+    cut = measured(node, NOMINAL * 90.0, NOMINAL, NOMINAL * TOKENS // 3)
+    assert cut.fixed == node.fixed
+    few = measured(replace(node, sequences=4), 5 * 2.2, 5, 5 * TOKENS // 4)
+    assert abs(few.fixed - 0.4) < 1e-6
+
+
+@given(st.floats(0, 0.99), st.floats(0.5, 3.9), st.floats(0, 1))
+def test_what_was_learnt_wrongly_of_sizes_is_learnt_again(fixed, ratio, believed):
+    """The machine's speed may change in the very round in which the size of the steps does."""
+    whole_s = ratio * TOKENS / 1000.0
+    wrong = Timed(1 / BATCH, whole_s * (fixed + (1 - fixed) / BATCH), True)
+    node = Tempo(TOKENS, 64, 256, (wrong,) * PROBE_ROUNDS, 5, BATCH, 1, believed)
+    node, _ = after_rounds(node, 2 * PROBE_ROUNDS, whole_s, fixed)
+    assert node.sequences == BATCH

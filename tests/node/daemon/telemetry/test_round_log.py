@@ -11,7 +11,7 @@ from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, newes
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
-from atoll.protocols.local.worker_messages import Pending, TrainReply
+from atoll.protocols.local.worker_messages import Pending, StartReply, TrainReply
 
 ME, YOU = PeerId("me"), PeerId("you")
 NOBODY = TrafficTotals(0, 0, 0, 0)
@@ -158,6 +158,22 @@ def test_what_is_final_is_told_from_what_only_closed(opened, tmp_path):
     assert [row.final for row in newest_rows(tmp_path / "rounds.jsonl")] == [True, False, False]
 
 
+def test_rounds_of_a_chain_that_was_left_are_open_again(opened, tmp_path):
+    """Another chain decides them anew; until then this node knows of no final state there."""
+    log = opened(tmp_path)
+    for number in range(6):
+        log.folded(Round(number), digest(b"state", bytes([number])))
+        log.finalized(Round(number), digest(b"s"), digest(b"state", bytes([number])), [ME])
+    log.folded(Round(5), digest(b"another"))
+    started = StartReply(final=-1, state=digest(b""), pending=(), parameters=1, device="cpu", settled=3)
+    log.chain_changed(started, [])
+    assert log.newest_final().round == 3
+    assert log.newest_final().digest
+    assert [log.rows[number].digest for number in (4, 5)] == ["", ""]
+    assert [log.rows[number].own_digest for number in (4, 5)] == ["", digest(b"another").hex()]
+    assert [row.final for row in newest_rows(tmp_path / "rounds.jsonl")] == [True] * 4 + [False] * 2
+
+
 def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
     log = opened(tmp_path)
     log.evaluated(Round(0), 3.0)
@@ -200,6 +216,17 @@ def test_memory_is_bounded(opened, tmp_path, monkeypatch):
     assert sorted(log.rows) == list(range(20, 30))
     log.close()
     assert sorted(opened(tmp_path).rows) == list(range(20, 30))
+
+
+def test_rows_share_the_names_of_members(opened, tmp_path):
+    log = opened(tmp_path)
+    for number in range(3):
+        authors = [PeerId(f"{name} of a hundred members") for name in ("b", "a")]
+        log.finalized(Round(number), digest(b"set"), digest(b"state"), authors)
+    for found in (log, opened(tmp_path)):
+        rows = [found.rows[number].contributors for number in range(3)]
+        assert rows[0] == ("a of a hundred members", "b of a hundred members")
+        assert all(one is other for row in rows for one, other in zip(row, rows[0], strict=True))
 
 
 def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):

@@ -12,7 +12,8 @@ from atoll.protocols.local.standing import Standing
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
-    "steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "recompute", "start", "down",
+    "steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "start",
+    "down",
 }  # fmt: skip
 
 
@@ -68,7 +69,7 @@ def test_names_follow_the_conventions(node):
         assert family.name.startswith("atoll_")
         assert family.documentation
         assert not family.name.endswith(("_s", "_ms", "_kb"))
-        assert len(family.samples) <= 10
+        assert len(family.samples) <= len(REASONS)
         assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
 
 

@@ -5,7 +5,15 @@ import pytest
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import room_of
-from atoll.node.runs.capacity.join_preview import MEMBERS, ROUND_FLOOR_S, preview_of, round_bytes, round_time_s
+from atoll.node.runs.capacity.join_preview import (
+    MEMBERS,
+    ROUND_FLOOR_S,
+    THREAD_FLOPS,
+    preview_of,
+    round_bytes,
+    round_time_s,
+    steps_time_s,
+)
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
@@ -143,3 +151,11 @@ def test_moments_of_a_checkpoint_are_fetched_and_kept_for_a_while():
     before, after = costs_of(given), costs_of(with_moments)
     more = after.join_bytes - before.join_bytes, after.disk_bytes - before.disk_bytes
     assert more == (12 * spec.model.parameters, 12 * spec.model.parameters)
+
+
+def test_the_time_of_a_run_is_that_of_all_of_its_steps():
+    """54 rounds of `tiny`: 8 of 2 steps and 46 of 8, each of 8 windows of 128 tokens, on one thread."""
+    spec, config = preset("tiny", OWNER, 1), NodeConfig(device="cpu", threads=1)
+    tokens = (8 * 2 + 46 * 8) * spec.inner.batch * spec.model.context
+    expected_s = 6 * spec.model.parameters * tokens / THREAD_FLOPS
+    assert steps_time_s(spec, config, spec.steps_before(spec.outer.rounds)) == pytest.approx(expected_s)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import PASS_TOKENS, SPARE, passes_of
-from atoll.node.runs.capacity.memory_model import Free, needs_of
+from atoll.node.runs.capacity.memory_model import Free, memory_shortage, needs_of
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 
@@ -59,3 +59,27 @@ def test_what_the_user_says_is_done(recompute):
     config = msgspec.structs.replace(CPU, micro_batch=3, recompute=recompute)
     assert passes_of(spec, config, Free(MUCH, MUCH)) == (3, recompute == "on")
     assert passes_of(spec, config, Free(1, 1)) == (3, recompute != "off")
+
+
+@pytest.mark.parametrize(("batch", "devices", "at_once"), [(16, 2, 1), (16, 3, 2), (5, 4, 2)])
+def test_several_devices_hold_gradients_twice_and_the_sequence_that_one_has_more(batch, devices, at_once):
+    spec = preset("50m", OWNER, 1)
+    spec = msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, batch=batch))
+    places = ",".join(f"cuda:{number}" for number in range(devices))
+    several = msgspec.structs.replace(GPU, device=places, micro_batch=1, recompute="off")
+    alone = msgspec.structs.replace(several, device="cuda:0", micro_batch=at_once)
+    again = 4 * spec.model.parameters if batch // devices > 1 else 0
+    assert needs_of(spec, several).device - needs_of(spec, alone).device == again
+    assert needs_of(spec, msgspec.structs.replace(several, micro_batch=99)).device >= needs_of(spec, alone).device
+
+
+def test_what_encodes_on_the_device_by_itself_is_counted_before_sequences_are():
+    spec = preset("50m", OWNER, 1)
+    for gpu in range(2 << 30, 40 << 30, 1 << 30):
+        free, auto = Free(MUCH, MUCH, gpu), msgspec.structs.replace(GPU, exchange_on="auto")
+        where = "host" if memory_shortage(spec, gpu, spare=True) else "device"
+        assert passes_of(spec, auto, free) == passes_of(
+            spec, msgspec.structs.replace(GPU, exchange_on=where), free
+        )
+    free, device = Free(MUCH, MUCH, 3000 << 20), msgspec.structs.replace(GPU, exchange_on="device")
+    assert passes_of(spec, device, free) != passes_of(spec, GPU, free), "it makes a difference somewhere"
