@@ -10,8 +10,9 @@ TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
-# Processes that run tests side by side. The suite computes nearly all the time: more than the cores gain nothing.
-WORKERS ?= 2
+# Processes that run tests side by side: one more than the cores of a small machine, because tests of real nodes wait
+# for a sixth of their time.
+WORKERS ?= 3
 # Every process of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
