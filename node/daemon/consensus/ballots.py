@@ -50,7 +50,7 @@ class Book(msgspec.Struct, frozen=True):
 
     def within(self, epoch: bytes) -> "Book":
         """The book with the ballots of one epoch only: its voters' ballots elsewhere do not bind them in it."""
-        if self.epochs <= {epoch}:
+        if not self.epochs or (len(self.epochs) == 1 and epoch in self.epochs):
             return self
         return replace(
             self,
@@ -72,7 +72,8 @@ class Book(msgspec.Struct, frozen=True):
     def is_void(self, proposal: records.Proposal) -> bool:
         """Whether it names Reductions alone."""
         # The next round would have no voters, so such a proposal is never decided.
-        return not self.unknown(proposal.contributions) and not self.authors_of(proposal.contributions)
+        names = proposal.contributions
+        return all(name in self.reductions and name not in self.contributions for name in names)
 
     def highest_vote(self, author: PeerId) -> tuple[Digest, records.Vote] | None:
         """An author's vote in its highest ballot."""
@@ -249,10 +250,13 @@ def decided_proposal(
     book: Book, voters: tuple[PeerId, ...], equivocators: frozenset[PeerId] = frozenset()
 ) -> tuple[Digest, records.Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
+    needed = quorum(len(voters))
+    if len(book.votes) + len(book.other_votes) < needed:
+        return None  # most of the time, and this is asked at every event
     for entry, proposal in sorted(book.proposals.items()):
         if not _can_win(book, voters, proposal):
             continue
-        if len(votes_for(book, voters, equivocators, entry, proposal)) >= quorum(len(voters)):
+        if len(votes_for(book, voters, equivocators, entry, proposal)) >= needed:
             return entry, proposal
     return None
 

@@ -57,6 +57,8 @@ class EpochBook(msgspec.Struct, frozen=True):
 
     def excluded_from(self, number: int) -> frozenset[PeerId]:
         """The authors that are excluded from round `number`, or from one before it."""
+        if not self.excluded and not self.voted_out:
+            return frozenset()  # nearly always, and this is asked at every event
         by_votes = (peer for peer, first in self.voted_out.items() if first <= number)
         return frozenset(peer for peer, first in self.excluded.items() if first <= number).union(by_votes)
 
@@ -104,7 +106,9 @@ class EpochBook(msgspec.Struct, frozen=True):
 
     def on_side(self, name: EpochId) -> set[PeerId]:
         """Those whose choice is this epoch, or one that continues it."""
-        return {peer for peer, choice in self.chosen.items() if name in self.ancestors(choice)}
+        # Many authors, few choices: the chains of parents are walked once a choice.
+        choices = {choice for choice in {*self.chosen.values()} if name in self.ancestors(choice)}
+        return {peer for peer, choice in self.chosen.items() if choice in choices}
 
     def length(self, side: Iterable[PeerId], since: int) -> int:
         """About how many rounds this side of a fork has voted on from round `since` on: 0, or a power of two."""
@@ -224,7 +228,7 @@ def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
     body = book.bodies[name]
     known = electorate.recent.union(electorate.voters) - book.excluded_from(body.round)
     side = book.on_side(name) & known
-    places = sorted(electorate.voters.index(peer) for peer in side if peer in electorate.voters)
+    places = [at for at, peer in enumerate(electorate.voters) if peer in side]
     length = book.length(side, body.round)
     return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name
 

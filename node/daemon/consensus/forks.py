@@ -4,13 +4,16 @@ The ledger alone decides, so all nodes that have the same entries choose the sam
 docs/epochs.md.
 """
 
+import operator
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import Book, decided_proposal
 from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, rank
-from atoll.node.daemon.consensus.succession import went_on
+from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Follow
@@ -29,9 +32,23 @@ class _Fork(NamedTuple):
     """The epoch that decides the round in our chain."""
 
 
-def is_outranked(state: finality_types.FinalityState) -> bool:
+def look_for_better_chain(state: finality_types.FinalityState) -> tuple[finality_types.FinalityState, bool]:
     """Whether this node must leave its chain for another."""
-    return bool(state.epochs.places) and _outranked(state) is not None
+    if not state.epochs.places:
+        return state, False
+    looked_at = _looked_at(state)
+    if len(looked_at) == len(state.unrivalled) and all(map(operator.is_, looked_at, state.unrivalled)):
+        return state, False
+    if _outranked(state) is not None:
+        return state, True
+    # While it may have been away, the time counts too (`went_on`).
+    return replace(state, unrivalled=() if may_have_been_away(state) else looked_at), False
+
+
+def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
+    """All that `_outranked` depends on, but for time. None of it changes in place: the same things, one answer."""
+    books = (state.books.get(segment.first) for segment in state.chain[1:])
+    return state.epochs, state.chain, state.deciding, state.decided, state.equivocators, *books
 
 
 def change_chain(state: finality_types.FinalityState) -> Out:
@@ -97,15 +114,25 @@ def _winner(book: EpochBook, fork: _Fork) -> EpochId:
     # The parent decided the round after all. Those of its next voters who go on from there weigh against the
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
-    stay = {peer for peer in fork.authors - excluded if _stays(book, fork, peer)}
+    stay = _stayed(book, fork) - excluded
     moved = book.on_side(best).intersection(fork.electorate.voters, known)
     longer = book.length(moved, fork.number) > book.length(stay, fork.number)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent
 
 
-def _stays(book: EpochBook, fork: _Fork, peer: PeerId) -> bool:
-    """Whether a peer went on from there: it voted in the parent after the round, or left it later."""
-    name = book.branch(fork.parent, book.choice(peer))
-    if name is None or name == fork.parent:
-        return name is not None and book.voted.get(peer, -1) > fork.number
-    return book.bodies[name].round > fork.number
+def _stayed(book: EpochBook, fork: _Fork) -> set[PeerId]:
+    """The authors that went on from there: they voted in the parent after the round, or left it later."""
+    # Many authors, few choices: the chains of parents are walked once a choice.
+    left_by = {choice: book.branch(fork.parent, choice) for choice in {*map(book.choice, fork.authors)}}
+    voted = {peer for peer in fork.authors if book.voted.get(peer, -1) > fork.number}
+    later = {
+        choice
+        for choice, name in left_by.items()
+        if name is not None and name != fork.parent and book.bodies[name].round > fork.number
+    }
+    at_home = {choice for choice, name in left_by.items() if name == fork.parent}
+    return {
+        peer
+        for peer in fork.authors
+        if book.choice(peer) in later or (peer in voted and book.choice(peer) in at_home)
+    }

@@ -27,7 +27,7 @@ from atoll.node.daemon.consensus.ballots import (
     without,
 )
 from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
-from atoll.node.daemon.consensus.forks import change_chain, is_outranked
+from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
 from atoll.node.daemon.consensus.probation import Tally
@@ -80,10 +80,12 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
         return state, actions
     state, finals = _decide(state)
     state, actions = _admit(state), actions + finals
-    if state.live and is_outranked(state):
-        # Whatever else this node would do belongs to a chain that it leaves.
-        state, more = change_chain(state)
-        return state, actions + more
+    if state.live:
+        state, is_outranked = look_for_better_chain(state)
+        if is_outranked:
+            # Whatever else this node would do belongs to a chain that it leaves.
+            state, more = change_chain(state)
+            return state, actions + more
     # Two histories of one length show in no exchange: who is stuck asks, and the proof may come with the answer.
     if state.live and (state.equivocators or is_stuck(state) or any(state.orphans_asked)):
         state, more = fetch_orphans(state)
@@ -193,10 +195,12 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     # late or was cut off need not wait again.
     if ballot.proposer == state.me or 3 * len(state.book.answered_by(state.voters, ballot)) > count:
         return True
+    if ahead > count:
+        return False  # each owner has one attempt among n
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
-    # Half a turn, because clocks and arrivals differ; `count` at most, because each owner has one attempt among n.
+    # Half a turn, because clocks and arrivals differ.
     turns = max(0, waits(state, ballot.attempt) - 0.5) * (1 + state.attempt / count)
-    return ahead <= count and state.now - state.since >= turns * state.patience_s
+    return state.now - state.since >= turns * state.patience_s
 
 
 def _note_stable(state: finality_types.FinalityState) -> finality_types.FinalityState:

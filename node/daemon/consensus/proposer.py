@@ -66,11 +66,10 @@ def prepare(state: FinalityState) -> Out:
 
 def waits(state: FinalityState, attempt: int) -> int:
     """How many owners have their turn before this attempt, from the newest that counts on; who left has none."""
-    owners = [owner_of(state.voters, at) for at in range(state.attempt, attempt)]
-    gone = state.equivocators  # nobody gets more of their entries
-    return sum(
-        owner not in gone and not state.epochs.has_left(owner, state.deciding, state.epoch) for owner in owners
-    )
+    book, number, epoch = state.epochs, state.deciding, state.epoch
+    left = {peer for peer in book.left.keys() & {*state.voters} if book.has_left(peer, number, epoch)}
+    gone = state.equivocators | left  # nobody gets more of an equivocator's entries
+    return sum(owner_of(state.voters, at) not in gone for at in range(state.attempt, attempt))
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:

@@ -185,13 +185,18 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     # Voters that were all away come back, perhaps as a quorum. Those that stayed went on without them, and must
     # not lose that work to the first round that these decide. Only who just came up believes it: a liar that
     # writes contributions to far rounds misleads nobody that was here all the time.
-    if not state.live or state.now - state.live_since >= state.lease_s:
+    if not may_have_been_away(state):
         return False
     newest = _newest_rounds(state)
     since = max((newest.get(peer, -1) for peer in state.epochs.on_side(name)), default=-1) - AWAY_ROUNDS
     if since <= state.deciding or newest.get(state.me, -1) >= since:
         return False
     return _outweighs(state, name, lambda peer: newest.get(peer, -1) >= since, tiers)
+
+
+def may_have_been_away(state: finality_types.FinalityState) -> bool:
+    """Whether this node came up less than a lease ago."""
+    return state.live and state.now - state.live_since < state.lease_s
 
 
 def _outweighs(

@@ -307,6 +307,8 @@ class FinalityState(msgspec.Struct, frozen=True):
     planned: tuple[Epoch, ...] = ()
     """Epochs that this node chose before it restarted, to be entered in order."""
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
+    unrivalled: tuple[object, ...] = ()
+    """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.types import (
     Append,
     AppendRefused,
@@ -95,6 +96,8 @@ class Node:
             return
         while self.events:
             self.state, actions = finality.step(self.state, self.events[0])
+            _, again = look_for_better_chain(replace(self.state, unrivalled=()))
+            assert look_for_better_chain(self.state)[1] == again, "it looked at too little"
             for action in actions:
                 self.do(action)
             self.events.pop(0)

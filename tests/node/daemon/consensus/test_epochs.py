@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
-from atoll.node.daemon.consensus.forks import is_outranked
+from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of
@@ -186,7 +186,7 @@ def test_an_epoch_of_fewer_than_the_others_that_are_here_is_not_entered(voters):
 def test_an_epoch_of_strangers_is_not_entered():
     node = Node().wait(100).say(STRANGER, epoch(STRANGER))
     assert not node.wait(100).entered()
-    assert not is_outranked(node.state)
+    assert not look_for_better_chain(node.state)[1]
 
 
 def test_a_voter_that_was_away_enters_the_epoch_of_the_others_and_writes_it_down():
