@@ -18,6 +18,8 @@ class Book(msgspec.Struct, frozen=True):
 
     contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = msgspec.field(default_factory=dict)
     """Author and body by entry id."""
+    contributors: frozenset[PeerId] = frozenset()
+    """The authors of `contributions`."""
     votes_against: Mapping[Digest, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
     """By contribution: the members that its author had voted to exclude before it, and from which round on."""
     reductions: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
@@ -134,12 +136,12 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
 
 def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     match body:
-        case records.Contribution() if any(who == author for who, _ in book.contributions.values()):
+        case records.Contribution() if author in book.contributors:
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order
         case records.Reduction() if author in book.reductions.values():
             return book, ""
         case records.Contribution():
-            return replace(book, contributions={**book.contributions, entry: (author, body)}), ""
+            return _contribute(book, entry, author, body), ""
         case records.Reduction():
             return replace(book, reductions={**book.reductions, entry: author}), ""
         case records.Ack():
@@ -165,8 +167,7 @@ def add_orphan(book: Book, entry: Digest, author: PeerId, body: records.Body) ->
     """
     match body:
         case records.Contribution() if entry not in book.contributions:
-            contributions = {**book.contributions, entry: (author, body)}
-            return replace(book, contributions=contributions, orphans=book.orphans | {entry})
+            return replace(_contribute(book, entry, author, body), orphans=book.orphans | {entry})
         case records.Reduction() if entry not in book.reductions:
             return replace(book, reductions={**book.reductions, entry: author}, orphans=book.orphans | {entry})
         case records.Proposal() if body.ballot.proposer == author and entry not in book.proposals:
@@ -185,7 +186,13 @@ def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
     gone -= {name for proposal in book.proposals.values() for name in proposal.contributions}
     if not gone:
         return book
-    return replace(book, contributions={e: found for e, found in book.contributions.items() if e not in gone})
+    left = {entry: found for entry, found in book.contributions.items() if entry not in gone}
+    return replace(book, contributions=left, contributors=frozenset(who for who, _ in left.values()))
+
+
+def _contribute(book: Book, entry: Digest, author: PeerId, body: records.Contribution) -> Book:
+    contributions = {**book.contributions, entry: (author, body)}
+    return replace(book, contributions=contributions, contributors=book.contributors | {author})
 
 
 def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, str]:

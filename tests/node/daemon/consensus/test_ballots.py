@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, quorum, voter_order
+from atoll.node.daemon.consensus.ballots import (
+    Book,
+    add_entry,
+    decided_proposal,
+    owner_of,
+    quorum,
+    voter_order,
+    without,
+)
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 from atoll.protocols.run.arena import Span
@@ -141,3 +149,14 @@ def test_contributions_are_kept_by_entry():
     one = entry(ORDER[0], Contribution(NUMBER, digest(b"b"), digest(b"p"), 1, 1, 64, 1.0))
     book, _ = book_of(one, one)
     assert book.contributions == {one[0]: (ORDER[0], one[2])}
+
+
+def test_an_author_whose_feed_was_dropped_contributes_when_it_comes_again():
+    one, other = (
+        entry(peer, Contribution(NUMBER, digest(b"b"), digest(b"p"), 1, 1, 64, 1.0)) for peer in ORDER[:2]
+    )
+    book, _ = book_of(one, other)
+    dropped = without(book, ORDER[0], held=())
+    assert [*dropped.contributions] == [other[0]]
+    again, _ = add_entry(dropped, *one)
+    assert again == book
