@@ -92,8 +92,15 @@ class Gossip:
             self._recent[name] = topic, data
             self._recent_bytes += len(data)
             while self._recent_bytes > RECENT_BYTES:
-                self._recent_bytes -= len(self._recent.popitem(last=False)[1][1])
-        self._perform(self._trees.arrive(name, sender, author, self.neighbours(), self.now()))
+                self._drop_oldest()
+        actions = self._trees.arrive(name, sender, author, self.neighbours(), self.now())
+        while self._recent and next(iter(self._recent)) not in self._trees.known:
+            self._drop_oldest()  # nobody is told of it any more
+        self._perform(actions)
+
+    def _drop_oldest(self) -> None:
+        _, (_, data) = self._recent.popitem(last=False)
+        self._recent_bytes -= len(data)
 
     def _perform(self, actions: Actions) -> None:
         """Send what `actions` say, and come back when the trees are due."""

@@ -41,7 +41,10 @@ ANSWER_S = 2.0
 STRIKES = 8
 """Unanswered requests in a row after which a neighbour's announcements are ignored, until it brings news."""
 KNOWN = 1 << 14
-"""Number of messages that are remembered: those of twenty rounds of a hundred members."""
+"""Number of messages that are remembered at most: those of twenty rounds of a hundred members."""
+KNOWN_S = 120.0
+"""How long a message is remembered, in seconds: as gossipsub does (libp2p, pubsub/gossipsub v1.0, seen_ttl). Who
+sends it later is not believed anew: the topic's `accept` knows what is news, and an id costs one answer."""
 AUTHORS = 1000
 WANTED = 1024
 """Most announced ids that are waited for."""
@@ -80,6 +83,8 @@ class _Known:
     """None: the message is not passed on."""
     senders: tuple[PeerId, ...]
     """The first neighbours that pushed it or were asked to, at most SENDERS."""
+    at: float
+    """When it arrived."""
 
 
 @dataclass(slots=True)
@@ -130,7 +135,9 @@ class PushTrees:
     ) -> Actions:
         """A message that was unknown: pushed by `sender`, or (None) published here. `near`: the neighbours."""
         wanted = self._forget_wanted(name)
-        put_newest(self.known, name, _Known(author, () if sender is None else (sender,)), KNOWN)
+        put_newest(self.known, name, _Known(author, () if sender is None else (sender,), now), KNOWN)
+        while next(iter(self.known.values())).at < now - KNOWN_S:
+            self.known.popitem(last=False)
         if author is None:
             return []
         for gone in self.neighbours.keys() - {*near}:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.gossip import gossip as gossip_module
 from atoll.p2p.gossip.gossip import MESSAGES_BURST, Gossip
-from atoll.p2p.gossip.push_trees import ANNOUNCE_S, IDS_MAX, KNOWN, WAIT_S, Ids, PushTrees
+from atoll.p2p.gossip.push_trees import ANNOUNCE_S, IDS_MAX, KNOWN, KNOWN_S, WAIT_S, Ids, PushTrees
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.token_bucket import Bucket
 from atoll.p2p.rpc.calls import Calls
@@ -259,6 +259,23 @@ def test_the_memory_of_messages_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(node.gossip._trees.known) == KNOWN
         held = sum(len(data) for _, data in node.gossip._recent.values())
         assert 49_000 < held == node.gossip._recent_bytes <= 50_000
+
+    run_virtual(main())
+
+
+def test_messages_are_remembered_for_a_time_and_then_take_no_memory() -> None:
+    async def main() -> None:
+        node = Node(MemoryNetwork(), 1)
+        for number in range(100):
+            node.publish(number.to_bytes(4, "big"))
+        await asyncio.sleep(KNOWN_S - 1)
+        last = node.publish(b"later")
+        assert len(node.gossip._trees.known) == len(node.gossip._recent) == 101
+        await asyncio.sleep(2)
+        newest = node.publish(b"newest")
+        assert len(node.gossip._trees.known) == 2
+        assert [data for _, data in node.gossip._recent.values()] == [last, newest]
+        assert node.gossip._recent_bytes == len(last) + len(newest)
 
     run_virtual(main())
 
