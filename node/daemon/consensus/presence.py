@@ -106,10 +106,18 @@ def is_waiting(state: finality_types.FinalityState) -> bool:
 
 
 def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:
-    """Those that signed no epoch at this place, long after this node and most of those here did."""
-    if state.asked_since is None or state.now - state.asked_since < state.lease_s + state.patience_s:
+    """Those that signed no epoch at this place, long after this node and most of those here did.
+
+    After as long again: those that did not sign the newest one of this node, if most of those here did.
+    """
+    turn_s = state.lease_s + state.patience_s
+    if state.asked_since is None or state.now - state.asked_since < turn_s:
         return frozenset()
-    signers = _signers(state, here)
+    # At first any epoch will do, because nodes see others come and go at other times. But one of its own costs a
+    # liar nothing, and the others would wait for its signature under theirs for ever.
+    signed = here & state.epochs.signers.get(state.epochs.choice(state.me), frozenset())
+    is_late = state.now - max(state.asked_since + 2 * turn_s, state.signed_at + state.patience_s) >= 0
+    signers = signed if is_late and _are_most(state, signed, here) else _signers(state, here)
     return here - signers if _are_most(state, signers, here) else frozenset()
 
 

@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.consensus.types import Idle, MembersSeen
-from atoll.protocols.ids import Round, digest
+from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote, epoch_id
 from tests.node.daemon.consensus.test_epochs import LEASE, PATIENCE, A, B, C, D, Node, epoch
 
@@ -126,6 +126,16 @@ def test_who_signs_nothing_for_a_lease_and_a_patience_is_left_out():
     assert not node.wait(LEASE + PATIENCE - 2).signed()[1:]
     assert node.wait(4).signed() == [epoch(A, B), epoch(A)]
     assert node.entered() == [epoch_id(epoch(A))]
+
+
+def test_who_signs_one_of_its_own_instead_is_left_out_after_as_long_again():
+    voters = (A, B, C, D, PeerId("peer-e"))
+    node = Node(voters=voters, here=(A, B, C)).wait(LEASE + 1).say(B, epoch(A, B, C)).say(C, epoch(C, D))
+    assert not node.wait(2 * (LEASE + PATIENCE) - 2).signed()[1:]
+    assert node.wait(4).signed() == [epoch(A, B, C), epoch(A, B)]
+    assert node.say(B, epoch(A, B)).entered() == [epoch_id(epoch(A, B))]
+    alone = Node(voters=voters, here=(A, B, C)).wait(LEASE + 1).say(B, epoch(B, D)).say(C, epoch(C, D))
+    assert not alone.wait(4 * (LEASE + PATIENCE)).signed()[1:], "one of three is not most of those that are here"
 
 
 def test_who_was_left_out_before_is_left_out_after_one_ballot():
