@@ -88,11 +88,12 @@ def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId) -> by
     ledger = Ledger(path, spec.id)
     try:
         feeds = ((entry.author, entry.body) for _, entry in ledger.since(0, _ALL))
+        orphans = ((entry.author, entry.body) for entry in ledger.orphans())
         data = gather(
             spec,
             number,
             lambda at: ledger.entries(number=at),
-            chosen_path(feeds, me),
+            chosen_path(feeds, me, orphans),
             orphans_of=ledger.orphans,
             equivocators=ledger.equivocators(),
         )

@@ -27,6 +27,7 @@ CREATE TABLE IF NOT EXISTS entries (
     UNIQUE (author, seq)
 );
 CREATE INDEX IF NOT EXISTS by_round ON entries (round, kind);
+CREATE INDEX IF NOT EXISTS epochs ON entries (arrival) WHERE kind = 'epoch';
 CREATE TABLE IF NOT EXISTS orphans (
     arrival INTEGER PRIMARY KEY AUTOINCREMENT,
     author TEXT NOT NULL,

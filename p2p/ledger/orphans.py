@@ -15,13 +15,15 @@ from msgspec import Meta
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, RecordRound
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Vote, encode_entry
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Epoch, Vote, encode_entry, epoch_id
 
 METHOD = "ledger.orphans"
 MAX_NAMES = 256
 ANSWER_BYTES = 256 * 1024
 MESSAGE_BYTES = ANSWER_BYTES + ENTRY_MAX_BYTES
 """Largest message, in bytes: the last entry may begin below ANSWER_BYTES."""
+EPOCHS_MAX = 4096
+"""Newest signatures under epochs that are looked through for who asks: anybody may have signed any number."""
 _MAX_ENTRIES = 2048
 Names: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=MAX_NAMES)]
 
@@ -31,7 +33,7 @@ class WantedEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     round: RecordRound
     entries: Names = ()
-    """Ids of contributions, Reductions and proposals."""
+    """Ids of contributions, Reductions and proposals; and of epochs, whose signatures of any round are wanted."""
     proposals: Names = ()
     """Ids of proposals whose votes are wanted, the most important first: an answer may end before the rest."""
 
@@ -77,8 +79,10 @@ class OrphanExchange:
         return len(fresh)
 
     async def _answer(self, peer: PeerId, wanted: WantedEntries) -> FoundEntries:
-        named = (self.ledger.get(name) or self.ledger.orphan(name) for name in wanted.entries)
+        named = [self.ledger.get(name) or self.ledger.orphan(name) for name in wanted.entries]
         found = [entry for entry in named if entry is not None and entry.body.round == wanted.round]
+        if None in named:
+            found += [entry for entry in self.ledger.newest_epochs(EPOCHS_MAX) if _signs(entry, wanted.entries)]
         if wanted.proposals:
             votes = self.ledger.entries(kind=Vote, number=wanted.round) + self.ledger.orphans(wanted.round)
             for proposal in wanted.proposals:
@@ -88,7 +92,11 @@ class OrphanExchange:
 
 def _was_asked_for(entry: Entry, wanted: WantedEntries) -> bool:
     is_named = entry.id in wanted.entries or _is_for(entry, wanted.proposals)
-    return entry.body.round == wanted.round and is_named
+    return (entry.body.round == wanted.round and is_named) or _signs(entry, wanted.entries)
+
+
+def _signs(entry: Entry, names: Collection[Digest]) -> bool:
+    return isinstance(entry.body, Epoch) and epoch_id(entry.body) in names
 
 
 def _is_for(entry: Entry, proposals: Collection[Digest]) -> bool:

@@ -19,7 +19,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, encode_entry, sign_entry
+from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, Epoch, encode_entry, sign_entry
 
 LEDGER_FILE = "ledger.sqlite"
 """File name of the ledger below a run's folder."""
@@ -273,6 +273,13 @@ class Ledger:
         chosen = {name: value for name, value in filters.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
         return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
+
+    def newest_epochs(self, most: int) -> list[Entry]:
+        """Signatures under epochs, in the feeds and of orphans, among the newest of each."""
+        # The kind is no parameter: SQLite would not use the index of epochs.
+        found = self._select(f"kind = '{_kind(Epoch)}' ORDER BY arrival DESC LIMIT ?", most)
+        found += self._select("1 ORDER BY arrival DESC LIMIT ?", most, table="orphans")
+        return [e for e in (self._decode(data) for _, data in found) if isinstance(e.body, Epoch)]
 
     def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
         """Entries that arrived after `cursor` (0: all), each with the cursor that follows it."""

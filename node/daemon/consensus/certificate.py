@@ -116,7 +116,7 @@ def gather(
         while path and path[0].round == number:
             body, *rest = path
             path, epoch, voters = tuple(rest), epoch_id(body), voter_order(spec.id, number, body.members)
-            epochs.append(tuple(encode_entry(entry) for entry in _signatures(entries, body)))
+            epochs.append(tuple(encode_entry(entry) for entry in _signatures([*entries, *orphans], body)))
         found = _decided(entries, number, voters, epoch, orphans, equivocators)
         if found is None:
             raise ConfigError(

@@ -5,6 +5,7 @@ epoch: they decide alone from the first round that is not final on. Two sides of
 the chain forks, and `rank` tells every node which side to follow. Rules in words: docs/epochs.md.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -104,6 +105,20 @@ class EpochBook(msgspec.Struct, frozen=True):
                 return
             name = self.bodies[name].parent
 
+    def lacking(self, equivocators: frozenset[PeerId]) -> list[EpochId]:
+        """Epochs that authors chose, or that these continue, of which others may have more; most chosen first.
+
+        Unknown ones, and those that lack the signature of an equivocator alone.
+        """
+        found: Counter[EpochId] = Counter()
+        for choice, many in Counter(self.chosen.values()).items():
+            for name in self.ancestors(choice):
+                body = self.bodies.get(name)
+                if body is None or set(body.members) - self.signers[name] <= equivocators:
+                    found[name] += many
+        missing = {name: many for name, many in found.items() if not self.is_complete(name)}
+        return sorted(missing, key=lambda name: (-missing[name], name))
+
     def on_side(self, name: EpochId) -> set[PeerId]:
         """Those whose choice is this epoch, or one that continues it."""
         # Many authors, few choices: the chains of parents are walked once a choice.
@@ -145,20 +160,26 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
             name = epoch_id(body)
             if author in book.left:
                 book = replace(book, back={**book.back, author: book.back[author] | {name}})
-            signers = book.signers.get(name, frozenset()) | {author}
-            chosen = {**book.chosen, author: name}
-            if signers == book.signers.get(name):
-                return replace(book, chosen=chosen)
-            book = replace(
-                book,
-                bodies={**book.bodies, name: body},
-                signers={**book.signers, name: signers},
-                chosen=chosen,
-            )
-            return _begin(book, name) if book.is_complete(name) else book
+            return _sign(replace(book, chosen={**book.chosen, author: name}), name, author, body)
         case Vote(round=number) if number > book.voted.get(author, -1):
             return replace(book, voted={**book.voted, author: number})
     return book
+
+
+def add_orphan(book: EpochBook, author: PeerId, body: Epoch) -> EpochBook:
+    """The book with an epoch that an equivocator signed in a history that is not here.
+
+    Others may have entered it, so its signature counts. What its author chose since stays as its feed here says.
+    """
+    return _sign(book, epoch_id(body), author, body) if author in body.members else book
+
+
+def _sign(book: EpochBook, name: EpochId, author: PeerId, body: Epoch) -> EpochBook:
+    signers = book.signers.get(name, frozenset()) | {author}
+    if signers == book.signers.get(name):
+        return book
+    book = replace(book, bodies={**book.bodies, name: body}, signers={**book.signers, name: signers})
+    return _begin(book, name) if book.is_complete(name) else book
 
 
 def _add_vote(book: EpochBook, author: PeerId, body: Exclude) -> EpochBook:
@@ -182,11 +203,18 @@ def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     return replace(book, places={**book.places, place: (*book.children(*place), name)})
 
 
-def chosen_path(entries: Iterable[tuple[PeerId, Body]], me: PeerId) -> tuple[Epoch, ...]:
-    """The epochs that `me` entered before a restart, in order, from all entries by author, each feed in order."""
+def chosen_path(
+    entries: Iterable[tuple[PeerId, Body]], me: PeerId, orphans: Iterable[tuple[PeerId, Body]] = ()
+) -> tuple[Epoch, ...]:
+    """The epochs that `me` entered before a restart, in order, from all entries by author, each feed in order.
+
+    `orphans`: those of equivocators that no feed here holds.
+    """
     book = EpochBook()
     for author, body in entries:
         book = add_entry(book, author, body)
+    for author, body in orphans:
+        book = add_orphan(book, author, body) if isinstance(body, Epoch) else book
     # What it signed last may wait for others still: then it was where that begins.
     paths = (book.path(name) for name in book.ancestors(book.choice(me)))
     return tuple(book.bodies[name] for name in next(filter(None, paths), ()))

@@ -125,14 +125,8 @@ def _stayed(book: EpochBook, fork: _Fork) -> set[PeerId]:
     # Many authors, few choices: the chains of parents are walked once a choice.
     left_by = {choice: book.branch(fork.parent, choice) for choice in {*map(book.choice, fork.authors)}}
     voted = {peer for peer in fork.authors if book.voted.get(peer, -1) > fork.number}
-    later = {
-        choice
-        for choice, name in left_by.items()
-        if name is not None and name != fork.parent and book.bodies[name].round > fork.number
-    }
     at_home = {choice for choice, name in left_by.items() if name == fork.parent}
-    return {
-        peer
-        for peer in fork.authors
-        if book.choice(peer) in later or (peer in voted and book.choice(peer) in at_home)
-    }
+    gone = {choice: book.bodies[name] for choice, name in left_by.items() if name and choice not in at_home}
+    later = {choice for choice, body in gone.items() if body.round > fork.number}
+    stays = {peer for peer in fork.authors if book.choice(peer) in at_home} & voted
+    return stays | {peer for peer in fork.authors if book.choice(peer) in later}

@@ -173,6 +173,8 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
     """An entry of another history, or a vote that its feed forbids: that one counts if its author has two."""
+    if isinstance(event.body, Epoch):
+        return replace(state, epochs=epochs.add_orphan(state.epochs, event.author, event.body)), []
     number = event.body.round
     if not state.last_final < number < state.rounds:
         return state, []

@@ -2,7 +2,8 @@
 
 A feed takes one history. After an author signed two, nodes hold different ones, and none of them can get the
 other's entries in order. A final set, or a proposal that others voted for, may stand in either. So a node asks for
-single entries by id: what proposals name, proposals that votes name, and the equivocators' votes for them.
+single entries by id: what proposals name, proposals that votes name, and the equivocators' votes for them. And
+for the signatures under epochs that others are in: who cannot see how their chain began could never join it.
 """
 
 from collections import Counter
@@ -13,10 +14,12 @@ from atoll.node.daemon.consensus.ballots import votes_for
 from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
 from atoll.node.daemon.consensus.voter import Out, is_stuck
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.records import Contribution, Proposal, Reduction, Vote
+from atoll.protocols.ledger.records import Contribution, Epoch, Proposal, Reduction, Vote
 
-ORPHAN_BODIES = Contribution, Proposal, Reduction, Vote
+ORPHAN_BODIES = Contribution, Epoch, Proposal, Reduction, Vote
 """What a node takes of an equivocator's other history. The rest of it binds nobody."""
+MAX_EPOCHS = 16
+"""Epochs that are asked for at a time: anybody can choose what nobody knows."""
 MAX_ASKED = 256
 """Names in one list of a FetchOrphans. What a larger set lacks is asked for in turn, as names are answered."""
 
@@ -39,6 +42,7 @@ def _wanted(state: FinalityState) -> tuple[tuple[Digest, ...], tuple[Digest, ...
     sets = [book.proposals[name].contributions for name in names if name in known]
     lacking = [entry for contributions in sets for entry in book.unknown(contributions)]
     unknown = [name for name in names if name not in known]
-    entries = tuple(dict.fromkeys([*unknown, *lacking]))[:MAX_ASKED]
+    begun = [Digest(name) for name in state.epochs.lacking(liars)[:MAX_EPOCHS]] if liars else []
+    entries = tuple(dict.fromkeys([*begun, *unknown, *lacking]))[:MAX_ASKED]
     is_hidden = is_stuck(state) or not state.equivocators.isdisjoint(voters)
     return entries, tuple(names)[:MAX_ASKED] if is_hidden else ()

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
+from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.voter import (
     Out,
@@ -13,7 +14,7 @@ from atoll.node.daemon.consensus.voter import (
     may_get_votes,
     names_excluded,
 )
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
 
 PATIENCE_ROUNDS = 2.0
@@ -65,11 +66,20 @@ def prepare(state: FinalityState) -> Out:
 
 
 def waits(state: FinalityState, attempt: int) -> int:
-    """How many owners have their turn before this attempt, from the newest that counts on; who left has none."""
-    book, number, epoch = state.epochs, state.deciding, state.epoch
-    left = {peer for peer in book.left.keys() & {*state.voters} if book.has_left(peer, number, epoch)}
-    gone = state.equivocators | left  # nobody gets more of an equivocator's entries
-    return sum(owner_of(state.voters, at) not in gone for at in range(state.attempt, attempt))
+    """How many owners have their turn before this attempt, from the newest that counts on.
+
+    None have those that left, and those that are gone: after half a run's voters were killed, each of them would
+    cost the others a patience.
+    """
+    # Who just came up does not know who is there before a lease has passed.
+    knows = state.live and state.now - state.live_since >= state.lease_s
+    there = here_of(state, state.voters) if knows else _not_left(state)
+    return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
+
+
+def _not_left(state: FinalityState) -> set[PeerId]:
+    book, known = state.epochs, {*state.voters} - state.equivocators  # nobody gets more of their entries
+    return {peer for peer in known if not book.has_left(peer, state.deciding, state.epoch)}
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:

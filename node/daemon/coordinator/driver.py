@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
-from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
@@ -31,6 +30,7 @@ from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.removals import Removals, votes_against
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
@@ -118,11 +118,13 @@ class Driver:
         """Feed finality first: the round machine needs no contributions to rounds that the ledger proves final."""
         spec, me = self.context.spec, self.context.me
         entries = [entry for entry in self.net.entries() if is_lawful(spec, entry)]
-        chosen = chosen_path(((entry.author, entry.body) for entry in entries), me)
+        orphans = [entry for entry in self.net.orphans() if is_lawful(spec, entry)]
+        fed, found = (((entry.author, entry.body) for entry in each) for each in (entries, orphans))
+        chosen = chosen_path(fed, me, found)
         self.machines.finality = replace(self.finality, planned=chosen, now=self.context.now())
         for entry in entries:
             self._feed_entry_to_finality(entry)
-        self._feed_orphans(self.net.orphans())
+        self._feed_orphans(orphans)
         self.removals.step()  # before a set is made of excluded work
         for entry in entries:
             if entry.body.round > self.finality.last_final:

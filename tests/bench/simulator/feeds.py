@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from atoll.protocols import codec
 from atoll.protocols.ids import Digest, PeerId, digest
-from atoll.protocols.ledger.records import Body, Vote
+from atoll.protocols.ledger.records import Body, Epoch, Vote, epoch_id
 
 
 class FeedEntry(NamedTuple):
@@ -67,11 +67,12 @@ class Feeds:
         self.arrivals.append(entry)
         return True
 
-    def find(self, names: Iterable[Digest], proposals: Collection[Digest]) -> list[FeedEntry]:
-        """Entries with these ids, and all votes for these proposals."""
-        here = {entry.name: entry for entry in self.arrivals} | self.orphans
+    def find(self, names: Collection[Digest], proposals: Collection[Digest]) -> list[FeedEntry]:
+        """Entries with these ids, signatures under epochs with these ids, and all votes for these proposals."""
+        here, wanted = {entry.name: entry for entry in self.arrivals} | self.orphans, {*names}
         votes = [e for e in here.values() if isinstance(e.body, Vote) and e.body.proposal in proposals]
-        return [here[name] for name in names if name in here] + votes
+        signed = [e for e in here.values() if isinstance(e.body, Epoch) and epoch_id(e.body) in wanted]
+        return [here[name] for name in names if name in here] + signed + votes
 
     def keep_orphans(self, entries: Iterable[FeedEntry]) -> list[FeedEntry]:
         """Keep those that are of forked authors and not here; return them."""

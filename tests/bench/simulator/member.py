@@ -79,7 +79,8 @@ class Member:
         self.is_synced = False
         setting = self.world.setting
         self.round = round_machine.begin(setting.round_config(self.peer))
-        chosen = chosen_path(((entry.author, entry.body) for entry in self.feeds.arrivals), self.peer)
+        orphans = ((entry.author, entry.body) for entry in self.feeds.orphans.values())
+        chosen = chosen_path(((entry.author, entry.body) for entry in self.feeds.arrivals), self.peer, orphans)
         self.finality = finality_machine.begin(
             setting.run, self.peer, setting.rounds, self.world.owner, lease_s=setting.lease_s, chosen=chosen
         )

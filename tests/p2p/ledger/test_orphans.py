@@ -9,7 +9,7 @@ from atoll.p2p.ledger.orphans import METHOD, FoundEntries, OrphanExchange, Wante
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.ledger.records import Ballot, Entry, Leave, Vote, encode_entry, sign_entry
+from atoll.protocols.ledger.records import Ballot, Entry, Epoch, Leave, Vote, encode_entry, epoch_id, sign_entry
 from tests.p2p.ledger.test_sync import AUTHORS, RUN, Side, feed, run_pair
 
 LIAR, HONEST = AUTHORS[0], AUTHORS[1]
@@ -113,6 +113,32 @@ def test_what_is_wanted_comes_by_name_and_votes_by_their_proposal(tmp_path: Path
         assert (await ours._answer(b.host.peer_id, ours.wanted)).entries == tuple(map(encode_entry, TWO[2:]))
         ours.wanted = WantedEntries(Round(51), (TWO[2].id,))
         assert await ours.fetch(b.host.peer_id) == 0, "it is of another round"
+
+    run_pair(tmp_path, scenario)
+
+
+def test_signatures_under_an_epoch_come_by_its_id_whatever_their_round(tmp_path: Path) -> None:
+    """The liar's is an orphan here; the honest member's belongs into its feed."""
+    body = Epoch(Round(51), b"", tuple(sorted((LIAR.peer_id, HONEST.peer_id))))
+    liars = sign_entry(RUN, LIAR, 4, TWO[3].id, body)
+    others = feed(HONEST, 1)
+    signed = sign_entry(RUN, HONEST, 1, others[0].id, body)
+
+    async def scenario(a: Side, b: Side) -> None:
+        ours = split(a, b)
+        exchange_of(b)
+        b.ledger.insert_all([*others, signed])
+        b.ledger.add_orphans([liars])
+        a.ledger.insert_all(others)
+        ours.wanted = WantedEntries(Round(7), (epoch_id(body),))
+        assert await ours.fetch(b.host.peer_id) == 1
+        assert a.ledger.orphans() == [liars]
+        assert a.ledger.get(signed.id) == signed
+        ours.wanted = WantedEntries(Round(7), (digest(b"another epoch"),))
+        assert await ours.fetch(b.host.peer_id) == 0
+        # What was kept, or stands in a feed, is found for others.
+        answer = await ours._answer(b.host.peer_id, WantedEntries(Round(0), (epoch_id(body),)))
+        assert {*answer.entries} == {encode_entry(liars), encode_entry(signed)}
 
     run_pair(tmp_path, scenario)
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, chosen_path, epoch_id
 from atoll.node.daemon.consensus.forks import look_for_better_chain
-from atoll.node.daemon.consensus.missing import missing
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
@@ -24,6 +23,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
+from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
     Ballot,

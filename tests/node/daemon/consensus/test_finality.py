@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.types import (
+    LEASE_S,
     Append,
     AppendRefused,
     CheckDone,
@@ -23,6 +24,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
+    MembersSeen,
     ReportDivergence,
     ReportEquivocation,
     RoundClosed,
@@ -367,6 +369,21 @@ def test_the_next_owner_prepares_after_its_patience_and_the_others_later():
         assert node.appends() == []
         node.feed(FinalityTick(turn * PATIENCE_S))
         assert node.appends() == [Prepare(Round(1), Ballot(turn, me))]
+
+
+def test_owners_that_are_gone_have_no_turn():
+    """Of a run whose voters were killed by the dozen each would cost the others a patience."""
+    fourth = ORDER[3]
+    here = MembersSeen(frozenset({FIRST, THIRD, fourth}))
+    node = Node(fourth).feed(FinalityTick(LEASE_S)).feed(here)
+    node.feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL))
+    assert node.feed(FinalityTick(LEASE_S + 2 * PATIENCE_S - 0.1)).appends() == []
+    assert node.feed(FinalityTick(LEASE_S + 2 * PATIENCE_S)).appends() == [Prepare(Round(1), Ballot(3, fourth))]
+    hasty = Node(fourth).feed(FinalityTick(1.0)).feed(here)
+    hasty.feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL))
+    assert hasty.feed(FinalityTick(1.0 + 2 * PATIENCE_S)).appends() == [], (
+        "who just came up does not know who is there"
+    )
 
 
 def test_patience_grows_with_the_attempts():

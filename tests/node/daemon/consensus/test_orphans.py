@@ -7,6 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
+from atoll.node.daemon.consensus.epochs import chosen_path
+from atoll.node.daemon.consensus.orphans import MAX_EPOCHS
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import (
     EntryPayloadHeld,
@@ -17,8 +19,9 @@ from atoll.node.daemon.consensus.types import (
     RoundClosed,
 )
 from atoll.node.daemon.consensus.voter import share_of_ours
-from atoll.protocols.ids import Round, digest
-from atoll.protocols.ledger.records import Ballot, Contribution, Leave, Promise, Vote
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.records import Ballot, Contribution, Follow, Leave, Promise, Vote, epoch_id
+from tests.node.daemon.consensus.test_epochs import A, B, C, D, Node, epoch
 from tests.node.daemon.consensus.test_finality import (
     ALL,
     FIRST,
@@ -195,3 +198,56 @@ def test_orphans_of_rounds_that_are_final_are_ignored():
     node.feed(EntrySeen(OTHER, FOURTH, replace(WORK, round=Round(0)), is_orphan=True))
     assert node.state.books == before
     assert contribution(FOURTH)[0] in node.state.book.contributions
+
+
+# --- signatures under epochs --------------------------------------------------------------------
+
+
+def in_an_epoch_with_a_liar():
+    """B and D are in an epoch; D signed it in the history that this node does not have."""
+    node = Node(voters=(A, B, C, D)).feed(EquivocatorsSeen(frozenset({D})))
+    return node.say(B, epoch(B, D))
+
+
+def test_the_signature_of_the_other_history_completes_an_epoch_that_others_are_in():
+    node, name = in_an_epoch_with_a_liar(), epoch_id(epoch(B, D))
+    assert asked(node).entries == (name,)
+    node.feed(EntrySeen(digest(b"signature"), D, epoch(B, D), is_orphan=True))
+    assert node.state.epochs.is_complete(name)
+    assert node.state.epochs.choice(D) == b"", "what it chose since stands in a feed, or nowhere"
+    assert asked(node).entries == ()
+
+
+def test_an_orphan_signs_for_its_author_only():
+    node, other = in_an_epoch_with_a_liar(), epoch(A, B)
+    node.feed(EntrySeen(digest(b"signature"), D, other, is_orphan=True))
+    assert epoch_id(other) not in node.state.epochs.bodies
+
+
+def test_how_a_chain_began_is_asked_for():
+    """A newcomer that cannot see the first epoch of a chain could never join it (the simulator's seed 77)."""
+    first = epoch(D)
+    later = epoch(B, C, parent=epoch_id(first))
+    node = Node(voters=(A, B, C, D), here=(B, C)).feed(EquivocatorsSeen(frozenset({D})))
+    node.say(B, later).say(C, later)
+    assert asked(node).entries == (epoch_id(first),)
+    assert not node.state.epochs.path(epoch_id(later))
+    node.feed(EntrySeen(digest(b"signature"), D, first, is_orphan=True))
+    assert node.state.epochs.path(epoch_id(later)) == (epoch_id(first), epoch_id(later))
+
+
+def test_few_of_the_epochs_that_nobody_knows_are_asked_for_the_most_chosen_first():
+    node = in_an_epoch_with_a_liar().say(C, epoch(B, D, C)).say(B, epoch(B, D, C))
+    for number in range(3 * MAX_EPOCHS):
+        node.say(PeerId(f"stranger {number}"), Follow(Round(5), digest(bytes([number]))))
+    assert len(asked(node).entries) == MAX_EPOCHS
+    assert asked(node).entries[0] == epoch_id(epoch(B, C, D)), "two chose it"
+    assert not any(isinstance(a, FetchOrphans) for a in Node().say(B, Follow(Round(5), digest(b"unknown"))).log), (
+        "without a proof of two histories all that anybody has comes in feeds"
+    )
+
+
+def test_a_restart_finds_a_chain_that_an_orphan_signed():
+    feed = [(B, epoch(B, D)), (A, Follow(Round(5), epoch_id(epoch(B, D))))]
+    assert chosen_path(feed, A) == ()
+    assert chosen_path(feed, A, [(D, epoch(B, D)), (D, WORK)]) == (epoch(B, D),)
