@@ -106,10 +106,7 @@ class EpochBook(msgspec.Struct, frozen=True):
             name = self.bodies[name].parent
 
     def lacking(self, equivocators: frozenset[PeerId]) -> list[EpochId]:
-        """Epochs that authors chose, or that these continue, of which others may have more; most chosen first.
-
-        Unknown ones, and those that lack the signature of an equivocator alone.
-        """
+        """Chosen epochs, and their parents, that are unknown or lack equivocators only; the most chosen first."""
         found: Counter[EpochId] = Counter()
         for choice, many in Counter(self.chosen.values()).items():
             for name in self.ancestors(choice):
@@ -167,10 +164,7 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
 
 
 def add_orphan(book: EpochBook, author: PeerId, body: Epoch) -> EpochBook:
-    """The book with an epoch that an equivocator signed in a history that is not here.
-
-    Others may have entered it, so its signature counts. What its author chose since stays as its feed here says.
-    """
+    """The book with an epoch that an equivocator signed in a history that is not here; what it chose stays."""
     return _sign(book, epoch_id(body), author, body) if author in body.members else book
 
 

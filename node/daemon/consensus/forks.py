@@ -48,7 +48,7 @@ def look_for_better_chain(state: finality_types.FinalityState) -> tuple[finality
 def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     """All that `_outranked` depends on, but for time. None of it changes in place: the same things, one answer."""
     books = (state.books.get(segment.first) for segment in state.chain[1:])
-    return state.epochs, state.chain, state.deciding, state.decided, state.equivocators, *books
+    return state.epochs, state.chain, state.deciding, state.decided, state.members, state.equivocators, *books
 
 
 def change_chain(state: finality_types.FinalityState) -> Out:
@@ -67,7 +67,7 @@ def _outranked(state: finality_types.FinalityState) -> tuple[int, EpochId] | Non
     """The first round at which another chain outranks ours, and its epoch."""
     # The first: what comes after it belongs to one of the two chains only.
     for fork in sorted(_forks(state)):
-        winner = _to_return_to(state, fork) or _winner(state.epochs, fork)
+        winner = _to_return_to(state, fork) or _winner(state.epochs, fork, _waiting(state, fork))
         if winner != fork.ours:
             return fork.number, winner
     return None
@@ -98,7 +98,18 @@ def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId |
     return best if best is not None and went_on(state, best, [frozenset(fork.electorate.voters)]) else None
 
 
-def _winner(book: EpochBook, fork: _Fork) -> EpochId:
+def _waiting(state: finality_types.FinalityState, fork: _Fork) -> frozenset[PeerId]:
+    """Next voters that live and decided the round in the parent with us: perhaps they had no time yet to go on."""
+    # Without them one voter that opens an epoch right after a round became final would undo it: one against none.
+    # Who just came up may have been away while the epoch went on, and who is in it decided nothing in the parent:
+    # for these the ledger alone counts.
+    if fork.ours != fork.parent or may_have_been_away(state):
+        return frozenset()
+    there = fork.authors & (state.members | {state.me})
+    return frozenset(peer for peer in there if state.epochs.choice(peer) == fork.parent)
+
+
+def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId:
     """The epoch that every node follows from a fork on."""
     # Strangers can open as many epochs of strangers as they like. These outrank nothing.
     excluded = book.excluded_from(fork.number)
@@ -114,7 +125,7 @@ def _winner(book: EpochBook, fork: _Fork) -> EpochId:
     # The parent decided the round after all. Those of its next voters who go on from there weigh against the
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
-    stay = _stayed(book, fork) - excluded
+    stay = (_stayed(book, fork) | waiting) - excluded
     moved = book.on_side(best).intersection(fork.electorate.voters, known)
     longer = book.length(moved, fork.number) > book.length(stay, fork.number)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent

@@ -130,7 +130,7 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.ReplayDone():
             return replace(state, live=True, live_since=state.now), []
         case finality_types.MembersSeen(peers):
-            return replace(state, members=peers), []
+            return state if peers == state.members else replace(state, members=peers), []
         case finality_types.EquivocatorsSeen(peers):
             return replace(state, equivocators=peers), []
         case finality_types.Idle(idle, now):

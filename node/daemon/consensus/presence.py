@@ -114,7 +114,7 @@ def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[Pe
     if state.asked_since is None or state.now - state.asked_since < turn_s:
         return frozenset()
     # At first any epoch will do, because nodes see others come and go at other times. But one of its own costs a
-    # liar nothing, and the others would wait for its signature under theirs for ever.
+    # liar nothing, and the others would wait for ever.
     signed = here & state.epochs.signers.get(state.epochs.choice(state.me), frozenset())
     is_late = state.now - max(state.asked_since + 2 * turn_s, state.signed_at + state.patience_s) >= 0
     signers = signed if is_late and _are_most(state, signed, here) else _signers(state, here)

@@ -66,12 +66,9 @@ def prepare(state: FinalityState) -> Out:
 
 
 def waits(state: FinalityState, attempt: int) -> int:
-    """How many owners have their turn before this attempt, from the newest that counts on.
-
-    None have those that left, and those that are gone: after half a run's voters were killed, each of them would
-    cost the others a patience.
-    """
-    # Who just came up does not know who is there before a lease has passed.
+    """How many owners that are here have their turn before this attempt, from the newest that counts on."""
+    # Of a run whose voters were killed by the dozen each would cost the others a patience. Who just came up does
+    # not know who is there before a lease has passed.
     knows = state.live and state.now - state.live_since >= state.lease_s
     there = here_of(state, state.voters) if knows else _not_left(state)
     return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))

@@ -266,6 +266,32 @@ def test_at_a_tie_the_one_that_went_on_for_long_wins_then_the_first_in_ballot_or
     assert not outranked(epoch(B), epoch(A), me=B, voters=voters, lengths=[(B, 60)])
 
 
+def after_round_5(here=(A, B, C, D)):
+    """All decided round 5 together just now, and nobody voted in round 6."""
+    node = Node(voters=(A, B, C, D), here=here).wait(LEASE + 1)
+    decided = {**node.state.decided, 5: ((A, B, C, D), frozenset({A, B, C, D}))}
+    node.state = replace(node.state, last_final=5, applied=5, decided=decided)
+    return node
+
+
+def test_one_voter_undoes_no_round_that_the_others_just_decided():
+    """A liar in the simulator's seed 218: all left the round, and the run stood still for ever."""
+    node = after_round_5().say(D, epoch(D))
+    assert not look_for_better_chain(node.state)[1]
+    assert not any(isinstance(action, SwitchEpoch) for action in node.log)
+    node.say(B, epoch(B, C)).say(C, epoch(B, C))
+    assert node.followed() == [epoch_id(epoch(B, C))], "two went, one is left"
+
+
+def test_a_decision_that_nobody_lives_to_go_on_from_counts_for_nothing():
+    node = after_round_5(here=(A, B, C, D)).feed(MembersSeen(frozenset()))
+    node.say(B, epoch(B, C)).say(C, epoch(B, C))
+    assert node.followed() == [epoch_id(epoch(B, C))]
+    fresh = after_round_5()
+    fresh.state = replace(fresh.state, live_since=fresh.now, unrivalled=())
+    assert fresh.say(D, epoch(D)).followed() == [epoch_id(epoch(D))], "who just came up may have been away"
+
+
 def test_strangers_outrank_nobody():
     voters = (A, B)
     fake = epoch(STRANGER, PeerId("peer-y"), PeerId("peer-z"))
