@@ -110,11 +110,11 @@ class EpochBook(msgspec.Struct, frozen=True):
         found: Counter[EpochId] = Counter()
         for choice, many in Counter(self.chosen.values()).items():
             for name in self.ancestors(choice):
-                body = self.bodies.get(name)
-                if body is None or set(body.members) - self.signers[name] <= equivocators:
+                if self.is_complete(name):
+                    continue
+                if name not in self.bodies or set(self.bodies[name].members) - self.signers[name] <= equivocators:
                     found[name] += many
-        missing = {name: many for name, many in found.items() if not self.is_complete(name)}
-        return sorted(missing, key=lambda name: (-missing[name], name))
+        return sorted(found, key=lambda name: (-found[name], name))
 
     def on_side(self, name: EpochId) -> set[PeerId]:
         """Those whose choice is this epoch, or one that continues it."""

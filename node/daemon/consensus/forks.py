@@ -1,7 +1,7 @@
 """Where two chains of epochs meet: which one every node follows, and how this node changes to it. Pure.
 
-The ledger alone decides, so all nodes that have the same entries choose the same chain. Rules in words:
-docs/epochs.md.
+The ledger decides, so nodes that have the same entries choose the same chain; leases only keep a node for a while
+from leaving a round that it just decided (`_waiting`). Rules in words: docs/epochs.md.
 """
 
 import operator
@@ -33,7 +33,7 @@ class _Fork(NamedTuple):
 
 
 def look_for_better_chain(state: finality_types.FinalityState) -> tuple[finality_types.FinalityState, bool]:
-    """Whether this node must leave its chain for another."""
+    """Whether this node must leave its chain for another; the state remembers what was looked at."""
     if not state.epochs.places:
         return state, False
     looked_at = _looked_at(state)

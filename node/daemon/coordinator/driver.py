@@ -119,8 +119,8 @@ class Driver:
         spec, me = self.context.spec, self.context.me
         entries = [entry for entry in self.net.entries() if is_lawful(spec, entry)]
         orphans = [entry for entry in self.net.orphans() if is_lawful(spec, entry)]
-        fed, found = (((entry.author, entry.body) for entry in each) for each in (entries, orphans))
-        chosen = chosen_path(fed, me, found)
+        signed = ((entry.author, entry.body) for entry in orphans)
+        chosen = chosen_path(((entry.author, entry.body) for entry in entries), me, signed)
         self.machines.finality = replace(self.finality, planned=chosen, now=self.context.now())
         for entry in entries:
             self._feed_entry_to_finality(entry)
