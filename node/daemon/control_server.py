@@ -16,6 +16,7 @@ from typing import Protocol
 
 from atoll.node.config.home import socket_address
 from atoll.node.daemon.telemetry.logfile import LogTail
+from atoll.p2p.host.framing import check_open
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
@@ -153,6 +154,7 @@ class ControlServer:
 
 async def _send(writer: asyncio.StreamWriter, answer: control_messages.Answer) -> None:
     async with asyncio.timeout(WRITE_S):
+        check_open(writer)
         writer.write(encode_answer(answer))
         await writer.drain()
 
@@ -211,6 +213,8 @@ def _same_user(writer: asyncio.StreamWriter) -> bool:
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return True
+    if writer.is_closing():  # it was lost at once, and has no socket any more
+        return False
     raw = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, option, _CREDENTIALS.size)
     _pid, uid, _gid = _CREDENTIALS.unpack(raw)
     return uid in (0, os.geteuid())

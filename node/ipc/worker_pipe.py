@@ -7,7 +7,7 @@ import signal
 
 from atoll.node.ipc.framing import frame
 from atoll.node.runs.capacity.memory_model import Free
-from atoll.p2p.host.framing import PREFIX_BYTES, frame_size
+from atoll.p2p.host.framing import PREFIX_BYTES, check_open, frame_size
 from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
 
@@ -33,8 +33,9 @@ class WorkerPipe:
         return self.process.returncode == -signal.SIGKILL
 
     def write(self, ask: worker_messages.Ask) -> int:
-        """Send an ask; returns its number. Few asks at a time: no drain needed."""
+        """Send an ask; returns its number. Few asks at a time: no drain needed. Raises ConnectionError."""
         assert self.process.stdin is not None
+        check_open(self.process.stdin)
         self.asked += 1
         self.process.stdin.write(frame(worker_messages.RequestEnvelope(self.asked, ask)))
         return self.asked

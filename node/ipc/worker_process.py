@@ -131,7 +131,10 @@ class Trainer:
         if self._pipe is None:
             raise WorkerDied("the worker is not running")
         future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
-        number = self._pipe.write(ask)
+        try:
+            number = self._pipe.write(ask)
+        except ConnectionError as error:
+            raise WorkerDied(f"the worker is ending: {error}") from error
         self._pending[number] = future
         try:
             answer = await future
@@ -150,8 +153,8 @@ class Trainer:
             return
         process = self._pipe.process
         if self._is_started:
-            self._pipe.write(worker_messages.StopRequest())
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                self._pipe.write(worker_messages.StopRequest())
                 async with asyncio.timeout(STOP_S):
                     await process.wait()
         if process.returncode is None:

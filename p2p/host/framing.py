@@ -1,9 +1,10 @@
 """Length frames: a body's size as u32 little-endian, then the body.
 
 Streams between peers and the pipes of child processes use them. The size is compared with the caller's cap before
-anything is allocated.
+anything is allocated. `check_open` comes before each write to a stream of asyncio.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from atoll.p2p.host.interface import Stream
@@ -29,6 +30,16 @@ def frame_size(prefix: bytes, max_bytes: int) -> int:
     if size > max_bytes:
         raise DecodeError(f"a frame of {size} bytes where at most {max_bytes} are legal")
     return size
+
+
+def check_open(writer: asyncio.StreamWriter) -> None:
+    """Raise ConnectionResetError where the connection is lost already.
+
+    On a transport that is closed uvloop raises RuntimeError, which nobody handles, and the loop of asyncio drops
+    the bytes.
+    """
+    if writer.is_closing():
+        raise ConnectionResetError("the connection is closed")
 
 
 async def read_frame(stream: Stream, max_bytes: int | Callable[[], int]) -> bytes:

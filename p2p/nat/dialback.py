@@ -10,6 +10,7 @@ import contextlib
 import os
 from typing import Final
 
+from atoll.p2p.host.framing import check_open
 from atoll.p2p.host.maddrs import endpoint_of
 from atoll.protocols.errors import Unreachable
 
@@ -36,6 +37,7 @@ async def read_banner(host: str, number: int) -> bytes:
         async with asyncio.timeout(PROBE_S):
             reader, writer = await asyncio.open_connection(host, number)
             try:
+                check_open(writer)
                 writer.write(MULTISTREAM)
                 return await reader.readexactly(len(MULTISTREAM))
             except asyncio.IncompleteReadError as ended:

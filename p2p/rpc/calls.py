@@ -66,13 +66,14 @@ class Calls:
         self._answers.add(method, Method(message, handler, max_bytes, one_way=True))
 
     async def serve(self) -> None:
-        """Run the streams that we open, until cancelled."""
+        """Run the streams that we open, until cancelled. Calls of others are refused afterwards."""
         async with asyncio.TaskGroup() as self._group:
             self.started.set()
             try:
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None  # a group that ends takes no task
+                self._answers.end()
 
     async def call(
         self, peer: PeerId, method: str, request: Any, reply: type[Reply], *, max_bytes: int = MESSAGE_MAX_BYTES

@@ -51,6 +51,7 @@ class CallServer:
         self._methods: dict[str, Method] = {}
         self._guests: dict[PeerId, _Guest] = {}
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
+        self._has_ended = False
 
     def add(self, name: str, method: Method) -> None:
         """Register `method` as `name`. Raises ValueError if the name is taken."""
@@ -58,6 +59,10 @@ class CallServer:
             raise ValueError(f"method {name} is registered already")
         self._methods[name] = method
         self._frame_max_bytes = max(self._frame_max_bytes, frames.HEADER_MAX_BYTES + method.max_bytes)
+
+    def end(self) -> None:
+        """Run no handler from now on: what they use may be closed before the host ends the streams."""
+        self._has_ended = True
 
     async def serve(self, stream: Stream) -> None:
         """Serve one stream of a peer. Raises Unreachable and DecodeError."""
@@ -137,6 +142,8 @@ class CallServer:
             self._refuse(frame, outbox, LocalFault.__name__, f"{frame.method} failed on this machine")
 
     async def _run_method(self, peer: PeerId, frame: frames.Frame) -> bytes:
+        if self._has_ended:
+            raise Unreachable("this node is ending")
         method = self._methods.get(frame.method)
         if method is None or method.one_way != (frame.kind is frames.Kind.NOTICE):
             raise LocalFault(f"no method {frame.method!r} here; one of us is older")

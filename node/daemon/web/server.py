@@ -167,6 +167,8 @@ async def _read_head(reader: asyncio.StreamReader) -> bytes:
 
 async def _send(writer: asyncio.StreamWriter, reply: HttpReply) -> None:
     """Write a reply and wait until this side's buffer is empty. Raises TimeoutError after WRITE_S."""
+    if writer.is_closing():  # who asked hung up; a closed transport of uvloop takes no limits
+        return
     writer.transport.set_write_buffer_limits(0)
     async with asyncio.timeout(WRITE_S):
         writer.write(http_messages.encode(reply))

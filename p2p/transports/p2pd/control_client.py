@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from multiaddr import Multiaddr
 
+from atoll.p2p.host.framing import check_open
 from atoll.p2p.transports.host_base import BUFFER_BYTES
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import DecodeError, Unreachable
@@ -116,6 +117,7 @@ class P2pdControl:
 
     async def _exchange(self, request: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
         body = request.SerializeToString()
+        check_open(writer)
         writer.write(varint(len(body)) + body)
         await writer.drain()
         response = await read_message(reader, self._pb.Response)

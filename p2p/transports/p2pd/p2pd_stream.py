@@ -6,6 +6,7 @@ initiator closes, and the responder's `close` waits for the initiator's end befo
 
 import contextlib
 
+from atoll.p2p.host.framing import check_open
 from atoll.p2p.transports.host_base import BUFFER_BYTES, ReaderStream, StreamRegistry
 from atoll.p2p.transports.p2pd.control_client import Socket
 from atoll.protocols.errors import Unreachable
@@ -20,7 +21,8 @@ class P2pdStream(ReaderStream):
     ) -> None:
         super().__init__(peer, protocol, registry, initiator=initiator)
         self._reader, self._writer = socket
-        self._writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        if not self._writer.is_closing():  # else the first write or read says that it is lost
+            self._writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of p2pd. Raises Unreachable."""
@@ -30,6 +32,7 @@ class P2pdStream(ReaderStream):
             if self._ended:
                 raise Unreachable("stream is closed")
             try:
+                check_open(self._writer)
                 self._writer.write(part)
                 await self._writer.drain()
             except OSError as error:

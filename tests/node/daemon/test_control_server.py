@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from atoll.node.daemon import control_server as control
 from atoll.node.daemon.control_server import ControlServer
@@ -211,6 +212,38 @@ async def test_an_operator_that_does_not_read_is_dropped(tmp_path, monkeypatch):
                 total += len(data)
         assert total < 3_600_000
         writer.close()
+
+
+def test_one_that_hangs_up_before_its_answer_ends_nothing(tmp_path, monkeypatch):
+    """It leaves an answer unread, so its end is a reset; closed sockets raise on the loop of `node start`."""
+
+    sessions: list[asyncio.StreamWriter] = []
+    monkeypatch.setattr(control, "_same_user", lambda writer: sessions.append(writer) is None)
+
+    async def hang_up() -> None:
+        async with serving(tmp_path) as (server, operator):
+            path = str(tmp_path / "control.sock")
+            with socket.socket(socket.AF_UNIX) as operators:
+                operators.connect(path)
+                operators.sendall(PEERS + b'{"v":1,"ask":{"type":"eval"}}\n')
+                await operator.asked.wait()
+            with suppress(OSError):
+                await sessions[0].wait_closed()
+            operator.release.set()
+            await eventually(lambda: not server._open)
+            assert len(await say(Path(path), PEERS)) == 1
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(hang_up())
+
+
+async def test_one_that_is_gone_before_it_is_looked_at_is_hung_up(tmp_path):
+    ours, theirs = socket.socketpair()
+    _, writer = await asyncio.open_unix_connection(sock=theirs)
+    writer.transport.abort()
+    await asyncio.sleep(0)
+    assert not control._same_user(writer)
+    ours.close()
 
 
 async def test_a_folder_that_is_gone_is_a_local_fault(tmp_path):

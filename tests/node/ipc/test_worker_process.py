@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from atoll.node.ipc import worker_process as module
-from atoll.node.ipc.worker_pipe import KeptWorker
+from atoll.node.ipc.worker_pipe import KeptWorker, WorkerPipe
 from atoll.node.ipc.worker_process import Trainer, WorkerDied
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
@@ -255,6 +256,22 @@ async def test_a_worker_that_nobody_takes_is_ended(rig):
         await kept.end()
     assert is_gone(pid)
     assert kept.take() is None
+
+
+def test_an_ask_to_a_worker_that_just_ended_is_refused(rig):
+    """Its end is not read yet; on the loop of `node start`, whose closed pipes raise another error."""
+    trainer = rig().trainer
+
+    async def ask() -> None:
+        ended = await asyncio.create_subprocess_exec("true", stdin=asyncio.subprocess.PIPE)
+        await ended.wait()
+        trainer._pipe, trainer._is_started = WorkerPipe(ended), True
+        with pytest.raises(WorkerDied):
+            await trainer.ask(VerifyRequest("x", 0), VerifyReply)
+        await trainer.stop()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask())
 
 
 @pytest.mark.parametrize("way", ["die", "garbage"])

@@ -42,7 +42,7 @@ class Member:
         self.faults = []
         self.host = host
         self.calls = Calls(host, run, on_fault=lambda peer, fault: self.faults.append((peer, fault)), **options)
-        lab.spawn(self.calls.serve())
+        self.serving = lab.spawn(self.calls.serve())
 
     @classmethod
     async def join(cls, lab, host, run=RUN, **options):
@@ -107,6 +107,31 @@ def test_replies_overtake_slow_requests(run_memory):
                 group.create_task(ask(delay_s))
         assert done == [1, 5, 9]
         assert a.host.statistics().streams_open == 1
+
+    run_memory(scenario)
+
+
+def test_one_that_ends_runs_no_handler(run_memory):
+    """Its ledger may be closed while its host still serves streams."""
+
+    async def scenario(lab):
+        a, b = await members(lab)
+        asked = []
+
+        async def note(peer, request):
+            asked.append(request.text)
+            return request
+
+        b.calls.register("note", Text, Text, note)
+        b.calls.register_notice("hint", Text, note)
+        assert await a.calls.call(b.peer_id, "note", Text("before"), Text) == Text("before")
+        b.serving.cancel()
+        await asyncio.wait([b.serving])
+        a.calls.notify(b.peer_id, "hint", Text("after"))
+        with pytest.raises(Unreachable, match="this node is ending"):
+            await a.calls.call(b.peer_id, "note", Text("after"), Text)
+        assert asked == ["before"]
+        assert a.faults == b.faults == []
 
     run_memory(scenario)
 
