@@ -45,6 +45,7 @@ class BlobServer:
         self._serving: Counter[PeerId] = Counter()
         self._turns: dict[PeerId, asyncio.Lock] = {}
         self.bytes_up: Counter[PeerId] = Counter()
+        """Bytes of blobs sent, by peer; those of a copy that was broken off, too."""
         self.wire_bytes_up = 0
         """All bytes sent: chunks, manifests and answers with their frames."""
         host.set_handler(frames.PROTOCOL, self._handle)
@@ -54,8 +55,8 @@ class BlobServer:
         """Number of streams being served now."""
         return self._serving.total()
 
-    async def send(self, stream: Stream, data: bytes) -> None:
-        """Write `data` in parts, each with a deadline. Raises Unreachable."""
+    async def send(self, stream: Stream, data: bytes, *, is_blob: bool = False) -> None:
+        """Write `data` in parts, each with a deadline. `is_blob`: it is of a blob. Raises Unreachable."""
         view = memoryview(data)
         try:
             for start in range(0, len(view), _WRITE_BYTES):
@@ -63,6 +64,8 @@ class BlobServer:
                 async with asyncio.timeout(self._idle_s):
                     await stream.write(part)
                 self.wire_bytes_up += len(part)
+                if is_blob:
+                    self.bytes_up[stream.peer] += len(part)
         except TimeoutError as error:
             raise Unreachable("the peer takes nothing") from error
 
@@ -192,8 +195,7 @@ class _Serve:
         async with self._turn:
             head = framed(codec.encode(frames.Chunk(index)))
             await self._server.send(self._stream, head + size_prefix(len(data)))
-            await self._server.send(self._stream, data)
-        self._server.bytes_up[self._stream.peer] += len(data)
+            await self._server.send(self._stream, data, is_blob=True)
 
     @property
     def _is_whole(self) -> bool:

@@ -42,7 +42,7 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
-Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip"]
+Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag"]
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 

@@ -7,9 +7,11 @@ the round. Then a rule gives each group a share, of the groups' means:
     krum    those with the nearest neighbours (multi-Krum; Blanchard et al., 2017)
     rfa     the smoothed geometric median in eight steps (Pillutla et al., arXiv 1912.13445)
     cclip   five steps towards the centre, each as long as the median distance at most (Karimireddy et al., 2021)
+    flag    the subspace that most lie in: see `flag.py`
 
-Sums are of int64 and have no order. Roots and quotients of single numbers are float64, which IEEE rounds the same
-way on every machine, and are rounded down at once. Ties go to the first in the given order, which is the entries'.
+Sums are of int64 and have no order (those of `flag` have one). Roots and quotients of single numbers are float64,
+which IEEE rounds the same way on every machine, and are rounded down at once. Ties go to the first in the given
+order, which is the entries'.
 """
 
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.node.learning.kernels.compiled import Ints
+from atoll.node.learning.outer.flag import flag_shares
 
 Weigh = Callable[[Ints, int], Ints]
 """Shares int64 `[n]`, at most 2¹⁶, of inner products `[n, n]` up to 2³⁰ and of how many may be bad."""
@@ -26,6 +29,8 @@ _COSINE = 1 << 12
 _LEAST_COSINE = int(0.35 * _COSINE)
 _FEW, _FEW_COSINE = 6, int(0.9 * _COSINE)
 """Among fewer members than that no cosine is unusual: only copies are near."""
+FLAG_MOST = 128
+"""Most groups of which `flag` is found in seconds; its time grows with their cube. More are left to `rfa`."""
 
 
 def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int) -> Ints:
@@ -142,6 +147,12 @@ def cclip(gram_NN: Ints, liars: int, steps: int = 5) -> Ints:
     return share_N
 
 
+def flag(gram_NN: Ints, liars: int) -> Ints:
+    if len(gram_NN) > FLAG_MOST:
+        return rfa(gram_NN, liars)
+    return flag_shares(gram_NN, 1 << _GRAM_BITS)
+
+
 def _lengths(gram_NN: Ints, share_N: Ints) -> Ints:
     """Distance of each vector from the sum of all, each times its share in units of 1 / _ONE; rounded down."""
     total = max(1, int(share_N.sum()))
@@ -158,4 +169,4 @@ def _to_one(share_N: Ints) -> Ints:
     return found
 
 
-RULES: dict[str, Weigh] = {"nnm": nnm, "krum": krum, "rfa": rfa, "cclip": cclip}
+RULES: dict[str, Weigh] = {"nnm": nnm, "krum": krum, "rfa": rfa, "cclip": cclip, "flag": flag}

@@ -160,8 +160,8 @@ def test_contributions_that_agree_are_averaged_as_without_a_rule(rule):
     plain = codec_of("sparse2", 64).apply_update(
         torch.zeros((3, 4096), dtype=torch.int32), [64] * 3, made, OuterStep(256, 64)
     )
-    for each in (found, mean):
-        assert float((each - plain).norm() / plain.double().norm()) < 0.1
+    for each, most in ((found, 0.15 if rule == "flag" else 0.1), (mean, 0.1)):  # of three, flag favours two
+        assert float((each - plain).norm() / plain.double().norm()) < most
 
 
 @pytest.mark.parametrize("rule", NAMES)
@@ -228,9 +228,10 @@ def test_shares_follow_the_contributions_and_are_bounded(rule, data):
     assert shares.any()
     assert int(shares.max()) < 1 << 32
     assert (judge_of(rule, ONE).weights(np.full(count, 255), gram) <= 255).all()
-    # Without ties the order cannot matter.
+    # Without ties the order cannot matter; `flag` sums floats, in the order that all nodes have.
     if (
-        len({tuple(row) for row in drawn}) == count
+        rule != "flag"
+        and len({tuple(row) for row in drawn}) == count
         and not (rule == "krum" and has_equal_scores(gram))
         and len(set(gram.flatten().tolist())) == count * (count + 1) // 2
     ):
