@@ -34,7 +34,7 @@ def open_model(
     if folder is None:
         from atoll.node.config.node_config import load_config
         from atoll.node.import_export.export_run import BLOBS, saved_weights
-        from atoll.node.runs.run_files import find_run
+        from atoll.node.runs.run_files import find_run, text_path
 
         run = find_run(home, wanted)
         run_folder, config = home.run(run.spec.id), load_config(home.config_toml, {"data": data})
@@ -48,7 +48,8 @@ def open_model(
             raise
         raise ConfigError("text needs the package transformers", hint="pip install 'atoll[generate]'") from error
     if folder is None:
-        model = loading.load_run(run.spec, weights, run_folder / BLOBS, config.data, device)
+        text = text_path(home, run.spec.id, config.data)
+        model = loading.load_run(run.spec, weights, run_folder / BLOBS, text, device)
     else:
         model = loading.load_model_folder(folder, device)
     click.echo(model.about, err=True)

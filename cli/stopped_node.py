@@ -4,12 +4,13 @@ import time
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.cli.formatting import agreed_line, number, span
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.telemetry.round_log import LOG_FILE, newest_rows
-from atoll.node.runs.run_files import FoundRun, runs_of
+from atoll.node.runs.run_files import FoundRun, runs_of, text_path
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.local.control_messages import EvaluationResult, RoundStatus
@@ -88,7 +89,9 @@ def last_evaluation(home: Home) -> EvaluationResult:
     from atoll.node.import_export.evaluate_saved import evaluate_saved  # imports torch
 
     run = last_run(home)
-    return evaluate_saved(run.spec, home.run(run.spec.id), load_config(home.config_toml))
+    config = load_config(home.config_toml)
+    config = replace(config, data=text_path(home, run.spec.id, config.data))
+    return evaluate_saved(run.spec, home.run(run.spec.id), config)
 
 
 def last_lines(last: LastStatus) -> list[str]:

@@ -35,12 +35,13 @@ def hf(
     from atoll.cli.stopped_node import last_rows
     from atoll.node.config.node_config import load_config
     from atoll.node.import_export.export_run import export_run
-    from atoll.node.runs.run_files import find_run
+    from atoll.node.runs.run_files import find_run, text_path
 
     found = find_run(home, wanted)
     config = load_config(home.config_toml, {"data": data})
     run_folder, rows = home.run(found.spec.id), last_rows(home, found)
-    done = export_run(found.spec, run_folder, folder, snapshot, config.data, rows=rows, replace=force)
+    text = text_path(home, found.spec.id, config.data)
+    done = export_run(found.spec, run_folder, folder, snapshot, text, rows=rows, replace=force)
     newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
     parameters = found.spec.model.parameters
     if as_json:

@@ -1,6 +1,6 @@
 """Makes a run: from a preset and a text, with weights drawn from the seed or given by a folder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,10 +24,13 @@ from atoll.node.runs.capacity.machine_fit import (
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.file_source import COLUMN, FILE, FileSource, read_filters
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.run_spec import RunSpec, sign_run
 
+DATA_HELP = "A text: a file, folder or 'PATTERN' of yours, builtin:shakespeare (default), or synthetic:markov."
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
+FETCHED = ("builtin:", "synthetic:", "hf:")
 _KEYS = ("experts", "per_token", "noise_shift")
 
 
@@ -100,6 +103,21 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
     return data
+
+
+def text_source(chosen: str, column: str | None, where: Sequence[str]) -> tuple[str, str]:
+    """What the run says of `--data`, and the path of the text here, empty for one that all can get.
+
+    Each member has the file at a path of its own: the run has only its name. Raises ConfigError.
+    """
+    if chosen.startswith(FETCHED):
+        if column is not None or where:
+            raise ConfigError(f"{chosen} has no columns", hint="drop --column and --where")
+        return chosen, ""
+    path = chosen.removeprefix(FILE)
+    column = column or COLUMN
+    source = FileSource(Path(path).absolute().name, column, read_filters(list(where), column))
+    return str(source), path
 
 
 def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> HuggingFaceSource | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.commands.find import find
-from atoll.cli.commands.new_run import UPCYCLE_FORM, Draft, fit_check, origin_of, write_run
+from atoll.cli.commands.new_run import DATA_HELP, UPCYCLE_FORM, Draft, fit_check, origin_of, text_source, write_run
 from atoll.cli.formatting import number, print_json, print_table, size, span
 from atoll.cli.options import home_option, json_option
 from atoll.cli.preview_lines import expert_lines, need_lines
@@ -20,7 +20,7 @@ from atoll.node.import_export.source_options import CheckpointSource
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
 from atoll.node.runs.capacity.join_preview import Preview, preview_of, steps_time_s
 from atoll.node.runs.presets import NAMES, fragmented, preset
-from atoll.node.runs.run_files import FoundRun, file_name, find_run, runs_of
+from atoll.node.runs.run_files import FoundRun, file_name, find_run, keep_text_path, runs_of
 from atoll.protocols.errors import AtollError, ConfigError, counted
 from atoll.protocols.ids import PeerId, peer_id_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
@@ -50,7 +50,11 @@ run.add_command(find)
 @home_option
 @json_option
 @click.option("--preset", "size_name", type=click.Choice(NAMES), help="Model size and recipe; default: tiny.")
-@click.option("--data", "source", help="builtin:…, synthetic:… or file:PATH; default: builtin:shakespeare.")
+@click.option("--data", "source", help=DATA_HELP)
+@click.option(
+    "--column", metavar="NAME", help="Of rows (JSON lines, Parquet, Arrow), where the text is; text if absent."
+)
+@click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows that say so count.")
 @click.option(
     "--from-hf",
     "folder",
@@ -82,6 +86,8 @@ def new(
     as_json: bool,
     size_name: str | None,
     source: str | None,
+    column: str | None,
+    where: tuple[str, ...],
     folder: Path | None,
     upcycle: str | None,
     without_fit: bool,
@@ -108,24 +114,26 @@ def new(
             "--from-checkpoint brings model and recipe",
             hint="drop --preset, --from-hf, --upcycle and --without-fit",
         )
-    text = source or ("" if saved else DATA)
-    spec = preset(size_name or PRESET, UNSIGNED, drawn, _shared_name(text or DATA))
+    agreed, text = text_source(source or DATA, column, where)
+    spec = preset(size_name or PRESET, UNSIGNED, drawn, agreed)
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
 
     def adjust(spec: RunSpec) -> RunSpec:
-        data = spec.data if source is None else msgspec.structs.replace(spec.data, source=_shared_name(text))
+        data = spec.data if source is None else msgspec.structs.replace(spec.data, source=agreed)
         changed = with_changes(msgspec.structs.replace(spec, data=data), changes)
         return changed if fragments is None else fragmented(changed, fragments)
 
     check_fit = fit_check(config, even_if_too_large=even_if_too_large)
-    draft = Draft(spec, adjust, text.removeprefix("file:"), check_fit)
+    draft = Draft(spec, adjust, text, check_fit)
     origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
     data = write_run(home, path, draft, origin)
-    _print_run(FoundRun(open_run(data), data, path), home, config, as_json)
+    found = FoundRun(open_run(data), data, path)
+    if text:
+        keep_text_path(home, found.spec.id, text)
+    _print_run(found, home, config, as_json)
     if not as_json:
-        own = f" --data {text.removeprefix('file:')}" if text.startswith("file:") else ""
-        theirs = "; each gives the path of its own copy" if own else ""
-        click.echo(f"next       atoll start --run {name}{own}; it prints an invite for others{theirs}")
+        theirs = "; each gives the path of its own copy with --data" if text else ""
+        click.echo(f"next       atoll start --run {name}; it prints an invite for others{theirs}")
 
 
 @run.command("list")
@@ -217,11 +225,6 @@ def _start(spec: RunSpec) -> str:
         return f"drawn from the seed {spec.seed}"
     more = f", moments {spec.start.moments.hex()[:16]}" if spec.start.moments else ""
     return f"given: blob {spec.start.weights.hex()[:16]}, state {spec.start.state.hex()[:16]}{more}"
-
-
-def _shared_name(source: str) -> str:
-    """Each member has the file at a path of its own: the run names only the file."""
-    return f"file:{Path(source.removeprefix('file:')).name}" if source.startswith("file:") else source
 
 
 def _value(text: str) -> Any:

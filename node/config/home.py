@@ -77,6 +77,10 @@ class Home:
         """Folder of everything that a run stores on disk."""
         return self.runs / run.hex()
 
+    def data_path(self, run: RunId) -> Path:
+        """File with the path of this machine's copy of a run's text; it may be absent."""
+        return self.runs / f"{run.hex()}.data"
+
     def make(self) -> None:
         """Create the home and its `runs`, private to the user. Raises DiskFault."""
         make_folder(self.root)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
@@ -25,10 +26,12 @@ from atoll.node.runs.run_files import (
     check_name,
     fetch_until_found,
     find_run,
+    keep_text_path,
     parse_run,
     run_with_id,
     runs_of,
     store_run,
+    text_path,
 )
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
@@ -37,6 +40,7 @@ from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
+from atoll.protocols.file_source import FILE
 from atoll.protocols.identity import Identity
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, read_invite
@@ -83,6 +87,8 @@ class JoinPlan:
             raise LocalFault("another program made an identity in this home meanwhile", hint="start again")
         if self.listen.picked_port:
             write_whole(self.home.port, b"%d\n" % self.listen.picked_port)
+        if self.config.data and self.run.spec.data.source.startswith(FILE):
+            keep_text_path(self.home, self.run.spec.id, self.config.data)
         if self.new_link:
             store_invite(self.home, self.run.spec.id, self.new_link)
 
@@ -122,7 +128,7 @@ async def read_plan(
     outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None
     return JoinPlan(
         home=home,
-        config=_with_seeds(config, choice.invite),
+        config=replace(_with_seeds(config, choice.invite), data=text_path(home, spec.id, config.data)),
         identity=identity,
         new_seed=new_seed,
         listen=listen,

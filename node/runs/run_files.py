@@ -18,6 +18,7 @@ from atoll.protocols.ids import RunId
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 MIN_ID_CHARACTERS = 4
+PATH_MAX_BYTES = 1 << 16
 FIRST_PAUSE_S = 2.0
 MAX_PAUSE_S = 30.0
 """Between two rounds of asking the seeds of an invite."""
@@ -52,6 +53,19 @@ def parse_run(home: Home, data: bytes) -> FoundRun:
     except PeerFault as error:
         raise ConfigError(f"this is not a run that this node can train: {error}", hint=error.hint) from error
     return FoundRun(spec, data, home.run_file(file_name(spec.name)))
+
+
+def keep_text_path(home: Home, run: RunId, path: str) -> None:
+    """Remember where this machine has its copy of a run's text. Raises DiskFault."""
+    whole = str(Path(path).expanduser().absolute())
+    if text_path(home, run) != whole:
+        write_whole(home.data_path(run), whole.encode(errors="surrogateescape"))
+
+
+def text_path(home: Home, run: RunId, chosen: str = "") -> str:
+    """`chosen`, else the path that was remembered; empty if there is none. Raises ConfigError, DiskFault."""
+    found = None if chosen else read_whole(home.data_path(run), max_bytes=PATH_MAX_BYTES)
+    return chosen or (found or b"").decode(errors="surrogateescape")
 
 
 def run_with_id(home: Home, run: RunId) -> FoundRun | None:

@@ -86,6 +86,8 @@ def test_data_and_port(node, tmp_path):
     node.start("--data", str(text)).up()
     node.goes_on()
     node.stop()
+    text.unlink()
+    node.start_refused().refused(78, f"no data file at {text}", "with --data")
 
 
 # --- the state on disk --------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Loads the text of a run from its source, with its train/validation split and its digest.
 
-Sources: `builtin:shakespeare`, `synthetic:markov[?seed=N&size=BYTES]`, and `file:NAME`, for which each node has
-its own path. A file is plain text, or JSON lines with a `text` key; its last 5 % is validation.
+Sources: `builtin:shakespeare`, `synthetic:markov[?seed=N&size=BYTES]`, and `file:NAME`, of which each node has a
+copy at a path of its own (see `documents.py`); the last 5 % of it is validation.
 """
 
 from pathlib import Path
@@ -9,18 +9,15 @@ from pathlib import Path
 import msgspec
 
 from atoll.node.learning.data import markov, shakespeare
+from atoll.node.learning.data.documents import read_documents
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.file_source import FILE, FileSource, parse_file_source
 from atoll.protocols.ids import Digest, digest
 
 MIN_BYTES = 4096
 """Smallest text of a file: below this, neither part holds a few windows."""
-MAX_BYTES = 8 << 30
 VAL_SHARE = 20
 """One byte of this many is validation."""
-
-
-class _JsonLine(msgspec.Struct, frozen=True):
-    text: str
 
 
 class Corpus(msgspec.Struct, frozen=True):
@@ -40,9 +37,12 @@ def load_corpus(source: str, path: str, cache: Path) -> Corpus:
         return Corpus(*shakespeare.shakespeare_texts(cache))
     if source == "synthetic:markov" or source.startswith("synthetic:markov?"):
         return Corpus(*markov.markov_texts(markov.parse_markov(source)))
-    if source.startswith("file:"):
-        return Corpus(*file_texts(path or source.removeprefix("file:")))
-    hint = "use builtin:shakespeare, synthetic:markov or file:PATH"
+    if source.startswith(FILE):
+        found = parse_file_source(source)
+        return Corpus(*file_texts(path or found.name, found))
+    hint = "use builtin:shakespeare, synthetic:markov or a path"
+    if source.startswith("hf:"):
+        hint = f"download it first (hf download --repo-type dataset {source[3:]}), and give its folder"
     raise ConfigError(f"unknown data source {source!r}", hint=hint)
 
 
@@ -53,45 +53,13 @@ def text_digest(corpus: Corpus, tokenizer: bytes = b"") -> Digest:
     return digest(b"atoll data/1", sizes, *parts)
 
 
-def file_texts(path: str) -> tuple[bytes, bytes]:
-    """Training and validation text of a file. Raises ConfigError if it cannot be used."""
-    data = read_text(Path(path).expanduser())
+def file_texts(path: str, source: FileSource) -> tuple[bytes, bytes]:
+    """Training and validation text of a file, folder or pattern. Raises ConfigError if it cannot be used."""
+    data = read_documents(path, source)
     if len(data) < MIN_BYTES:
-        raise ConfigError(
-            f"data file {path} holds {len(data)} bytes of text", hint=f"give at least {MIN_BYTES} bytes"
-        )
+        raise ConfigError(f"{path} holds {len(data)} bytes of text", hint=f"give at least {MIN_BYTES} bytes")
     cut = _line_end(data, len(data) - len(data) // VAL_SHARE)
     return data[:cut], data[cut:]
-
-
-def read_text(path: Path) -> bytes:
-    """All text of a file; for `.jsonl` the `text` values with a blank line between. Raises ConfigError."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"data file {path} is above {MAX_BYTES >> 30} GiB", hint="split it")
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data") from error
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read data file {path}: {error.strerror}", hint="give a readable file"
-        ) from error
-    return b"\n\n".join(_jsonl(path, data)) if path.suffix == ".jsonl" else data
-
-
-def _jsonl(path: Path, data: bytes) -> list[bytes]:
-    decoder = msgspec.json.Decoder(_JsonLine)
-    found = []
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            found.append(decoder.decode(line).text.encode())
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            raise ConfigError(
-                f"{path} line {number}: {error}", hint='each line must be like {"text": "…"}'
-            ) from error
-    return found
 
 
 def _line_end(data: bytes, near: int) -> int:

@@ -5,6 +5,7 @@ import msgspec
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
+from atoll.protocols.file_source import COLUMN, FILE, parse_file_source
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.arena import arena_of
@@ -101,7 +102,7 @@ def preview_of(
         round_bytes=each_way,
         day_up_bytes=int(each_way * rounds_day),
         day_down_bytes=int(each_way * rounds_day),
-        text=spec.data.source.removeprefix("file:") if spec.data.source.startswith("file:") else "",
+        text=_text(spec.data.source),
         experts=experts,
         room=room,
         whole=needs_of(spec, config),
@@ -145,3 +146,13 @@ def _passed(model: ModelSpec) -> int:
 def _bitmap(model: ModelSpec, experts: int | None) -> bytes:
     """The bitmap of the first `experts` experts. All bitmaps with as many experts have one payload size."""
     return ALL if experts is None else bitmap_of(range(experts), model.expert_count)
+
+
+def _text(source: str) -> str:
+    """What each member must have a copy of, and what is read of it."""
+    if not source.startswith(FILE):
+        return ""
+    found = parse_file_source(source)
+    column = f", column {found.column}" if found.column != COLUMN else ""
+    rows = "".join(f", {each.column} = {each.value}" for each in found.filters)
+    return f"{found.name}{column}{rows}"

@@ -148,8 +148,43 @@ def test_a_run_over_a_file_names_only_the_file(atoll, tmp_path):
     text.write_text("It was a dark and stormy night. " * 2000)
     ran = atoll("run", "new", "t", "--data", f"file:{text}", "--seed", "1")
     assert ran.code == 0, ran.err
-    assert f"next       atoll start --run t --data {text}; it prints an invite for others; each gives" in ran.out
-    assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:book.txt"
+    said = "next       atoll start --run t; it prints an invite for others; each gives the path of its own copy"
+    assert said in ran.out
+    about = json.loads(atoll("run", "show", "--json").out)
+    assert about["source"] == "file:book.txt"
+    (kept,) = (tmp_path / "home/runs").glob("*.data")
+    assert (kept.stem, kept.read_text()) == (about["run"], str(text)), "start asks for it no more"
+
+
+def test_a_run_over_a_folder_of_rows_says_which_column_and_which_rows(atoll, tmp_path, monkeypatch):
+    folder = tmp_path / "web"
+    folder.mkdir()
+    rows = [{"body": f"It was a dark and stormy night, no. {at}. ", "lang": "en"} for at in range(999)]
+    (folder / "1.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    monkeypatch.chdir(tmp_path)
+    ran = atoll("run", "new", "t", "--data", "web", "--column", "body", "--where", "lang=en", "--seed", "1")
+    assert ran.code == 0, ran.err
+    assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:web?column=body&where=lang%3Den"
+    (kept,) = (tmp_path / "home/runs").glob("*.data")
+    assert kept.read_text() == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--data", "builtin:shakespeare", "--column", "body"), "has no columns"),
+        (("--where", "lang=en"), "has no columns"),
+        (("--data", "x.jsonl", "--where", "lang"), "not COLUMN=VALUE"),
+        (("--data", "x.jsonl", "--where", "text=en"), "not COLUMN=VALUE of another column"),
+        (("--data", "x.jsonl", "--where", "a=1", "--where", "a=2"), "--where is given 2 times"),
+        (("--data", "hf:org/name"), "hf download --repo-type dataset org/name"),
+    ],
+)
+def test_what_says_nothing_of_a_text_is_one_line(atoll, tmp_path, words, said):
+    ran = atoll("run", "new", "t", *words)
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert said in ran.err
+    assert not (tmp_path / "home").exists()
 
 
 def test_show_says_what_a_share_costs_and_what_all_experts_would(atoll, tmp_path):

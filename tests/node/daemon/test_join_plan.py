@@ -95,6 +95,24 @@ async def test_a_home_is_read_once_from_the_plan_to_the_built_daemon(tmp_path):
     }
 
 
+async def test_the_place_of_a_text_is_remembered(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = replace(SPEC, name="book", data=replace(SPEC.data, source="file:book.txt"))
+    link = invite_text(spec, OWNER, [SEED], time.time(), options=InviteOptions(run_file=sign_run(spec, OWNER)))
+    home = Home(tmp_path / "home")
+    plan = await plan_in(home, link=link, data="books/book.txt")
+    home.make()
+    plan.store()
+    assert (await plan_in(home, link=link)).config.data == str(tmp_path / "books/book.txt")
+    moved = await plan_in(home, link=link, data="/other/book.txt")
+    assert moved.config.data == "/other/book.txt"
+    moved.store()
+    assert (await plan_in(home, link=link)).config.data == "/other/book.txt"
+    other = await plan_in(home)
+    other.store()
+    assert other.config.data == "", "it is of one run"
+
+
 @pytest.mark.parametrize("port", [0, 4710])
 async def test_a_picked_port_is_written_with_the_rest(tmp_path, port):
     home = Home(tmp_path / "home")

@@ -12,6 +12,7 @@ import pytest
 from atoll.node.learning.data import corpus, markov, shakespeare
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.protocols.errors import ConfigError, Unreachable
+from atoll.protocols.file_source import FileSource
 from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
 
 
@@ -158,22 +159,11 @@ def test_a_text_file_is_cut_at_a_line(tmp_path):
     assert corpus.load_corpus(f"file:{path}", "", tmp_path) == text
 
 
-def test_json_lines(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text":"één","id":1}\n\n{"text":"two"}\n')
-    assert corpus.read_text(path) == "één\n\ntwo".encode()
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("none.txt", None, "no data file"),
         ("empty.txt", b"", "0 bytes"),
         ("short.txt", b"word " * 100, "500 bytes"),
-        ("bad.jsonl", b'{"text":"a"}\n{"tekst":"b"}\n', "line 2"),
-        ("broken.jsonl", b'{"text":"a"', "line 1"),
-        ("number.jsonl", b'{"text":1}', "line 1"),
-        ("bytes.jsonl", b'{"text":"\xff"}', "line 1"),
     ],
 )
 def test_an_unusable_file_gets_one_line_and_a_hint(name, content, said, tmp_path):
@@ -181,11 +171,6 @@ def test_an_unusable_file_gets_one_line_and_a_hint(name, content, said, tmp_path
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigError, match=said) as caught:
-        corpus.file_texts(str(path))
+        corpus.file_texts(str(path), FileSource(name))
     assert caught.value.hint
     assert "\n" not in caught.value.line()
-
-
-def test_a_folder_is_not_a_file(tmp_path):
-    with pytest.raises(ConfigError, match="cannot read"):
-        corpus.file_texts(str(tmp_path))

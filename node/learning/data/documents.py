@@ -1,0 +1,171 @@
+"""Reads text as people have it: files, folders and patterns of plain text, JSON lines, Parquet and Arrow.
+
+Every member reads its own copy and must find the same bytes, whose digest is in the run. So files come in the
+order of their names, rows in the order of their file, and a blank line stands between two documents.
+"""
+
+import glob
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.file_source import COLUMN, FileSource
+
+MAX_BYTES = 8 << 30
+"""Largest text of a run."""
+MAX_FILES = 100_000
+SEPARATOR = b"\n\n"
+TEXT = (".txt", ".text", ".md")
+ROWS = (".jsonl", ".ndjson")
+TABLES = (".parquet", ".arrow", ".feather")
+PACKED = ".gz"
+_LOOK_BYTES = 1 << 24
+_NO_TEXT = "give text, .jsonl, .parquet or .arrow files"
+_OTHER_COLUMN = "name the column with --column when the run is made"
+
+
+def read_documents(path: str, source: FileSource) -> bytes:
+    """All documents below `path`, a blank line between two. Raises ConfigError."""
+    parts, size = list[bytes](), 0
+    for file in files_at(path):
+        for document in _documents(file, source):
+            size += len(document) + len(SEPARATOR)
+            if size > MAX_BYTES:
+                raise ConfigError(f"the text of {path} is above {MAX_BYTES >> 30} GiB", hint="take a part of it")
+            parts.append(document)
+    return SEPARATOR.join(parts)
+
+
+def files_at(path: str) -> list[Path]:
+    """The file, the files of known kinds in the folder, or those of the pattern. Raises ConfigError."""
+    here = Path(path).expanduser()
+    try:
+        if here.is_dir():
+            found = sorted(
+                each for each in here.rglob("*") if _is_document(each.relative_to(here)) and each.is_file()
+            )
+            if not found:
+                raise ConfigError(f"the folder {path} holds no text", hint=_NO_TEXT)
+        elif glob.has_magic(path) and not here.exists():
+            names = glob.iglob(str(here), recursive=True)
+            found = sorted(each for each in map(Path, names) if each.is_file())
+            if not found:
+                raise ConfigError(f"no file is called {path}", hint="put quotes around a pattern")
+        else:
+            found = [here]
+    except OSError as error:
+        raise _unreadable(here, error) from error
+    if len(found) > MAX_FILES:
+        raise ConfigError(f"{path} has more than {MAX_FILES} files", hint="join them")
+    return found
+
+
+def _is_document(name: Path) -> bool:
+    if any(part.startswith(".") for part in name.parts):
+        return False
+    plain = Path(name.stem) if name.suffix == PACKED else name
+    return plain.suffix in (*TEXT, *ROWS) or name.suffix in TABLES
+
+
+def _documents(path: Path, source: FileSource) -> Iterable[bytes]:
+    kind = Path(path.stem).suffix if path.suffix == PACKED else path.suffix
+    if kind in TABLES:
+        columns = (source.column, *(each.column for each in source.filters))
+        return (text.encode() for text in _chosen(_table_rows(path, columns), source))
+    data = _read(path)
+    if kind in ROWS:
+        return (text.encode() for text in _chosen(_json_rows(path, data, source), source))
+    if source.filters or source.column != COLUMN:
+        raise ConfigError(f"{path} is plain text: it has no columns", hint="drop --column and --where")
+    _check_text(path, data)
+    return (data,)
+
+
+def _table_rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+    try:
+        from atoll.node.learning.data.tables import table_rows
+    except ModuleNotFoundError as error:
+        if error.name != "pyarrow":
+            raise
+        raise ConfigError(f"{path.name} is read by pyarrow", hint="pip install 'atoll[data]'") from error
+    return table_rows(path, columns)
+
+
+def _chosen(rows: Iterator[Sequence[Any]], source: FileSource) -> Iterator[str]:
+    """The texts of the rows that all filters let pass. A row without a text is passed over."""
+    wanted = [each.value for each in source.filters]
+    for text, *said in rows:
+        if text is not None and [_written(value) for value in said] == wanted:
+            yield text
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value) if isinstance(value, bool | int | float) else str(value)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"data file {path} is above {MAX_BYTES >> 30} GiB", hint="take a part of it")
+        with gzip.open(path) if path.suffix == PACKED else path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError as error:
+        raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data") from error
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ConfigError(f"{path} cannot be unpacked: {error}", hint="get the file again") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"data file {path} unpacks to more than {MAX_BYTES >> 30} GiB", hint="take a part of it")
+    return bytes(data)
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot read data file {path}: {error.strerror or error}", hint="give a readable file")
+
+
+def _check_text(path: Path, data: bytes) -> None:
+    """Raise ConfigError for what is no text in UTF-8: a picture, an archive, a program, another encoding."""
+    at = data.find(b"\0")
+    if at >= 0:
+        raise ConfigError(f"{path} is no text: it has a zero byte at {at}", hint=_NO_TEXT)
+    begin = 0
+    while begin < len(data):
+        part = data[begin : begin + _LOOK_BYTES]
+        try:
+            part.decode()
+        except UnicodeDecodeError as error:
+            # The last character of a part may go on in the next one.
+            if error.start < len(part) - 3 or begin + len(part) == len(data):
+                raise ConfigError(
+                    f"{path} is no text in UTF-8: byte {begin + error.start} is {part[error.start]:#04x}",
+                    hint="convert it, for example with iconv",
+                ) from error
+            part = part[: error.start]
+        begin += len(part)
+
+
+def _json_rows(path: Path, data: bytes, source: FileSource) -> Iterator[tuple[Any, ...]]:
+    """Of each line its text and what the filters ask for."""
+    names = (source.column, *(each.column for each in source.filters))
+    fields = [(f"column_{at}", Any, None) if at else ("column_0", str) for at in range(len(names))]
+    row = msgspec.defstruct("row", fields, rename={f"column_{at}": name for at, name in enumerate(names)})
+    decoder = msgspec.json.Decoder(row)
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            yield msgspec.structs.astuple(decoder.decode(line))
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            example = json.dumps({source.column: "…"}, ensure_ascii=False)
+            raise ConfigError(
+                f"{path} line {number}: {error}", hint=f"each line must be like {example}; {_OTHER_COLUMN}"
+            ) from error
