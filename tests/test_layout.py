@@ -91,7 +91,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 52_380
+BUDGET_LINES = 52_450
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open
@@ -101,7 +101,7 @@ audits a round, members that keep back their votes, members that come up in the
 middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
 that the voters remove, what fits into a machine, steps by memory, text from trained
 weights and its card, connections that are lost before a write,
-one more rule of aggregation, text in folders and tables. A later raise names its reason here too."""
+one more rule of aggregation, text in folders and tables, tokenizers by choice. A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""

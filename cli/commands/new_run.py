@@ -21,6 +21,7 @@ from atoll.node.runs.capacity.machine_fit import (
     shortage,
     shortage_now,
 )
+from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
@@ -43,6 +44,8 @@ class Draft(NamedTuple):
     """Applies the user's changes to a spec."""
     text: str
     """Path of the text where the source is `file:`."""
+    tokenizer: bytes | None = None
+    """Bytes of the tokenizer that travels with the run, if the user chose one."""
     check_fit: Callable[[RunSpec], None] = lambda spec: None
     """Called before anything of the run is written; raises ConfigError where it must not be made."""
 
@@ -76,9 +79,13 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
     if origin is None:
         spec = draft.adjust(draft.spec)
         draft.check_fit(spec)
-        spec = _complete(spec, draft.text, None)
+        spec = _complete(spec, draft.text, draft.tokenizer)
         home.make()
-        data = _signed(spec, load_or_create(home.identity))
+        owner = load_or_create(home.identity)
+        spec = replace(spec, owner=owner.peer_id)
+        if draft.tokenizer is not None:
+            BlobStore(home.run(spec.id) / BLOBS).add_bytes(draft.tokenizer)
+        data = _signed(spec, owner)
         write_whole(path, data)
         return data
     from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights

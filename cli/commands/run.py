@@ -17,6 +17,7 @@ from atoll.cli.preview_lines import expert_lines, need_lines
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.node.import_export.source_options import CheckpointSource
+from atoll.node.learning.data.tokenizer_choice import choose_tokenizer
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
 from atoll.node.runs.capacity.join_preview import Preview, preview_of, steps_time_s
 from atoll.node.runs.presets import NAMES, fragmented, preset
@@ -54,6 +55,9 @@ run.add_command(find)
 @click.option(
     "--column", metavar="NAME", help="Of rows (JSON lines, Parquet, Arrow), where the text is; text if absent."
 )
+@click.option(
+    "--tokenizer", "chosen", metavar="bytes|bpe8k|FILE", help="FILE: a tokenizer.json; it travels with the run."
+)
 @click.option("--where", multiple=True, metavar="COLUMN=VALUE", help="Only rows that say so count.")
 @click.option(
     "--from-hf",
@@ -88,6 +92,7 @@ def new(
     source: str | None,
     column: str | None,
     where: tuple[str, ...],
+    chosen: str | None,
     folder: Path | None,
     upcycle: str | None,
     without_fit: bool,
@@ -114,17 +119,21 @@ def new(
             "--from-checkpoint brings model and recipe",
             hint="drop --preset, --from-hf, --upcycle and --without-fit",
         )
+    if chosen is not None and (saved or folder):
+        raise ConfigError("--from-hf and --from-checkpoint bring their tokenizer", hint="drop --tokenizer")
+    tokenizer = None if chosen is None else choose_tokenizer(chosen)
     agreed, text = text_source(source or DATA, column, where)
     spec = preset(size_name or PRESET, UNSIGNED, drawn, agreed)
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
 
     def adjust(spec: RunSpec) -> RunSpec:
         data = spec.data if source is None else msgspec.structs.replace(spec.data, source=agreed)
-        changed = with_changes(msgspec.structs.replace(spec, data=data), changes)
+        spec = msgspec.structs.replace(spec, data=data)
+        changed = with_changes(spec if tokenizer is None else tokenizer.applied(spec), changes)
         return changed if fragments is None else fragmented(changed, fragments)
 
     check_fit = fit_check(config, even_if_too_large=even_if_too_large)
-    draft = Draft(spec, adjust, text, check_fit)
+    draft = Draft(spec, adjust, text, tokenizer and tokenizer.data, check_fit)
     origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
     data = write_run(home, path, draft, origin)
     found = FoundRun(open_run(data), data, path)

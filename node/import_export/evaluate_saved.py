@@ -5,11 +5,12 @@ from pathlib import Path
 import torch
 
 from atoll.node.config.node_config import NodeConfig, devices_of
-from atoll.node.import_export.export_run import BLOBS, load_saved
+from atoll.node.import_export.export_run import load_saved
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.learner import Learner
+from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import EvaluationResult
 from atoll.protocols.run.run_spec import RunSpec

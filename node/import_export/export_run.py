@@ -18,6 +18,7 @@ from atoll.node.learning.data import corpus
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokens import built_in_tokenizer
 from atoll.node.learning.outer.fixed import state_digest
+from atoll.p2p.blobs.store import BLOBS
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, CorruptFault
@@ -26,8 +27,8 @@ from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
-STATE, BLOBS = "state", "blobs"
-"""Folders below the run's: the worker's saved generations, and the blobs that travel between nodes."""
+STATE = "state"
+"""Folder of the worker's saved generations, below the run's."""
 
 
 class Exported(NamedTuple):

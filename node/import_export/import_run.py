@@ -17,7 +17,6 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
-from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.huggingface.folder import HuggingFaceFolder, load_folder, model_of
 from atoll.node.import_export.huggingface.serving import (
     TOKENIZER_JSON,
@@ -33,7 +32,7 @@ from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.node.runs.presets import continuation_of
-from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import ConfigError, CorruptFault

@@ -17,9 +17,9 @@ from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.node.checkpoint.tensorfile import write_atom
 from atoll.node.checkpoint.universal import ERROR, SHARED, STEP, WEIGHT, Shard, is_optimised
 from atoll.node.daemon.feed_recovery import mark_restored, read_mark
-from atoll.node.import_export.export_run import BLOBS, STATE
+from atoll.node.import_export.export_run import STATE
 from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint
-from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.system.atomic_files import make_folder, read_whole
 from atoll.protocols.errors import ConfigError, CorruptFault

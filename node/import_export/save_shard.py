@@ -22,11 +22,12 @@ from atoll.node.checkpoint.universal import (
 )
 from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
 from atoll.node.daemon.consensus.epochs import chosen_path
-from atoll.node.import_export.export_run import BLOBS, STATE, load_saved, tokenizer_json
+from atoll.node.import_export.export_run import STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.worker.error_feedback import ErrorFeedback
+from atoll.p2p.blobs.store import BLOBS
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES

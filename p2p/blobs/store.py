@@ -25,6 +25,8 @@ from atoll.protocols.blobs import (
 from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import Digest, digest, short
 
+BLOBS = "blobs"
+"""Folder of a run's blobs, below the run's."""
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 

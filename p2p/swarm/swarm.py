@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 from atoll.p2p.blobs.fetch import Blobs
-from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.discovery.discovery import TARGET, Discovery
 from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
@@ -78,7 +78,7 @@ class Swarm:
         epoch = next_epoch(home / "epoch")
         self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
         self.calls = Calls(host, run, on_fault=self.blame)
-        self.blobs = Blobs(host, BlobStore(home / "blobs"), self.blame)
+        self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
         self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
         self._connections = self._make_connections()
         self.replication = Replication(

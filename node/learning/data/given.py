@@ -42,6 +42,8 @@ RUN_S = 80.0
 """Deadline for the whole text, seconds. A worker's whole start must end within `worker_process.START_S`."""
 MAX_PADDING = 512
 """Most unused rows of a vocabulary: published models round it up."""
+_ROWS = 64
+"""Rows of an embedding that matrix units take at a time."""
 MAX_PARTS = 16
 _PARTS = {
     "normalizer": {"NFC", "Prepend", "Replace", "Sequence"},
@@ -150,6 +152,23 @@ def load_tokenizer(path: Path, vocab: int) -> BoundedTokenizer:
 
 def open_tokenizer(data: bytes, vocab: int) -> BoundedTokenizer:
     """Check and load the tokenizer of these bytes for a model with `vocab` tokens. Raises ConfigError."""
+    found = _opened(data)
+    ids = found.get_vocab(with_added_tokens=True).values()
+    _check_vocab(len(set(ids)), max(ids, default=-1), vocab)
+    return BoundedTokenizer(SubwordTokenizer(found, data))
+
+
+def vocab_of(data: bytes) -> int:
+    """Tokens of a model for the tokenizer of these bytes: a multiple of 64 if that is legal. Raises as above."""
+    ids = _opened(data).get_vocab(with_added_tokens=True).values()
+    largest = max(ids, default=-1)
+    rounded = -(-(largest + 1) // _ROWS) * _ROWS
+    vocab = rounded if rounded - len(set(ids)) <= min(MAX_PADDING, rounded // 16) else largest + 1
+    _check_vocab(len(set(ids)), largest, vocab)
+    return vocab
+
+
+def _opened(data: bytes) -> Tokenizer:
     if len(data) > TOKENIZER_MAX_BYTES:
         raise ConfigError(f"tokenizer.json has more than {TOKENIZER_MAX_BYTES >> 20} MiB")
     _check_parts(_parsed(data))
@@ -157,9 +176,7 @@ def open_tokenizer(data: bytes, vocab: int) -> BoundedTokenizer:
     found.no_padding()
     found.no_truncation()
     found.post_processor = None  # it could repeat the whole text; we add no special tokens, so none is needed
-    ids = found.get_vocab(with_added_tokens=True).values()
-    _check_vocab(len(set(ids)), max(ids, default=-1), vocab)
-    return BoundedTokenizer(SubwordTokenizer(found, data))
+    return found
 
 
 def run_within(limit_s: float, work: Callable[[], T]) -> T:

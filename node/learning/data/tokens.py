@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from atoll.protocols.errors import ConfigError
 
 BPE_VOCAB = 8192
+BYTES_VOCAB = 256
 _TRAIN_MAX_BYTES = 16 << 20
 _BLOCK_BYTES = 1 << 16
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.checkpoint.universal import ERROR, WEIGHT
-from atoll.node.import_export.export_run import BLOBS
 from atoll.node.import_export.join_shards import ShardedCheckpoint
 from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.learning.model.bridge import named_atoms
@@ -17,6 +16,7 @@ from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
+from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 

@@ -6,9 +6,15 @@ import msgspec
 import pytest
 
 from atoll.cli.commands import new_run
+from atoll.node.config.home import Home
+from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.given import vocab_of
 from atoll.node.runs.capacity.machine_fit import Machine
+from atoll.node.runs.run_files import read_run
+from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import open_run
+from tests.node.daemon.published import qwen_like
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 
@@ -143,9 +149,14 @@ def test_a_tampered_run_is_refused(atoll, tmp_path):
         assert ran.err.count("\n") == 1
 
 
+def text_file(folder):
+    path = folder / "book.txt"
+    path.write_text("It was a dark and stormy night. " * 2000)
+    return path
+
+
 def test_a_run_over_a_file_names_only_the_file(atoll, tmp_path):
-    text = tmp_path / "book.txt"
-    text.write_text("It was a dark and stormy night. " * 2000)
+    text = text_file(tmp_path)
     ran = atoll("run", "new", "t", "--data", f"file:{text}", "--seed", "1")
     assert ran.code == 0, ran.err
     said = "next       atoll start --run t; it prints an invite for others; each gives the path of its own copy"
@@ -167,6 +178,50 @@ def test_a_run_over_a_folder_of_rows_says_which_column_and_which_rows(atoll, tmp
     assert json.loads(atoll("run", "show", "--json").out)["source"] == "file:web?column=body&where=lang%3Den"
     (kept,) = (tmp_path / "home/runs").glob("*.data")
     assert kept.read_text() == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "vocab"), [("bytes", "50m", 256), ("bpe8k", "tiny", 8192), ("bytes", "moe-smoke", 256)]
+)
+def test_a_built_in_tokenizer_may_be_chosen(atoll, tmp_path, name, preset, vocab):
+    ran = atoll("run", "new", "t", *MARKOV, "--preset", preset, "--tokenizer", name, "--even-if-too-large")
+    assert ran.code == 0, ran.err
+    spec = read_run(tmp_path / "home/runs/t.run").spec
+    assert (spec.data.tokenizer, spec.model.vocab, spec.data.tokenizer_blob) == (name, vocab, b"")
+
+
+def test_a_tokenizer_of_ones_own_travels_with_the_run(atoll, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(qwen_like().to_str())
+    ran = atoll("run", "new", "t", "--seed", "1", "--tokenizer", str(path), "--data", str(text_file(tmp_path)))
+    assert ran.code == 0, ran.err
+    spec = read_run(tmp_path / "home/runs/t.run").spec
+    assert spec.data.tokenizer == "file"
+    assert spec.model.vocab == vocab_of(path.read_bytes())
+    blob = BlobStore(Home(tmp_path / "home").run(spec.id) / BLOBS).path(spec.data.tokenizer_blob)
+    assert blob.read_bytes() == path.read_bytes()
+    data = open_dataset(
+        spec.data, spec.model.context, str(tmp_path / "book.txt"), tmp_path, GivenTokenizer(blob, spec.model.vocab)
+    )
+    assert data.digest == spec.data.digest
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--tokenizer", "no.json"), "no tokenizer at no.json"),
+        (("--tokenizer", "."), "no tokenizer at ."),
+        (("--tokenizer", "odd.json"), "tokenizer.json is not JSON"),
+        (("--tokenizer", "bytes", "--from-hf", "x"), "drop --tokenizer"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_one_line(atoll, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "odd.json").write_text("odd")
+    ran = atoll("run", "new", "t", *MARKOV, *words)
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert said in ran.err
+    assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.parametrize(

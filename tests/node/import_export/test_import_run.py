@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from atoll.node.checkpoint.snapshot import read_snapshot
-from atoll.node.import_export.export_run import BLOBS, export_run
+from atoll.node.import_export.export_run import export_run
 from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.source_options import HuggingFaceSource, UpcycleOptions
 from atoll.node.learning.data.dataset import digest_of
@@ -22,6 +22,7 @@ from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.decoder import loss_of as decoder_loss
 from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.session import Session
+from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault
 from atoll.protocols.identity import Identity

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from atoll.node.learning.data import given as module
-from atoll.node.learning.data.given import check_pattern, open_tokenizer, run_within
+from atoll.node.learning.data.given import check_pattern, open_tokenizer, run_within, vocab_of
 from atoll.node.learning.data.tokens import SubwordTokenizer, train_bpe
 from atoll.protocols.errors import ConfigError
 from tests.node.daemon.published import TEXT, WORDS, llama_like, qwen_like, size, trained
@@ -34,6 +34,24 @@ def test_published_kinds_give_the_librarys_tokens(kind):
     found = open_tokenizer(MADE[kind].to_str().encode(), size(MADE[kind]))
     assert found.encode(TEXT.encode()).tolist() == MADE[kind].encode(TEXT, add_special_tokens=False).ids
     assert found.identity == MADE[kind].to_str().encode()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_a_model_gets_as_many_rows_as_its_tokenizer_needs(kind):
+    data = MADE[kind].to_str().encode()
+    vocab = vocab_of(data)
+    assert size(MADE[kind]) <= vocab <= size(MADE[kind]) + min(64, vocab // 16)
+    open_tokenizer(data, vocab)
+
+
+def test_rows_are_a_multiple_of_64_where_the_padding_is_small():
+    words = {f"w{at}": at for at in range(1000)}
+    data = Tokenizer(models.BPE(vocab=words, merges=[])).to_str().encode()
+    assert vocab_of(data) == 1024
+    few = Tokenizer(models.BPE(vocab=dict(list(words.items())[:70]), merges=[])).to_str().encode()
+    assert vocab_of(few) == 70
+    with pytest.raises(ConfigError, match="tokens up to"):
+        vocab_of(Tokenizer(models.BPE(vocab={"a": 0, "b": 9000}, merges=[])).to_str().encode())
 
 
 @settings(max_examples=60, deadline=None)
