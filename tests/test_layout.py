@@ -100,8 +100,8 @@ work that returns from a chain that lost, entries of liars with two histories, m
 audits a round, members that keep back their votes, members that come up in the
 middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
 that the voters remove, what fits into a machine, steps by memory, text from trained
-weights and its card, connections that are lost before a write,
-one more rule of aggregation, text in folders and tables, tokenizers by choice. A later raise names its reason here too."""
+weights and its card, connections that are lost before a write, one more rule of aggregation,
+text in folders and tables, tokenizers by choice. A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
