@@ -116,6 +116,7 @@ async def _run_once(
             worker.free = plan.free
             if plan.is_new:
                 await _agree(plan, yes=yes)
+            plan.check_text()
             if not has_home:
                 lock.enter_context(hold_lock(home))
             plan.store()

@@ -4,9 +4,11 @@ An identity, a port, a run or an invite that is not in the home yet stays in mem
 """
 
 import asyncio
+import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -40,7 +42,7 @@ from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
-from atoll.protocols.file_source import FILE
+from atoll.protocols.file_source import FILE, parse_file_source
 from atoll.protocols.identity import Identity
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, read_invite
@@ -79,6 +81,17 @@ class JoinPlan:
     """How many experts of each layer this node offers to train; None if all members train all."""
     outlook: RunOutlook | None
     """What the members of a run that is new say of it; None where nobody was asked, or answers."""
+
+    def check_text(self) -> None:
+        """Raise ConfigError if the run's text is a file of each member, and none is here.
+
+        What is in it the worker finds out, seconds later: until then others may have been invited.
+        """
+        source = self.run.spec.data.source
+        if source.startswith(FILE):
+            path = self.config.data or parse_file_source(source).name
+            if not (glob.has_magic(path) or Path(path).expanduser().exists()):
+                raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data")
 
     def store(self) -> None:
         """Write what the home lacks. The caller holds the home's lock. Raises ConfigError, LocalFault."""

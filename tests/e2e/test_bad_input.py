@@ -70,7 +70,9 @@ def test_data_and_port(node, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("it was a dark and stormy night\n" * 4000)
     node.new_run("--data", f"file:{text}")
-    node.start_refused("--data", str(tmp_path / "none")).refused(78, "no data file at", "with --data")
+    none = node.start_refused("--data", str(tmp_path / "none"))
+    none.refused(78, "no data file at", "with --data")
+    assert "others join" not in none.out + none.err, "nobody is invited to a node that cannot train"
     other = tmp_path / "other.txt"
     other.write_text("another text\n" * 4000)
     node.start_refused("--data", str(other)).refused(78, "is not the text of this run", "use the run's file")

@@ -113,6 +113,20 @@ async def test_the_place_of_a_text_is_remembered(tmp_path, monkeypatch):
     assert other.config.data == "", "it is of one run"
 
 
+async def test_a_text_that_is_not_here_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = replace(SPEC, name="book", data=replace(SPEC.data, source="file:book.txt?column=body"))
+    link = invite_text(spec, OWNER, [SEED], time.time(), options=InviteOptions(run_file=sign_run(spec, OWNER)))
+    home = Home(tmp_path / "home")
+    for data, said in (("", "no data file at book.txt"), ("other.txt", "no data file at other.txt")):
+        with pytest.raises(ConfigError, match=said):
+            (await plan_in(home, link=link, data=data)).check_text()
+    (tmp_path / "book.txt").write_text("a text")
+    for data in ("", str(tmp_path / "book.txt"), "books/*.txt"):
+        (await plan_in(home, link=link, data=data)).check_text()
+    (await plan_in(home)).check_text()
+
+
 @pytest.mark.parametrize("port", [0, 4710])
 async def test_a_picked_port_is_written_with_the_rest(tmp_path, port):
     home = Home(tmp_path / "home")
