@@ -3,9 +3,8 @@
 The name does not say where a copy is. What is read of it is agreed: the column of rows, and which rows count.
 """
 
+from dataclasses import dataclass
 from urllib.parse import parse_qsl, quote, unquote, urlencode
-
-import msgspec
 
 from atoll.protocols.errors import ConfigError
 
@@ -15,14 +14,16 @@ COLUMN = "text"
 MAX_FILTERS = 8
 
 
-class RowFilter(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class RowFilter:
     """Only rows count whose `column` says `value`; numbers and truth values as JSON writes them."""
 
     column: str
     value: str
 
 
-class FileSource(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FileSource:
     """What is read of a file, a folder or the files of a pattern."""
 
     name: str

@@ -29,7 +29,7 @@ FOREIGN_DECODERS = {
     "node/checkpoint/universal.py": "JSON with a cap, and without floats",
     "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",
-    "node/learning/data/corpus.py": "the user's own text",
+    "node/learning/data/documents.py": "the user's own text",
     "p2p/membership/address_book.py": "this node's own cache",
     "protocols/codec.py": "the decoder of all messages",
     "protocols/local/control_lines.py": "the control socket, whose other end is the same user",

@@ -20,7 +20,7 @@ from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork, Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, manifest_of_bytes
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
@@ -251,7 +251,8 @@ def test_newcomers_help_each_other(swarm) -> None:
                 group.create_task(newcomer.fetch(seed, *newcomers))
         took_s = asyncio.get_running_loop().time()
         from_seed = sum(seed.server.bytes_up.values())
-        assert from_seed < 1.8 * len(DATA), "not three copies"
+        broken_off = BLOB_CHUNK_BYTES  # a chunk that another holder had first: a part of it was sent
+        assert from_seed < 1.8 * len(DATA) + broken_off, "not three copies"
         assert took_s < 2.1 * IDEAL_S[1] / 0.85, "bulk gets 85 % of the seed's uplink"
 
     swarm(scenario)
