@@ -11,6 +11,8 @@ from atoll.protocols.errors import ConfigError
 FILE = "file:"
 COLUMN = "text"
 """The column of rows that is read unless a run names another one."""
+OTHER_COLUMN = "name the column with --column when the run is made"
+"""What the user can do where rows have no such column, or other values in it."""
 MAX_FILTERS = 8
 
 
@@ -35,6 +37,11 @@ class FileSource:
         asked += [("where", f"{each.column}={each.value}") for each in self.filters]
         # A pattern may have a question mark, which is where the rest begins.
         return FILE + quote(self.name, safe="/*[]!,()&=+@:;~ ") + ("?" + urlencode(asked) if asked else "")
+
+
+def no_text_at(path: object) -> ConfigError:
+    """What is said where this machine has no copy of the text."""
+    return ConfigError(f"no data file at {path}", hint="give the path of your copy with --data")
 
 
 def parse_file_source(source: str) -> FileSource:

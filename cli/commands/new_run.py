@@ -26,7 +26,6 @@ from atoll.p2p.system.atomic_files import write_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.file_source import COLUMN, FILE, FileSource, read_filters
-from atoll.protocols.identity import Identity
 from atoll.protocols.run.run_spec import RunSpec, sign_run
 
 DATA_HELP = "A text: a file, folder or 'PATTERN' of yours, builtin:shakespeare (default), or synthetic:markov."
@@ -85,7 +84,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
         spec = replace(spec, owner=owner.peer_id)
         if draft.tokenizer is not None:
             BlobStore(home.run(spec.id) / BLOBS).add_bytes(draft.tokenizer)
-        data = _signed(spec, owner)
+        data = sign_run(spec, owner)
         write_whole(path, data)
         return data
     from atoll.node.import_export.compatibility_check import measure_fit  # loads torch: only to read weights
@@ -105,7 +104,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
             fit = measure_fit(spec, found.weights, found.tokenizer, draft.text)
             warnings.append(fit.warning(origin.without_fit))
         spec = replace(spec, owner=owner.peer_id)
-        data = _signed(spec, owner)
+        data = sign_run(spec, owner)
         store_run(found, home.run(spec.id), lambda: write_whole(path, data))
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
@@ -136,10 +135,6 @@ def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Hu
             raise ConfigError("--without-fit is about given weights", hint="give --from-hf DIR too")
         return None
     return HuggingFaceSource(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
-
-
-def _signed(spec: RunSpec, owner: Identity) -> bytes:
-    return sign_run(replace(spec, owner=owner.peer_id), owner)
 
 
 def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:

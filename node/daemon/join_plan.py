@@ -42,7 +42,7 @@ from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
-from atoll.protocols.file_source import FILE, parse_file_source
+from atoll.protocols.file_source import FILE, no_text_at, parse_file_source
 from atoll.protocols.identity import Identity
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, read_invite
@@ -91,7 +91,7 @@ class JoinPlan:
         if source.startswith(FILE):
             path = self.config.data or parse_file_source(source).name
             if not (glob.has_magic(path) or Path(path).expanduser().exists()):
-                raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data")
+                raise no_text_at(path)
 
     def store(self) -> None:
         """Write what the home lacks. The caller holds the home's lock. Raises ConfigError, LocalFault."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.file_source import COLUMN, FileSource
+from atoll.protocols.file_source import COLUMN, OTHER_COLUMN, FileSource, no_text_at
 
 MAX_BYTES = 8 << 30
 """Largest text of a run."""
@@ -27,7 +27,6 @@ TABLES = (".parquet", ".arrow", ".feather")
 PACKED = ".gz"
 _LOOK_BYTES = 1 << 24
 _NO_TEXT = "give text, .jsonl, .parquet or .arrow files"
-_OTHER_COLUMN = "name the column with --column when the run is made"
 
 
 def read_documents(path: str, source: FileSource) -> bytes:
@@ -118,7 +117,7 @@ def _read(path: Path) -> bytes:
         with gzip.open(path) if path.suffix == PACKED else path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
-        raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data") from error
+        raise no_text_at(path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be unpacked: {error}", hint="get the file again") from error
     except OSError as error:
@@ -167,5 +166,5 @@ def _json_rows(path: Path, data: bytes, source: FileSource) -> Iterator[tuple[An
         except (msgspec.MsgspecError, UnicodeError) as error:
             example = json.dumps({source.column: "…"}, ensure_ascii=False)
             raise ConfigError(
-                f"{path} line {number}: {error}", hint=f"each line must be like {example}; {_OTHER_COLUMN}"
+                f"{path} line {number}: {error}", hint=f"each line must be like {example}; {OTHER_COLUMN}"
             ) from error

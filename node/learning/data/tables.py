@@ -8,8 +8,7 @@ import pyarrow as arrow
 import pyarrow.parquet as parquet
 
 from atoll.protocols.errors import ConfigError
-
-_OTHER_COLUMN = "name the column with --column when the run is made"
+from atoll.protocols.file_source import OTHER_COLUMN, no_text_at
 
 
 def table_rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
@@ -18,7 +17,7 @@ def table_rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
         for batch in _parquet(path, columns) if path.suffix == ".parquet" else _arrow(path, columns):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
     except FileNotFoundError as error:
-        raise ConfigError(f"no data file at {path}", hint="give the path of your copy with --data") from error
+        raise no_text_at(path) from error
     except (arrow.ArrowException, OSError, UnicodeError) as error:
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"cannot read data file {path}: {why}", hint="get the file again") from error
@@ -49,7 +48,7 @@ def _check(path: Path, schema: Any, columns: Sequence[str]) -> None:
     for name in columns:
         if name not in schema.names:
             known = ", ".join(schema.names[:12])
-            raise ConfigError(f"{path} has no column {name!r}; it has {known}", hint=_OTHER_COLUMN)
+            raise ConfigError(f"{path} has no column {name!r}; it has {known}", hint=OTHER_COLUMN)
     kind = schema.field(columns[0]).type
     if not (arrow.types.is_string(kind) or arrow.types.is_large_string(kind)):
-        raise ConfigError(f"{path}: column {columns[0]!r} holds {kind}, no text", hint=_OTHER_COLUMN)
+        raise ConfigError(f"{path}: column {columns[0]!r} holds {kind}, no text", hint=OTHER_COLUMN)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.learning.data import corpus, documents
+from atoll.node.learning.data import documents
 from atoll.node.learning.data.documents import files_at, read_documents
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.file_source import FileSource, RowFilter, parse_file_source
@@ -239,16 +239,3 @@ def test_names_of_earlier_runs_mean_what_they_did():
         assert parse_file_source(f"file:{name}") == FileSource(name)
     assert str(FileSource("a.txt")) == "file:a.txt"
     assert str(FileSource("?.txt", "body")) == "file:%3F.txt?column=body"
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["file:a?", "file:a?column", "file:a?other=1", "file:a?column=b&column=c", "file:a?where=x",
-     "file:a?where=text=x", "file:a?where=a=1&where=a=2",
-     "file:a?" + "&".join(f"where=a{at}=1" for at in range(9))],
-)  # fmt: skip
-def test_a_source_that_says_something_else_gets_one_line_and_a_hint(source, tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        corpus.load_corpus(source, "", tmp_path)
-    assert caught.value.hint
-    assert "\n" not in caught.value.line()

@@ -140,7 +140,10 @@ def test_markov_is_the_same_everywhere_and_each_seed_is_another():
 @pytest.mark.parametrize(
     "source",
     ["synthetic:markov?seed=x", "synthetic:markov?siez=1", "synthetic:markov?seed", "synthetic:markov?size=1",
-     "synthetic:markov?seed=-1", "synthetic:markov?size=99999999999", "synthetic:other", "builtin:x", "hf:x", ""],
+     "synthetic:markov?seed=-1", "synthetic:markov?size=99999999999", "synthetic:other", "builtin:x", "hf:x", "",
+     "file:a?", "file:a?column", "file:a?other=1", "file:a?column=b&column=c", "file:a?where=x",
+     "file:a?where=text=x", "file:a?where=a=1&where=a=2",
+     "file:a?" + "&".join(f"where=a{at}=1" for at in range(9))],
 )  # fmt: skip
 def test_an_unusable_source_gets_one_line_and_a_hint(source, tmp_path):
     with pytest.raises(ConfigError) as caught:
