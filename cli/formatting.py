@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from atoll.protocols.errors import counted
+from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, SentPerRound, Status, TimeShares
 
 WORTH_PERCENT = 0.05
@@ -81,6 +82,27 @@ def members_line(now: Status) -> str:
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
     known = f"{counted(now.members, 'member')}, {counted(now.peers, 'connection')}"
     return known + (f" ({ways})" if ways else "")
+
+
+def trains(now: Status) -> bool:
+    """Whether the node trains by its roles."""
+    return not now.roles or "train" in now.roles
+
+
+def gives(now: Status) -> str:
+    """`trained 122,880 tokens, validated 3 rounds, served 1.5 MB`: what the node gave since its daemon started."""
+    told = [f"trained {counted(now.tokens, 'token')}"] if trains(now) else []
+    told += [f"validated {counted(now.validated, 'round')}"] if now.validated or "evaluate" in now.roles else []
+    told += [f"served {size(now.blob_bytes_up)}"] if now.roles != ("relay",) else []
+    told += [f"relayed {size(now.relay.bytes_relayed)}"] if now.relay else []
+    return ", ".join(told)
+
+
+def validation_line(now: Status) -> str:
+    """`2.412 bits per byte of round 17, by …FhPUSkaS`; of this node's own nobody is named."""
+    of = "" if now.val_round is None else f" of round {now.val_round}"
+    by = f", by …{short(now.val_by)}" if now.val_by else ""
+    return f"{number(now.val_bpb)} bits per byte{of}{by}"
 
 
 def agreed_line(final: int, digest: str, contributors: Sequence[str]) -> str:

@@ -23,6 +23,7 @@ from atoll.cli.client import stream
 from atoll.cli.commands.status import one_line
 from atoll.cli.formatting import (
     agreed_line,
+    gives,
     goodput_line,
     members_line,
     number,
@@ -30,6 +31,8 @@ from atoll.cli.formatting import (
     print_json,
     size,
     span,
+    trains,
+    validation_line,
 )
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
@@ -115,13 +118,15 @@ def new_addresses(now: Status, before: Status | None, words: Words = seed_lines)
 
 
 def _rows(now: Status) -> Iterator[tuple[str, str]]:
-    yield "loss", f"{number(now.train_loss)} nats per token, validation {number(now.val_bpb)} bits per byte"
-    yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
-    yield (
-        "last round",
-        f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
-    )
-    yield "goodput", goodput_line(now.goodput)
+    yield "gives", gives(now)
+    yield "loss", f"{number(now.train_loss)} nats per token, validation {validation_line(now)}"
+    if trains(now):
+        yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
+        yield (
+            "last round",
+            f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
+        )
+        yield "goodput", goodput_line(now.goodput)
     yield "swarm", members_line(now)
     yield "agreed", agreed_line(now.final, now.digest, now.contributors)
     yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"

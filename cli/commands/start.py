@@ -10,16 +10,18 @@ import os
 import sys
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 import click
 import uvloop
+from msgspec.structs import replace
 
 from atoll.cli.live_panel import Words, seed_lines, show_cursor, shown
 from atoll.cli.options import home_option, network_options
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig, load_config
+from atoll.node.config.roles import Role
 from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
@@ -44,6 +46,13 @@ STDIN_MAX_CHARACTERS = 1 << 16
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
 @network_options
 @click.option("--name", help="Shown in status.")
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    type=click.Choice(get_args(Role)),
+    help="What the node does; several are legal. Default: train.",
+)
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N; several: cuda:0,cuda:1.")
 @click.option("--shard", is_flag=True, default=None, help="Each of several devices holds a part of the model.")
@@ -185,9 +194,14 @@ def _obstacle(plan: JoinPlan) -> tuple[str, str]:
     never = shortage(needs_here(spec, plan.config, machine), machine)
     if not never:
         return "", ""
+    if not plan.config.work.trains:
+        return f"this machine cannot hold {spec.name!r}: {never}", "it can help with --role relay"
+    lesser = (replace(plan.config, roles=(role,)) for role in ("evaluate", "relay"))
+    able = next((one for one in lesser if not shortage(needs_here(spec, one, machine), machine)), None)
     fitting = largest(presets_here(plan.config, machine))
-    advice = f"; the largest preset that fits is {fitting}" if fitting else ""
-    return f"this machine cannot train {spec.name!r}: {never}", f"join from a larger machine{advice}"
+    advice = f"it can help with --role {able.roles[0]}" if able else "join from a larger machine"
+    advice += f"; the largest preset that fits is {fitting}" if fitting else ""
+    return f"this machine cannot train {spec.name!r}: {never}", advice
 
 
 async def _confirm(question: str, *, default: bool) -> bool:

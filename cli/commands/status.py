@@ -7,6 +7,7 @@ import click
 from atoll.cli.client import call, stream
 from atoll.cli.formatting import (
     agreed_line,
+    gives,
     goodput_line,
     members_line,
     number,
@@ -18,6 +19,8 @@ from atoll.cli.formatting import (
     size,
     span,
     steps_share,
+    trains,
+    validation_line,
 )
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
@@ -102,8 +105,11 @@ def one_line(now: control_messages.Status) -> str:
         parts.append(now.reason)
     if now.eta_s is not None:
         parts.append(f"about {span(now.eta_s)} left")
-    parts += [f"loss {number(now.train_loss)}", f"val {number(now.val_bpb)} bpb", counted(now.members, "member")]
-    parts.append(f"goodput {steps_share(now.goodput.window if now.goodput else None)}")
+    parts += [f"loss {number(now.train_loss)}"] if trains(now) else []
+    parts += [f"val {number(now.val_bpb)} bpb", counted(now.members, "member")]
+    parts.append(
+        f"goodput {steps_share(now.goodput.window if now.goodput else None)}" if trains(now) else gives(now)
+    )
     parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
@@ -120,17 +126,19 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     yield f"node      {now.name or short(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"
     yield f"run       {now.run_name}  {now.run[:16]}"
     yield f"now       {place_in_run(now)}: {doing}"
-    yield f"model     loss {number(now.train_loss)}, validation {number(now.val_bpb)} bits per byte"
+    yield f"roles     {', '.join(now.roles)}; {gives(now)}"
+    yield f"model     loss {number(now.train_loss)}, validation {validation_line(now)}"
     yield f"agreed    {agreed_line(now.final, now.digest, now.contributors)}"
     if now.experts is not None:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
     if now.room is not None:
         yield f"          {room_text(now.room)}"
-    yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
-    yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
-    if now.overlap_allowed:
-        yield f"overlap   {overlap(now)}"
-    yield f"goodput   {goodput_line(now.goodput)}"
+    if trains(now):
+        yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
+        yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+        if now.overlap_allowed:
+            yield f"overlap   {overlap(now)}"
+        yield f"goodput   {goodput_line(now.goodput)}"
     yield f"swarm     {members_line(now)}"
     if now.ledger is not None:
         yield f"ledger    {ledger(now.ledger)}"

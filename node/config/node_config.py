@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atoll.node.config.roles import Role, Work, work_of
 from atoll.node.daemon.web.server import parse_listen_address
 from atoll.p2p.discovery.dht_role import Setting
 from atoll.p2p.host.interface import PeerAddress
@@ -57,6 +58,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     name: str = ""
     """Shown to the operator; empty: the tail of the PeerID."""
+    roles: tuple[Role, ...] = ()
+    """What the node does for the run (docs/roles.md); empty: it trains. `train`; `evaluate`: validates final
+    rounds; `seed`: keeps the model and payloads for others; `relay`: as `relay`, and alone without the model."""
     listen: tuple[str, ...] = ()
     """Multiaddrs; empty: every interface at `port`, by TCP and QUIC."""
     port: int = 0
@@ -129,8 +133,15 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
     log: LogLevel = "info"
 
+    @property
+    def work(self) -> Work:
+        """What follows from the roles."""
+        return work_of(self.roles, relay=self.relay, eval_every=self.eval_every)
+
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that cannot work."""
+        if len(set(self.roles)) < len(self.roles):
+            raise ConfigError("roles: one is named twice")
         if len(self.name) > 64 or not (self.name.isprintable()):
             raise ConfigError("name must have at most 64 printable characters")
         check_devices(self.device)
@@ -175,7 +186,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"relay_circuits = {self.relay_circuits} is outside 1 … {1 << 16}, or bytes < 0")
         if not 0 <= self.relay_rate_bytes_s < 1e12:
             raise ConfigError(f"relay_rate_bytes_s = {self.relay_rate_bytes_s} is outside 0 … 1e12")
-        if self.relay_only and (self.relay or self.announce or self.dht is True or self.dht_bootstrap):
+        if self.relay_only and (self.work.relays or self.announce or self.dht is True or self.dht_bootstrap):
             raise ConfigError("relay_only cannot go with relay, announce, dht or dht_bootstrap", hint="drop one")
 
 

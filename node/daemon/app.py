@@ -124,7 +124,8 @@ class Daemon:
         await self._begin_ready(group, "driver", parts.driver.serve)
         self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
         self._begin(group, "goodput", parts.goodput.serve())
-        self._begin(group, "worker", self._serve_worker())
+        if self._plan.config.work.has_model:
+            self._begin(group, "worker", self._serve_worker())
         on_up()
 
     async def _stop_after_round(self) -> None:
@@ -186,9 +187,11 @@ class Daemon:
     async def _serve_worker(self) -> None:
         """Get the files that the worker starts with, then keep a worker alive."""
         spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.driver
-        if spec.data.tokenizer_blob:
+        if spec.data.tokenizer_blob and self._plan.config.work.reads_text:
             await fetch_tokenizer(spec, net, driver.on_behind)
-        if self._plan.restored is None:  # a restored state has moments of a later round
+        if (
+            self._plan.restored is None and self._plan.config.work.trains
+        ):  # a restored state has moments of a later round
             files = files_for(spec.model, () if splits(spec) else range(spec.model.expert_count))
             await fetch_moments(spec, files, net, driver.on_behind, driver.has_begun)
         await self._parts.trainer.serve()

@@ -162,8 +162,8 @@ def _build_training(
         net,
         trainer,
         folder / "spool",
-        eval_every=plan.config.eval_every,
-        room=plan.room.experts if plan.room else None,
+        work=plan.config.work,
+        room=0 if not plan.config.work.trains else plan.room.experts if plan.room else None,
     )
     driver.on_other_chain = on_other_chain
     goodput = GoodputCollector(
@@ -196,6 +196,8 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         exchange_on=config.exchange_on,
         micro_batch=micro_batch,
         recompute=recompute,
+        trains=config.work.trains,
+        reads_text=config.work.reads_text,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
 from atoll.node.daemon.consensus import machine as finality_machine
@@ -72,23 +73,24 @@ def build_driver(
     worker_process: WorkerProcess,
     spool: Path,
     *,
-    eval_every: int = 0,
+    work: Work = TRAINS,
     room: int | None = None,
     rng: random.Random | None = None,
 ) -> Driver:
     """Return the driver of one node in one run.
 
-    `room`: experts of each layer that this node may train, where members train some only; None: any number.
-    `rng` chooses which Reductions are opened, and what an audit looks at; by default nobody can foresee it.
+    `work`: what the node does; by default it trains. `room`: experts of each layer that this node may train, where
+    members train some only; None: any number. `rng` chooses which Reductions are opened, and what an audit looks
+    at; by default nobody can foresee it.
     """
-    common = _build_common(context, net, worker_process, spool)
+    common = _build_common(context, net, worker_process, spool, work)
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
 
     def applied() -> Round:
         return finalizer.applied  # built last: it applies sets, the others only ask how far it is
 
     reducer: ReductionCoordinator | NoReduction = NoReduction()
-    if context.spec.reduce:
+    if context.spec.reduce and work.has_model:
         reducer = ReductionCoordinator(
             **common._asdict(),
             fetcher=payloads,
@@ -99,7 +101,8 @@ def build_driver(
         )
     auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng or random.SystemRandom())
     sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
-    finalizer = Finalizer(**common._asdict(), sets=sets)
+    evaluator = _build_evaluator(common, work)
+    finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=evaluator.on_final)
     driver = Driver(
         context=context,
         net=net,
@@ -114,32 +117,23 @@ def build_driver(
         **_build_training(common, contributions, finalizer, reducer, auditor, room)._asdict(),
         on_set=on_set,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
-        evaluator=Evaluator(context, common.worker, common.queue.start_task, eval_every),
-        standings=MemberStandings(
-            me=context.me,
-            finality=lambda: common.machines.finality,
-            auditor=auditor,
-            share_of=share_of,
-            distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
-        ),
+        evaluator=evaluator,
+        standings=_build_standings(common, auditor, share_of, reducer),
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())
     return driver
 
 
-def _build_common(context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path) -> _Common:
+def _build_common(
+    context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, work: Work
+) -> _Common:
     guard = FaultGuard(net, context.log)
     spec = context.spec
     machines = Machines(
-        round_machine.begin(config_of(spec, context.me)),
+        round_machine.begin(config_of(spec, context.me, work.instead, has_worker=work.has_model)),
         finality_machine.begin(
-            spec.id,
-            context.me,
-            spec.outer.rounds,
-            spec.owner,
-            lease_s=spec.pace.lease_s,
-            probation=spec.probation,
+            spec.id, context.me, spec.outer.rounds, spec.owner, lease_s=spec.pace.lease_s, probation=spec.probation
         ),
     )
     return _Common(
@@ -150,6 +144,30 @@ def _build_common(context: RunContext, net: Network, worker_process: WorkerProce
         machines=machines,
         guard=guard,
         worker=WorkerClient(worker_process, guard),
+    )
+
+
+def _build_standings(
+    common: _Common, auditor: Auditor | None, share_of: Callable[[PeerId], int], reducer: RoundReducer
+) -> MemberStandings:
+    return MemberStandings(
+        me=common.context.me,
+        finality=lambda: common.machines.finality,
+        auditor=auditor,
+        share_of=share_of,
+        distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
+    )
+
+
+def _build_evaluator(common: _Common, work: Work) -> Evaluator:
+    return Evaluator(
+        context=common.context,
+        net=common.net,
+        worker=common.worker,
+        start_task=common.queue.start_task,
+        is_newest=lambda number: number >= common.machines.finality.last_final,
+        is_paused=lambda: bool(common.machines.round.resting),
+        work=work,
     )
 
 

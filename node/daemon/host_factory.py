@@ -97,7 +97,7 @@ def route_host(
     )
     options = RouteOptions(
         announce=config.announce,
-        relay=limits if config.relay else None,
+        relay=limits if config.work.relays else None,
         is_stopped=lambda: bool(host.limits().stopped),
         relay_only=config.relay_only,
         trusted=frozenset(seed.peer for seed in seeds),

@@ -88,7 +88,7 @@ class JoinPlan:
         What is in it the worker finds out, seconds later: until then others may have been invited.
         """
         source = self.run.spec.data.source
-        if source.startswith(FILE):
+        if source.startswith(FILE) and self.config.work.reads_text:
             path = self.config.data or parse_file_source(source).name
             if not (glob.has_magic(path) or Path(path).expanduser().exists()):
                 raise no_text_at(path)

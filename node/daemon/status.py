@@ -97,7 +97,6 @@ class DaemonOperator:
             peers=len(self.swarm.neighbours()),
             paths=dict(Counter(peer.path for peer in self.swarm.peers() if peer.connected and peer.path)),
             train_loss=at_work.loss if at_work else own.train_loss if own else None,
-            val_bpb=log.newest_bpb(),
             tokens_per_s=progress.tokens_per_s if progress else None,
             payload_bytes=own.payload_bytes if own else None,
             train_s=own.train_s if own else None,
@@ -118,6 +117,7 @@ class DaemonOperator:
             web=self.web.url,
             web_trouble=self.web.trouble,
             ledger=self._ledger(),
+            **self._validation(),
             **self._network(),
             **self._standings(),
         )
@@ -147,6 +147,17 @@ class DaemonOperator:
             "votes_against": view.votes_against,
             "standing": view.standings.of(me)[0],
             "diminished": view.standings.diminished(others),
+        }
+
+    def _validation(self) -> dict[str, Any]:
+        """The newest value, whose it is, and what this node does besides training."""
+        newest = self.log.newest_validated()
+        return {
+            "val_bpb": newest.val_bpb if newest else None,
+            "val_round": newest.round if newest else None,
+            "val_by": newest.val_by if newest else "",
+            "roles": self.plan.config.roles or ("train",),
+            "validated": self.control.view().validated,
         }
 
     def _ledger(self) -> LedgerUse:
@@ -234,14 +245,16 @@ class DaemonOperator:
         return self.control.exclude(found[0], None if first is None else Round(first), reason)
 
     async def evaluate(self) -> control_messages.EvaluationResult:
-        """Validation loss of the view."""
+        """Validation loss of the view. Raises ConfigError where there is none."""
+        if not self.plan.config.work.has_model:
+            raise ConfigError("this node holds no model: its role is relay", hint="ask another node")
         found = await self.control.evaluate()
         row = self.log.newest_of(found.state)
         return control_messages.EvaluationResult(row.round if row else -1, found.val_bpb, found.val_loss)
 
     def _reason(self) -> str:
         node = self.control.view()
-        if not node.is_worker_ready:
+        if not node.is_worker_ready and self.plan.config.work.has_model:
             return node.round.syncing or "the worker is starting"
         text = node.waiting or reason(node.round)
         if node.round.phase is not Phase.SYNC:
@@ -255,6 +268,9 @@ class DaemonOperator:
         node, replication = self.control.view(), self.swarm.replication
         refusal = next(iter(replication.refusals.values()), "")
         fault = replication.local_fault
+        is_owner = self.plan.run.spec.owner == self.plan.identity.peer_id
+        if is_owner and not self.plan.config.work.has_model and node.applied < 0:
+            return "round 0 waits for this node, the run's owner, which holds no model: give it another --role"
         own = node.trouble or node.standings.trouble() or untrained(node.round) or (fault.line() if fault else "")
         return own or (f"peers do not admit this node: {refusal}" if refusal else "") or node.missing
 

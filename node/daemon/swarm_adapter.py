@@ -17,7 +17,7 @@ from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
-from atoll.protocols.ledger.registers import Holding, Lease
+from atoll.protocols.ledger.registers import Holding, Lease, Validation
 from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
@@ -96,6 +96,15 @@ class SwarmNetwork:
         """Live announcements of other members."""
         live = self._swarm.registers.live(Holding, self._now())
         return {peer: holding for peer, holding in live.items() if peer != self._me}
+
+    def put_validation(self, validation: Validation, ttl_s: float) -> None:
+        """See Swarm.publish_register."""
+        self._swarm.publish_register(validation, ttl_s)
+
+    def validations(self) -> dict[PeerId, Validation]:
+        """Live validations of others."""
+        live = self._swarm.registers.live(Validation, self._now())
+        return {peer: validation for peer, validation in live.items() if peer != self._me}
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.publish_register."""

@@ -120,6 +120,8 @@ class WorkerState:
     feedback: ErrorFeedback
     slices: SliceWork | None
     rounds: RoundTrainer
+    trains: bool = True
+    """Whether this worker will train."""
     settled: int = -1
     """See LocalBody."""
 
@@ -128,7 +130,8 @@ class WorkerState:
 
         Raises DiskFault.
         """
-        carried, weights = carries(self.spec), self.learner.weights
+        weights = self.learner.weights
+        carried = carries(self.spec) and not weights.is_scratch
         body = LocalBody(
             run=self.spec.id,
             final=self.fold.final_round,
@@ -161,6 +164,9 @@ class WorkerState:
         """
         home = self.folder.parent
         found = load_local(self.folder, self.spec.id, self._check)
+        # Who trained before finds its unsent work again when it trains again.
+        is_kept = found is not None and self.learner.weights.tensors().keys() <= found.tensors.keys()
+        self.learner.weights.is_scratch = not (self.trains or is_kept)
         with disk(home):
             first = first_left(home) if (home / MARK).exists() else None
         if found is None:

@@ -60,6 +60,8 @@ class LocalWeights:
         """Experts that the payload in flight covers."""
         self.changes = 0
         """How often the module's values were changed by other things than steps."""
+        self.is_scratch = False
+        """Nothing is trained here, and nothing is kept: L and A are undefined; only the module takes memory."""
         self._attach(module, experts)
 
     def _attach(self, module: nn.Module, experts: bytes) -> None:
@@ -92,6 +94,8 @@ class LocalWeights:
 
     def start(self, view_C4096: Tensor) -> None:
         """L ← V, A ← V: what was trained and not sent is dropped, nothing is in flight."""
+        if self.is_scratch:
+            return
         self.changes += 1
         for span in self._slabs_of((Span(0, self._arena.chunks),)):
             self.anchor_C4096[span.start : span.stop] = self._fresh(view_C4096, span)
@@ -142,7 +146,7 @@ class LocalWeights:
     def replaced_by(self, view_C4096: Tensor) -> Iterator[None]:
         """Inside, the module holds the view; afterwards L again."""
         self._module.zero_grad(set_to_none=True)  # L's copy takes the place of gradients that were used
-        kept = {name: value.clone() for name, value in self._named.items()}
+        kept = {} if self.is_scratch else {name: value.clone() for name, value in self._named.items()}
         self.changes += 1
         try:
             for span in self._slabs_of(self._trained):
@@ -151,9 +155,10 @@ class LocalWeights:
             yield
         finally:
             self.changes += 1
-            for name, value in self._named.items():
-                value.copy_(kept[name])
-            self._freeze(self._frozen)
+            for name, value in kept.items():
+                self._named[name].copy_(value)
+            if not self.is_scratch:
+                self._freeze(self._frozen)
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: L as `local/NAME`, A as `anchor`; no copies."""

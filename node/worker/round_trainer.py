@@ -80,7 +80,8 @@ class RoundTrainer:
     spec: RunSpec
     peer: PeerId
     """PeerID of this node."""
-    data: Dataset
+    data: Dataset | None
+    """None where nothing is trained."""
     learner: Learner
     fold: Fold
     feedback: ErrorFeedback
@@ -160,6 +161,7 @@ class RoundTrainer:
 
     def _step(self, place: WindowPlace, budget: Budget, at: int) -> float:
         """Global step `at`, on the next windows of our place; returns its loss."""
+        assert self.data is not None, "who trains has the text"
         at_W = np.arange(budget.taken, budget.taken + budget.sequences)
         return self.learner.step(self.data.batch(windows_at(place, at_W, self.data.num_windows)), at)
 

@@ -22,7 +22,7 @@ from atoll.node.checkpoint.disk import map_payload
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.dataset import Dataset, GivenTokenizer, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
@@ -40,7 +40,7 @@ from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
-from atoll.protocols.errors import AtollError, DiskFault
+from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.run_spec import RunSpec
@@ -90,7 +90,9 @@ class Session:
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
         warm(codec_of(spec.compress.codec, spec.compress.k))
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
-        self._data = open_dataset(spec.data, spec.model.context, start.data, default_cache(), given)
+        self._data = None
+        if start.reads_text:
+            self._data = open_dataset(spec.data, spec.model.context, start.data, default_cache(), given)
         if self._ranks is not None:
             self._ranks.join()
         encoder = encoder_for(spec, start)
@@ -127,6 +129,7 @@ class Session:
             feedback=self._feedback,
             slices=self._slices,
             rounds=self._rounds,
+            trains=start.trains or self._ranks is not None,
         )
 
     def started(self) -> worker_messages.StartReply:
@@ -169,7 +172,7 @@ class Session:
             case worker_messages.AuditRequest():
                 losses_of, view_C4096 = self._learner.window_losses, self._fold.view_C4096
                 with self._spent.within("audit"):
-                    return audit(ask, self._spec, self._data, losses_of, view_C4096, self._audit_rng)
+                    return audit(ask, self._spec, self._text, losses_of, view_C4096, self._audit_rng)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:
@@ -187,6 +190,8 @@ class Session:
         round's payload, so contributions of a newer state than this are recognised before it, not when they are
         folded.
         """
+        if not self._start.trains:
+            raise AtollError("this worker was started without training")
         self._requests.check_begun()
         self._requests.recognise(ask.said)
         if self._trained is not None and self._trained.pending.round == ask.round:
@@ -238,9 +243,18 @@ class Session:
         except DiskFault:
             return ()
 
+    @property
+    def _text(self) -> Dataset:
+        """Raises ConfigError where the worker was started without the text."""
+        if self._data is None:
+            raise ConfigError(
+                "this node reads no text, so it cannot validate", hint="start it with --role evaluate"
+            )
+        return self._data
+
     def _evaluate(self) -> worker_messages.EvaluateReply:
         began = time.monotonic()
-        val_WT1, val_bytes = self._data.validation(VAL_WINDOWS), self._data.validation_bytes(VAL_WINDOWS)
+        val_WT1, val_bytes = self._text.validation(VAL_WINDOWS), self._text.validation_bytes(VAL_WINDOWS)
         found = self._learner.evaluate(self._fold.view_C4096, val_WT1, val_bytes)
         return worker_messages.EvaluateReply(
             self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began

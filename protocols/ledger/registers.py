@@ -21,7 +21,7 @@ REGISTER_VERSION = REGISTER.newest
 REGISTER_MAX_BYTES = 4096
 MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""
-_DOMAIN = "register/1"
+_DOMAIN = "register/2"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done"]
 RoundOrNone: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 24)]
@@ -65,7 +65,17 @@ class Addresses(msgspec.Struct, frozen=True, array_like=True, tag="addresses", f
     """Multiaddrs without the `/p2p/…` part."""
 
 
-Value = Lease | Addresses | Holding
+class Validation(msgspec.Struct, frozen=True, array_like=True, tag="validation", forbid_unknown_fields=True):
+    """`author` computed the validation loss of a final round; published by nodes with the role `evaluate`."""
+
+    round: RecordRound
+    state: Digest
+    """Digest of Θ_final after the round."""
+    val_bpb: Annotated[float, Meta(ge=0, lt=1e6)]
+    """Bits per byte of the run's validation windows. A claim, not a proof."""
+
+
+Value = Lease | Addresses | Holding | Validation
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -256,7 +256,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     train_loss: float | None
     """Training loss, nats per token."""
     val_bpb: float | None
-    """Validation bits per byte."""
+    """Newest validation, bits per byte."""
+    val_round: int | None = None
+    """Round whose state it is of."""
+    val_by: str = ""
+    """PeerID of the evaluator that found it; empty: this node did."""
+    roles: tuple[str, ...] = ()
+    """What this node does for the run: `train`, `evaluate`, `seed`, `relay`."""
+    validated: int = 0
+    """Rounds that this node validated since the start of the daemon."""
     tokens_per_s: float | None
     """Training throughput of this node."""
     payload_bytes: int | None
@@ -395,6 +403,8 @@ class RoundStatus(TimeShares, kw_only=True):
     """Training loss of our steps."""
     val_bpb: float | None = None
     """Validation bits per byte."""
+    val_by: str = ""
+    """PeerID of the evaluator that found it; empty: this node did."""
     steps: int = 0
     """Inner steps that this node took."""
     tokens: int = 0

@@ -1,8 +1,8 @@
 """Daemon <-> worker: typed messages on a pipe. Tensors travel as files, never as messages.
 
 A frame is `u32 length (little endian)` + canonical msgpack of RequestEnvelope or ReplyEnvelope. The worker answers
-requests in any order, by id; while it trains it serves requests between two inner steps. The words below are the
-tags on the wire; the classes are named StartRequest, StartReply and so on.
+requests in any order, by id; while it trains, between two inner steps. The words below are the tags on the wire;
+the classes are named StartRequest, StartReply and so on.
 
     daemon                                   worker (torch, no sockets)
     start(spec, home, …)             ->      started(what it has on disk)
@@ -93,8 +93,7 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """`cpu`, `cuda` or `cuda:1`; a list such as `cuda:0,cuda:1` takes each step on several devices together."""
     frozen: str = "float32"
     """Storage type of experts that are not trained here: `float32`, `bfloat16`, `int8`."""
-    frozen_on_host: bool = False
-    """Whether experts that are not trained here stay in the host's memory."""
+    frozen_on_host: bool = False  # in the host's memory
     tokenizer: str = ""
     """Path of the run's `tokenizer.json`; empty if the run has none."""
     moments: tuple[str, ...] = ()
@@ -105,8 +104,9 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Memory that holds encoder, error feedback and anchor: `auto`, `host`, `device`."""
     micro_batch: int = 0
     """Sequences of a step that pass through the model of each device at once; 0: all."""
-    recompute: bool = False
-    """Whether layers are recomputed in the backward pass."""
+    recompute: bool = False  # layers, in the backward pass
+    trains: bool = True  # else what only training needs takes no memory
+    reads_text: bool = True  # to train on, or to validate with
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

@@ -151,6 +151,7 @@ VALUES = (
     registers.Lease("training", ROUND, 6, A, 6, 1234.5),
     registers.Holding(b"\x03", 8, ((2, A),)),
     registers.Addresses((PLACE,)),
+    registers.Validation(ROUND, A, 2.5),
 )
 OPENING = reduction.Opening(
     Span(5, 7), b"rows", b"path", (b"before", b"\x00"), b"more", (A, B), b"last", ((b"raw", b"its"),)

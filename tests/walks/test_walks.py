@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
-MOST = {"a": 71, "b": 107}
+MOST = {"a": 71, "b": 109}
 """The goals are 55 and 70 (docs/log/2026-11.md). Members that leave for good added two and three, floods two
 and three, removal none and one, members that keep back their votes one,
 workers that outlive a daemon one, what fits into a machine one, how a run is doing two, weights that

@@ -41,6 +41,7 @@ from atoll.protocols.local import worker_messages
 TICK_S = 0.25
 REST_TICK_S = 1.0
 """The same in a pause and after the last round: only leases are due then, and what ends the rest is an event."""
+_SLOW = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,7 +94,7 @@ class Driver:
     async def _ticks(self) -> None:
         while True:
             self.queue.post(self._tick)
-            await asyncio.sleep(REST_TICK_S if self.round.phase in (Phase.PAUSED, Phase.FINISHED) else TICK_S)
+            await asyncio.sleep(REST_TICK_S if self.round.phase in _SLOW else TICK_S)
 
     def _tick(self) -> None:
         now = self.context.now()
@@ -112,6 +113,7 @@ class Driver:
         self.finalizer.step()
         self.moments.step()
         self.removals.step()
+        self.evaluator.step()
         self.leases.publish_if_due()
 
     def _replay(self) -> None:
@@ -167,6 +169,7 @@ class Driver:
             excluded=tuple(self.removals.found.values()),
             votes_against=votes_against(self.finality),
             missing=missing(self.finality),
+            validated=self.evaluator.validated,
             standings=self.standings,
             left=self.leases.left_at.keys(),
             is_worker_ready=self.worker.is_ready,
@@ -225,6 +228,8 @@ class Driver:
         self.leases.refresh()  # a round may begin at once: whether it comes too late for one is in the leases
         self.machines.feed_finality(finality_types.ReplayDone())
         self.finalizer.step()
+        if not self.finalizer.has_model:
+            self.leave()  # it trained before, and can fold for no vote: nobody need wait for it
 
     async def on_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker is there, with what it found on disk."""

@@ -12,7 +12,7 @@ is offered: a node that joins by a newer snapshot never needs it.
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -66,6 +66,10 @@ class Finalizer:
     worker: WorkerClient
     guard: FaultGuard
     sets: ContributionSets
+    on_applied: Callable[[Round, Digest], None] = lambda number, state: None
+    """Called with a final round that the worker's Θ_final holds, and its state; after a restart again."""
+    has_model: bool = True
+    """Whether there will be a worker. Else a final round counts as applied when it is known."""
     applied: Round = _NONE
     """The newest round in the worker's Θ_final."""
     offer: SnapshotOffer | None = None
@@ -95,6 +99,9 @@ class Finalizer:
 
     def add(self, action: FinalizeRound) -> None:
         """Queue a round that became final."""
+        if not self.has_model:
+            self.applied = max(self.applied, action.round)
+            self.sets.drop(Round(self.applied - SNAPSHOT_EVERY), set())
         if action.round <= self.applied:
             self._report_final(action)
             return
@@ -199,6 +206,7 @@ class Finalizer:
         self.context.log.finalized(action.round, set_digest(list(action.contributions)), action.state, authors)
         self.machines.feed_round(RoundFinal(action.round, self.context.now()))
         self.machines.feed_finality(FinalApplied(action.round))
+        self.on_applied(action.round, action.state)
 
     # --- snapshots of this node -------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from atoll.p2p.rpc.single_request import RequestHandler
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
-from atoll.protocols.ledger.registers import Holding, Lease
+from atoll.protocols.ledger.registers import Holding, Lease, Validation
 from atoll.protocols.local.standing import Exclusion, VotesAgainst
 from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
 from atoll.protocols.run.run_spec import RunSpec
@@ -52,6 +52,8 @@ class NodeView:
     excluded: tuple[Exclusion, ...]
     votes_against: tuple[VotesAgainst, ...]
     """Members that some voters, or this node, voted to exclude."""
+    validated: int
+    """Rounds that this node validated since its start."""
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
     standings: MemberStandings
@@ -122,7 +124,13 @@ class HoldingRegisters(Protocol):
 
 
 class LeaseRegisters(Protocol):
-    """The registers in which members announce their activity."""
+    """The registers in which members announce their activity, and evaluators what they found."""
+
+    def put_validation(self, validation: Validation, ttl_s: float) -> None:
+        """Announce the validation loss of a final round."""
+
+    def validations(self) -> dict[PeerId, Validation]:
+        """Return the live ones of others."""
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """Announce the activity of this node."""

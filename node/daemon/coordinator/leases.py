@@ -54,7 +54,9 @@ class MemberLeases:
         self.read_at = self.context.now()
         began_s = self.read_at - self.context.spec.pace.lease_s
         leases = {p: at for p, at in self.net.leases().items() if not self.is_excluded(p, self._round)}
-        untried = {peer for peer in leases if not self.net.is_tried(peer)}
+        # Who says that it only observes is never waited for, and takes nobody's place in a trial.
+        working = [peer for peer, (lease, _) in leases.items() if lease.activity != "observing"]
+        untried = {peer for peer in working if not self.net.is_tried(peer)}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
         members = {

@@ -43,6 +43,7 @@ _ACTIVITY: Mapping[Phase, Activity] = {
     Phase.TRAIN: "training",
     Phase.COLLECT: "training",
     Phase.FOLD: "training",
+    Phase.OBSERVE: "observing",
     Phase.PAUSED: "paused",
     Phase.FULL: "paused",
     Phase.DONE: "done",
@@ -57,7 +58,8 @@ _WAITING = (Phase.GATHER, Phase.JOIN)
 def begin(config: RoundConfig) -> RoundState:
     """The state of a node that has just started."""
     most = max(config.overlap_steps, config.overlap_most)
-    return RoundState(config, overlap_depth.begin(config.overlap_steps, most))
+    state = RoundState(config, overlap_depth.begin(config.overlap_steps, most))
+    return state if config.has_worker else replace(state, phase=Phase.OBSERVE)
 
 
 def step(state: RoundState, *events: round_types.Event) -> Out:
@@ -79,13 +81,19 @@ def step(state: RoundState, *events: round_types.Event) -> Out:
 
 def _end_catch_up(state: RoundState) -> Out:
     """After WorkerReady: wait for the payloads of open rounds, a lease at most; then go where the others are."""
-    if state.phase is not Phase.CATCH_UP or not state.ready or state.syncing:
+    if state.phase is not Phase.CATCH_UP or state.syncing:
+        return state, []
+    if not state.config.has_worker:
+        return _observe(state), []
+    if not state.ready:
         return state, []
     # Payloads of rounds beyond the open window count too: they show that finality is far ahead of this node.
     if missing_payloads(state) and state.now - state.since < state.config.lease_s:
         return state, []
     numbers = [*state.books, *state.saving, *(p.round for p in state.unannounced)]
     ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
+    if not ours and state.config.observes:
+        return _observe(state), []
     if not ours:
         return enter(state, Phase.FOLD, state.round), []
     newest = max(ours)
@@ -184,6 +192,8 @@ def _acknowledge(state: RoundState) -> Out:
 
 def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     """Start the next round, or enter the phase of what prevents it."""
+    if state.config.observes:
+        return _observe(state), actions
     number = next_round(state)
     # Rounds that are skipped are closed: the others left them, and work on them would come too late.
     state = replace(state, closed=max(state.closed, number - 1))
@@ -206,6 +216,14 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     return state, actions + start
 
 
+def _observe(state: RoundState) -> RoundState:
+    """Rest as a node that does not train: its view stays Θ_final, and it acknowledges nothing."""
+    number = next_round(state)
+    if number >= state.config.rounds:
+        return enter(state, Phase.DONE, state.config.rounds)
+    return enter(state, Phase.PAUSED if state.resting else Phase.OBSERVE, number)
+
+
 def _start_training(state: RoundState, number: int, after: int, late_s: float = 0.0) -> Out:
     """Start round `number`, with round `after` in flight; -1: none. `late_s`: how long ago others began it."""
     slot, slots = slot_of(state.config.me, number, state.members, int(state.config.overlap_steps > 0))
@@ -216,11 +234,17 @@ def _start_training(state: RoundState, number: int, after: int, late_s: float = 
 
 
 def _end_rest(state: RoundState) -> Out:
-    """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all rounds are final."""
+    """Leave GATHER, PAUSED and FULL when their reason is gone; DONE when all rounds are final.
+
+    A node that only observes goes on to the round that the others are in.
+    """
     if state.phase is Phase.DONE and state.final >= state.config.rounds - 1:
         return enter(state, Phase.FINISHED, state.round), [round_types.Finish()]
-    if state.folding or is_resolving(state) or state.phase not in (*_WAITING, Phase.PAUSED, Phase.FULL):
+    rests = (*_WAITING, Phase.OBSERVE, Phase.PAUSED, Phase.FULL)
+    if state.folding or is_resolving(state) or state.phase not in rests:
         return state, []
+    if state.config.observes:
+        return _observe(state), []
     after, _ = _begin_next(state, [])
     if after.phase is state.phase:
         return state, []
@@ -238,7 +262,9 @@ _PASSES = ((_end_catch_up, *_PASS, _end_rest), _PASS)
 
 def _publish_lease(state: RoundState, actions: list[round_types.Action]) -> Out:
     # Once an event, after all moves: other members need not see phases that were only passed through.
-    lease = (_ACTIVITY[state.phase], state.round)
+    # A member that is done counts among those that others catch up with; who trained nothing does not.
+    activity: Activity = "observing" if state.config.observes else _ACTIVITY[state.phase]
+    lease = (activity, state.round)
     if lease == state.leased:
         return state, actions
     return replace(state, leased=lease), [*actions, round_types.PublishLease(lease[0], Round(lease[1]))]

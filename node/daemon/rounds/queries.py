@@ -242,6 +242,8 @@ def reason(state: RoundState) -> str:
             return _collect_reason(state)
         case Phase.FOLD:
             return "waiting for reduced slices" if is_resolving(state) else "folding contributions"
+        case Phase.OBSERVE:
+            return state.config.observes
         case Phase.PAUSED:
             return state.resting or f"waiting to be admitted: {state.refused}"
         case Phase.FULL:

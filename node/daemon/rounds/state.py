@@ -44,6 +44,7 @@ class Phase(Enum):
     TRAIN = "training"
     COLLECT = "collecting"
     FOLD = "folding"
+    OBSERVE = "observing"
     PAUSED = "paused"
     FULL = "waiting for finality"
     DONE = "done"
@@ -51,7 +52,15 @@ class Phase(Enum):
 
 
 WORKING = (Phase.TRAIN, Phase.COLLECT)
-RESTING = (Phase.GATHER, Phase.JOIN, Phase.PAUSED, Phase.FULL, Phase.DONE, Phase.FINISHED)
+RESTING = (
+    Phase.GATHER,
+    Phase.JOIN,
+    Phase.OBSERVE,
+    Phase.PAUSED,
+    Phase.FULL,
+    Phase.DONE,
+    Phase.FINISHED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,14 @@ class RoundConfig:
     """The most such steps where the node's link needs more; below `overlap_steps`: no more than these."""
     least_256: int = 256
     """The least share of a round's steps that a member may take, in 256ths."""
+    observes: str = ""
+    """What this node does instead of training, in one line; empty: it trains."""
+    has_worker: bool = True
+    """Whether WorkerReady will ever come."""
 
 
-def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
-    """The machine's constants from a RunSpec."""
+def config_of(spec: RunSpec, me: PeerId, observes: str = "", *, has_worker: bool = True) -> RoundConfig:
+    """The machine's constants from a RunSpec, and from what the node does."""
     pace, outer = spec.pace, spec.outer
     overlap_steps, overlap_most = outer.overlap_bounds
     return RoundConfig(
@@ -94,6 +107,8 @@ def config_of(spec: RunSpec, me: PeerId) -> RoundConfig:
         min_members=pace.min_members,
         overlap_steps=overlap_steps,
         overlap_most=overlap_most,
+        observes=observes,
+        has_worker=has_worker,
     )
 
 

@@ -18,6 +18,7 @@ from atoll.node.daemon.telemetry.goodput import add, move_to_recompute
 from atoll.p2p.system.atomic_files import disk, write_whole
 from atoll.protocols.errors import DiskFault, counted
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.registers import Validation
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
 from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
@@ -179,9 +180,18 @@ class RoundLog:
 
     def evaluated(self, number: Round, val_bpb: float) -> None:
         """Record the validation loss of the view after this round, bits per byte."""
-        self._row(number).val_bpb = val_bpb
+        row = self._row(number)
+        row.val_bpb, row.val_by = val_bpb, ""
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
+
+    def validated_by(self, peer: PeerId, said: Validation) -> None:
+        """Record what another found of a round that this node did not validate, if it has the same state here."""
+        row = self.rows.get(said.round)
+        if row is not None and row.val_bpb is None and row.digest == said.state.hex():
+            row.val_bpb, row.val_by = said.val_bpb, peer
+            self._save(said.round)
+            self.event("evaluated", round=said.round, val_bpb=round(said.val_bpb, 4), by=peer)
 
     def newest_final(self) -> RoundStatus | None:
         """The row of the highest round that is final."""
@@ -195,10 +205,9 @@ class RoundLog:
         """The row of the highest round that this node worked in."""
         return self._newest(lambda row: row.payload_bytes > 0)
 
-    def newest_bpb(self) -> float | None:
-        """The newest validation loss, bits per byte; None before the first evaluation."""
-        row = self._newest(lambda row: row.val_bpb is not None)
-        return row.val_bpb if row else None
+    def newest_validated(self) -> RoundStatus | None:
+        """The row of the highest round with a validation loss."""
+        return self._newest(lambda row: row.val_bpb is not None)
 
     def _newest(self, wanted: Callable[[RoundStatus], bool]) -> RoundStatus | None:
         newest_first = sorted(self.rows, reverse=True)

@@ -52,6 +52,7 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
 )
 COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_tokens", "That this node trained on.", lambda s: s.tokens),
+    ("atoll_validated_rounds", "That this node validated.", lambda s: s.validated),
     ("atoll_worker_restarts", "Workers that died and came back.", lambda s: s.worker_restarts),
     ("atoll_network_restarts", "Network processes that died and came back.", lambda s: s.host_restarts),
     ("atoll_relay_bytes", "Relayed for others.", lambda s: s.relay.bytes_relayed if s.relay else None),

@@ -86,12 +86,15 @@ def preview_of(
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
     each_way = round_bytes(spec, count, experts)
     trained, _ = parts_of(spec.model, experts)
-    moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments else 0
+    moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments and config.work.trains else 0
+    if not config.work.has_model:  # entries and registers alone
+        each_way = 0
+    kept = _DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),
-        disk_bytes=_DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload,
-        join_bytes=4 * spec.model.parameters + moments,
+        disk_bytes=kept if config.work.has_model else 0,
+        join_bytes=4 * spec.model.parameters + moments if config.work.has_model else 0,
         payload_bytes=payload,
         exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
         members=count,
@@ -102,7 +105,7 @@ def preview_of(
         round_bytes=each_way,
         day_up_bytes=int(each_way * rounds_day),
         day_down_bytes=int(each_way * rounds_day),
-        text=_text(spec.data.source),
+        text=_text(spec.data.source) if config.work.has_model else "",
         experts=experts,
         room=room,
         whole=needs_of(spec, config),

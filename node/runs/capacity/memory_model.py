@@ -22,6 +22,8 @@ TRAINED_BYTES = 16
 FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 FOLD_BYTES = 20
 """Bytes of a parameter on the host."""
+SEEN_BYTES = 12
+"""The same where nothing is trained: Θ_final, the view, and the array that a fold makes."""
 _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
 _CAST_BYTES = 2
@@ -31,6 +33,8 @@ _EXCHANGE_BYTES = 8
 _SLAB_CHUNKS = 1 << 14
 """Chunks of local weights that an encoder on a device reads at once."""
 _CPU_BASE_BYTES = 436 << 20
+_RELAY_BYTES = 160 << 20
+"""Of a node without a worker: its daemon and the host process."""
 _GPU_HOST_BASE_BYTES = 1 << 30
 _GPU_BASE_BYTES = 800 << 20
 _GAPS = 1.3
@@ -71,8 +75,12 @@ def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
     """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`.
 
+    Of a node that does not train, what its roles need.
+
     With `micro_batch` 0 and `recompute` `auto` the least that will do: one sequence at once, layers recomputed.
     """
+    if not config.work.trains:
+        return _needs_to_observe(spec, config)
     trained, frozen = parts_of(spec.model, experts)
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained if splits(spec) else 0
@@ -86,6 +94,19 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     built = _GPU_HOST_BASE_BYTES + _WEIGHT_BYTES * trained + shelf
     whole = TRAINED_BYTES * trained + shelf if config.shard else 0
     return Needs(len(devices) * built + folds + taken + whole, _gpu_bytes(spec, config, experts))
+
+
+def _needs_to_observe(spec: RunSpec, config: NodeConfig) -> Needs:
+    """Memory of a node that does not train: the module, without gradients and moments, and what folds take."""
+    if not config.work.has_model:
+        return Needs(_RELAY_BYTES, 0)
+    trained, frozen = parts_of(spec.model, 0)
+    module = _WEIGHT_BYTES * trained + FROZEN_BYTES[config.frozen] * frozen
+    folds = SEEN_BYTES * spec.model.parameters
+    if devices_of(config.device)[0] == "cpu":
+        return Needs(_CPU_BASE_BYTES + module + folds + _validation(spec.model), 0)
+    passes = _validation(spec.model) + _cast(spec.model, config)
+    return Needs(_GPU_HOST_BASE_BYTES + module + folds, _GPU_BASE_BYTES + module + passes)
 
 
 def encoder_bytes(spec: RunSpec) -> int:

@@ -44,6 +44,14 @@ def test_status_says_what_and_why(atoll, daemon):
     [
         ({"final": -1, "digest": "", "contributors": ()}, "agreed    no round is final yet"),
         ({}, "agreed    final round 5, digest cdcdcdcdcdcdcdcd by 1"),
+        (
+            {"roles": ("evaluate", "relay"), "validated": 1, "tokens": 0},
+            "roles     evaluate, relay; validated 1 round, served 0 B",
+        ),
+        (
+            {"val_bpb": 2.5, "val_round": 4, "val_by": "12D3KooWpeer-abcdefgh"},
+            "model     loss 2.500, validation 2.500 bits per byte of round 4, by …abcdefgh",
+        ),
         ({"members": 1, "peers": 1, "paths": {}}, "swarm     1 member, 1 connection"),
         (
             {"activity": "finished", "round": 53, "reason": "the run is complete"},

@@ -11,7 +11,7 @@ from atoll.cli.commands import start
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
-from atoll.node.runs.capacity.memory_model import Free
+from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
@@ -63,6 +63,14 @@ async def test_yes_does_not_join_what_can_never_work_here(agree, yes, is_termina
         await agree(TOO_SMALL, yes=yes, is_terminal=is_terminal)
     assert str(refused.value).startswith("this machine cannot train 'tiny': it needs ")
     assert refused.value.hint == "join from a larger machine", "no preset fits into a megabyte"
+
+
+async def test_who_cannot_train_is_told_what_it_can_do(agree):
+    memory = needs_of(SPEC, NodeConfig(device="cpu", threads=1, roles=("evaluate",))).host
+    for size, role in ((memory, "evaluate"), (memory - 1, "relay")):
+        with pytest.raises(ConfigError) as refused:
+            await agree(Machine(size, size, "cpu"), yes=True, is_terminal=False)
+        assert refused.value.hint == f"it can help with --role {role}"
 
 
 async def test_a_person_is_asked_and_no_is_what_no_answer_means(agree, capsys):

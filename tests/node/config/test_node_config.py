@@ -42,8 +42,11 @@ def test_flags_win_over_the_file_and_absent_flags_do_not(write):
         ('[limits]\nup = "fast"', "write it like 20mbit"),
         ('[limits]\nupp = "1mbit"', "unknown key limits.upp; did you mean up?"),
         ("relay_only = true\nrelay = true", "cannot go with relay"),
+        ('relay_only = true\nroles = ["relay"]', "cannot go with relay"),
+        ('roles = ["train", "train"]', "named twice"),
+        ('roles = ["miner"]', "(key roles"),
         ("port = 70000", "outside 0 … 65535"),
-        ("wibble = 1", "unknown key wibble; known keys: name, listen"),
+        ("wibble = 1", "unknown key wibble; known keys: name, roles"),
         ('threads = "two"', "(key threads)"),
         ("threads = -1", "threads = -1 is outside 0"),
         ("eval_every = -1", "eval_every = -1 is outside 0"),
@@ -92,3 +95,20 @@ def test_any_bytes_are_a_config_or_a_config_error(tmp_path_factory, data):
     except ConfigError as error:
         said = error.line()
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("roles", "trains", "evaluates", "has_model", "reads_text", "relays"),
+    [
+        ((), True, False, True, True, False),
+        (("train", "relay"), True, False, True, True, True),
+        (("evaluate", "seed"), False, True, True, True, False),
+        (("seed",), False, False, True, False, False),
+        (("seed", "relay"), False, False, True, False, True),
+        (("relay",), False, False, False, False, True),
+    ],
+)
+def test_what_a_node_needs_follows_from_its_roles(roles, trains, evaluates, has_model, reads_text, relays):
+    work = load_config(Path("/nowhere/config.toml"), {"roles": roles}).work
+    found = work.trains, work.evaluates, work.has_model, work.reads_text, work.relays
+    assert found == (trains, evaluates, has_model, reads_text, relays)

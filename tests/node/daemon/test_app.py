@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.config.home import Home
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon import app
 from atoll.node.daemon.app import Daemon, StopSignals
 from atoll.node.ipc.chain_mark import first_left
@@ -62,7 +63,7 @@ class Node:
         self.kept = KeptWorker()
         self.host_fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         host = SimpleNamespace(start=self._start_host, stop=self._stop_host, watch=lambda: self._watch_host())
-        plan = SimpleNamespace(host=host, home=home)
+        plan = SimpleNamespace(host=host, home=home, config=NodeConfig())
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
         self.daemon = Daemon(plan, self._build, worker=self.kept)
 

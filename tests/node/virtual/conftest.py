@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
@@ -136,6 +137,11 @@ def files_of(ask: FoldRequest | CheckRequest | FinalizeRequest) -> list[Path]:
     return [Path(member.path) for member in (*ask.members, *sliced)]
 
 
+def bpb_of(state: bytes) -> float:
+    """The validation loss of a state."""
+    return 1.0 + state[0] / 256
+
+
 def snapshot_file(number: int, state: bytes) -> bytes:
     return number.to_bytes(4, "big", signed=True) + state
 
@@ -170,6 +176,11 @@ class FakeWorker:
         self.lives = 0
         self.lies_about: int | None = None
         """Chunks of its slice that it lies about; None: all."""
+        self.evaluated = 0
+        """Validations since the test began."""
+        self.evaluate_s = 0.0
+        self.val_share = 1.0
+        """By what it multiplies what it found: other than 1 is a lie."""
         self.mute = False
         self.opens = True
         """Whether it answers those who audit its Reductions."""
@@ -209,7 +220,11 @@ class FakeWorker:
         self.wake()
 
     def view(self) -> Digest:
-        return digest(self.state, *(set_state(b"", self.open[n]) for n in sorted(self.open)))
+        """As the real one's digest: that of the final state, once these sets are final."""
+        state = self.state
+        for number in sorted(self.open):
+            state = set_state(state, self.open[number])
+        return state
 
     def leave_chain(self, first: int) -> None:
         """Its state is of a chain that the node left. It has no error feedback that work could return to."""
@@ -294,7 +309,9 @@ class FakeWorker:
                 self.arrived(number)
                 return AdoptReply(number, state)
             case EvaluateRequest():
-                return EvaluateReply(self.view(), 1.0, 1.0, 0.0)
+                self.evaluated += 1
+                await asyncio.sleep(self.evaluate_s)
+                return EvaluateReply(self.view(), bpb_of(self.view()) * self.val_share, 1.0, self.evaluate_s)
         raise AssertionError(ask)
 
     async def _train(self, ask: TrainRequest) -> TrainReply:
@@ -407,6 +424,7 @@ class Node:
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
+        self.work = TRAINS
 
     async def crash_worker(self, down_s: float) -> None:
         """The worker dies now and is back after a while, as after an out-of-memory kill."""
@@ -436,6 +454,7 @@ class Node:
             net,
             self.worker,
             self.home / "spool",
+            work=self.work,
             room=self.world.room,
             rng=random.Random(f"samples {self.number}"),
         )
@@ -450,7 +469,8 @@ class Node:
                 group.create_task(driver.serve(replayed.set))
                 await replayed.wait()
                 group.create_task(net.carry(driver, self.world.spec.pace.lease_s))
-                await driver.on_started(self.worker.started())
+                if self.work.has_model:
+                    await driver.on_started(self.worker.started())
         finally:
             log.close()
 
@@ -492,8 +512,9 @@ class World:
             await self.kill(number)
         await self._group.__aexit__(*error)
 
-    def start(self, number: int, train_s: float = 10.0) -> Node:
+    def start(self, number: int, train_s: float = 10.0, work: Work = TRAINS) -> Node:
         node = self.nodes.get(number) or Node(number, self, train_s)
+        node.work = work
         if number in self.nodes:
             self.network.revive(node.peer)
         self.nodes[number] = node
@@ -528,7 +549,7 @@ class World:
     async def _begin_again(self, node: Node, first: int) -> None:
         await self.kill(node.number)
         node.worker.leave_chain(first)
-        self.start(node.number)
+        self.start(node.number, work=node.work)
         self.changing.discard(node.number)
 
     async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S, look_s: float = 0.5) -> float:

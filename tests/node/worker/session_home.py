@@ -55,10 +55,14 @@ class Home:
     """One node's disk, and the session on it."""
 
     def __init__(
-        self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu", exchange_on: str = "auto"
-    ) -> None:
+        self, path: Path, peer: str = ME, spec: RunSpec = SPEC, device: str = "cpu", exchange_on: str = "auto",
+        **more: bool,
+    ) -> None:  # fmt: skip
+        """`more`: of StartRequest."""
         self.path, self.spec = path, spec
-        self.start = StartRequest(codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on)
+        self.start = StartRequest(
+            codec.encode(spec), peer, str(path), "", 1, device, exchange_on=exchange_on, **more
+        )
         self.lost: list[str] = []
         """What was said of the processes of other devices."""
         self.restart()

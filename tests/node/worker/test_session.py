@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -21,7 +22,7 @@ from atoll.node.worker.session import Session
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault, Superseded
+from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DecodeError, DiskFault, Superseded
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.local.worker_messages import (
     AdoptRequest,
@@ -469,3 +470,46 @@ def test_between_rounds_saving_takes_a_small_share_of_the_time(homes):
     node.session.close()
     assert node.saved().body.final == 2
     assert node.restart().state == state
+
+
+@pytest.mark.parametrize("spec", [SPEC, OVERLAPPING], ids=["plain", "overlap"])
+def test_a_worker_that_does_not_train_finds_what_a_trainer_finds(homes, tmp_path, spec):
+    trainer, watcher = homes("trainer", ME, spec), Home(tmp_path / "watcher", OTHER, spec, trains=False)
+    for number in range(3):
+        work = member(trainer.train(number).pending, ME)
+        found = []
+        for node in (trainer, watcher):
+            node.session.answer(FinalizeRequest(Round(number), (work,)))
+            found.append(node.session.answer(EvaluateRequest()))
+        assert (found[0].state, found[0].val_bpb) == (found[1].state, found[1].val_bpb)
+        watcher.restart()
+    with pytest.raises(AtollError, match="started without training"):
+        next(watcher.session.train(watcher.train_ask(3)))
+
+
+def test_a_trainer_that_only_watches_for_a_while_loses_nothing(homes):
+    """It trains on as if it had only been stopped: validations in between leave no trace in its weights."""
+    steady, shaken = homes("steady", ME, OVERLAPPING), homes("shaken", ME, OVERLAPPING)
+    for node in (steady, shaken):
+        work = member(node.train(0).pending, ME)
+        node.session.answer(FoldRequest(Round(0), (work,)))
+        node.train(1)
+        node.restart()
+    trains, shaken.start = shaken.start, msgspec.structs.replace(shaken.start, trains=False)
+    shaken.restart()
+    shaken.session.answer(EvaluateRequest())
+    shaken.session.close()
+    shaken.start = trains
+    shaken.restart()
+    assert [node.train(2).pending.payload for node in (steady, shaken)] == [
+        steady.session.started().pending[-1].payload
+    ] * 2
+
+
+def test_a_worker_without_the_text_folds_and_cannot_validate(homes, tmp_path):
+    trainer = homes("trainer")
+    seeder = Home(tmp_path / "seeder", OTHER, trains=False, reads_text=False)
+    seeder.session.answer(FinalizeRequest(Round(0), (member(trainer.train(0).pending, ME),)))
+    assert seeder.session.started().final == 0
+    with pytest.raises(ConfigError, match="reads no text"):
+        seeder.session.answer(EvaluateRequest())

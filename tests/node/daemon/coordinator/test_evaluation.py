@@ -1,6 +1,6 @@
 """Validation every few rounds, or as often as it costs little; the last round always."""
 
-from atoll.node.daemon.coordinator.evaluation import SHARE, EvaluationPace
+from atoll.node.daemon.telemetry.validators import SHARE, EvaluationPace
 
 
 def test_every_few_rounds_whatever_it_costs():
@@ -32,3 +32,21 @@ def test_one_that_failed_costs_nothing():
     pace.budget.asked()
     pace.budget.took(10.0, 0.0)
     assert pace.is_due(1, 10.0)
+
+
+def test_who_is_relieved_validates_the_last_round_alone():
+    pace = EvaluationPace(0, 8)
+    assert [number for number in range(8) if pace.is_due(number, 0.0, is_relieved=True)] == [7]
+
+
+def test_rounds_between_validations_that_the_user_chose_are_kept():
+    pace = EvaluationPace(4, 8)
+    assert [number for number in range(8) if pace.is_due(number, 0.0, is_relieved=True)] == [0, 4, 7]
+
+
+def test_who_could_believe_somebody_validates_out_of_turn_ever_more_rarely():
+    pace = EvaluationPace(0, 10**6)
+    pace.budget.took(0.0, 1e9)
+    assert not pace.is_due(0, 1.0)
+    tried = [number for number in range(70) if pace.is_due(number, 1.0, is_in_doubt=True)]
+    assert tried == [0, 2, 6, 14, 30, 62]

@@ -24,12 +24,13 @@ class Net:
         self.now = 1000.0
         self.connected = [A, B]
         self.untried: set[PeerId] = set()
+        self.activity: dict[PeerId, str] = {}
         self.unreachable: set[PeerId] = set()
         self.began = {A: self.now, B: self.now}
 
     def leases(self):
-        lease = Lease("training", Round(3), Round(2), b"", Round(-1), 10.0)
-        return {peer: (lease, LEASE_S - (self.now - at)) for peer, at in self.began.items()}
+        lease = lambda peer: Lease(self.activity.get(peer, "training"), Round(3), Round(2), b"", Round(-1), 10.0)  # noqa: E731
+        return {peer: (lease(peer), LEASE_S - (self.now - at)) for peer, at in self.began.items()}
 
     def neighbours(self):
         return self.connected
@@ -165,3 +166,14 @@ def test_no_round_waits_for_an_excluded_member_from_its_round_on():
     assert set(world.later(1.0)) == {A, B}, "this node is in round 0"
     world.leases._round = Round(2)
     assert set(world.later(1.0)) == {B}
+
+
+def test_who_only_observes_takes_no_place_in_a_trial(world):
+    """So that evaluators and relays, which never show work, keep no newcomer that trains from being waited for."""
+    observers = [PeerId(f"observer-{number}") for number in range(40)]
+    world.net.began = dict.fromkeys([*observers, A, B], world.net.now)
+    world.net.untried = {*observers, B}
+    world.net.activity = dict.fromkeys(observers, "observing")
+    world.later(1.0)
+    assert world.leases.members[B].untried
+    assert not any(world.leases.members[peer].untried for peer in observers)

@@ -982,3 +982,62 @@ def test_a_round_in_which_only_the_excluded_worked_keeps_its_work():
     node.feed(AuthorExcluded(A, Round(0), node.now))
     names = {at: counted_book(node.state, at).held for at in (0, 1)}
     assert names == {0: {entry_of(A, 0)}, 1: {entry_of(B, 1)}}
+
+
+def observing(**more) -> Node:
+    return Node(observes="validates", **more)
+
+
+def test_a_node_that_does_not_train_rests_and_goes_where_the_others_are():
+    node = observing().leases(a=0, b=0).ready()
+    assert node.state.phase is Phase.OBSERVE
+    assert PublishLease("observing", Round(0)) in node.log
+    assert reason(node.state) == "validates"
+    for number in range(3):
+        node.leases(a=number + 1, b=number + 1).seen(A, number).seen(B, number)
+        node.feed(RoundFinal(Round(number), node.now)).tick(1.0)
+        assert (node.state.phase, node.state.round) == (Phase.OBSERVE, number + 1)
+    for kind in (StartTraining, FoldRound, PublishAck):
+        assert not [action for action in node.log if isinstance(action, kind)], (
+            "its view is Θ_final, and it says nothing"
+        )
+
+
+def test_a_node_that_does_not_train_never_says_that_it_is_done():
+    node = observing(rounds=2).leases(a=("done", 2)).ready()
+    node.seen(A, 0).seen(A, 1)
+    assert node.state.phase is Phase.DONE
+    for number in (0, 1):
+        node.feed(RoundFinal(Round(number), node.now))
+    assert node.state.phase is Phase.FINISHED
+    assert Finish() in node.log
+    assert {action.activity for action in node.log if isinstance(action, PublishLease)} == {"observing"}
+
+
+def test_a_node_that_does_not_train_can_be_paused():
+    node = observing().leases(a=0).ready().feed(Pause("by the user", 1.0))
+    assert node.state.phase is Phase.PAUSED
+    assert reason(node.state) == "by the user"
+    node.feed(Resume(node.now))
+    assert node.state.phase is Phase.OBSERVE
+
+
+def test_work_of_before_counts_when_a_trainer_comes_back_without_training():
+    node = observing().leases(a=0).ready(-1, pending_of(0))
+    assert Announce(pending_of(0)) in node.log
+    node.seen(ME, 0).seen(A, 0)
+    node.fold()
+    assert [action.round for action in node.log if isinstance(action, PublishAck)] == [0]
+    assert node.state.phase is Phase.OBSERVE
+
+
+def test_a_node_without_a_worker_fetches_nothing_and_waits_for_none():
+    node = observing(has_worker=False).leases(a=0).seen(A, 0, held=False)
+    assert node.state.phase is Phase.OBSERVE
+    node.feed(Behind("solving the puzzle", node.now))
+    assert node.state.phase is Phase.CATCH_UP
+    node.feed(Behind("", node.now))
+    assert node.state.phase is Phase.OBSERVE
+    node.feed(RoundFinal(Round(0), node.now)).tick(1.0)
+    assert node.state.round == 1
+    assert not [action for action in node.log if isinstance(action, FetchPayload)]

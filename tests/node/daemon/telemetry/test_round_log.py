@@ -10,6 +10,7 @@ from atoll.node.daemon.telemetry import round_log as roundlog
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, newest_rows, sent_per_round
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.registers import Validation
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
 from atoll.protocols.local.worker_messages import Pending, StartReply, TrainReply
 
@@ -183,7 +184,7 @@ def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
         file.write('{"round": [1], "peer": "x"}\n[]\nnot json\n{"round": 2, "peer": "x", "unknown')
     again = opened(tmp_path)
     assert sorted(again.rows) == [0, 1]
-    assert again.newest_bpb() == 2.0
+    assert again.newest_validated().val_bpb == 2.0
 
 
 def test_a_file_of_repeated_rows_is_written_anew(opened, tmp_path):
@@ -237,7 +238,7 @@ def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):
     log = opened(tmp_path)
     log.event("anything", big="x" * 100_000)
     log.evaluated(Round(0), 1.0)
-    assert log.newest_bpb() == 1.0
+    assert log.newest_validated().val_bpb == 1.0
     log.close()
 
 
@@ -261,3 +262,18 @@ def test_a_fold_of_a_chain_that_was_left_says_nothing_about_the_other_one(opened
         digest(b"diverged").hex(),
         digest(b"other").hex(),
     ]
+
+
+def test_what_others_found_is_taken_over_for_the_same_state_and_never_over_an_own_value(opened, tmp_path):
+    log = opened(tmp_path)
+    for number in range(2):
+        log.closed(Round(number), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(0, 0, 0, 0))
+    log.validated_by(YOU, Validation(Round(0), digest(b"other"), 3.0))
+    log.validated_by(YOU, Validation(Round(7), digest(b"view"), 3.0))
+    assert log.newest_validated() is None
+    log.validated_by(YOU, Validation(Round(0), digest(b"view"), 3.0))
+    log.evaluated(Round(1), 2.5)
+    log.validated_by(YOU, Validation(Round(1), digest(b"view"), 2.6))
+    assert [(row.val_bpb, row.val_by) for row in log.rows.values()] == [(3.0, YOU), (2.5, "")]
+    log.evaluated(Round(0), 3.1)
+    assert (log.rows[0].val_bpb, log.rows[0].val_by) == (3.1, "")

@@ -62,6 +62,18 @@ def test_memory_is_near_what_was_measured(case, mib):
     assert 0.87 <= (mib << 20) / need.host <= 1.05
 
 
+def test_a_node_that_trains_nothing_needs_neither_gradients_nor_moments():
+    """Measured of the worker: 625 MiB of 10m after two final rounds and two validations."""
+    needs = {
+        roles: needs_of(run_of("10m"), msgspec.structs.replace(CPU, roles=roles)).host
+        for roles in ((), ("evaluate",), ("relay",))
+    }
+    assert 0.87 <= (625 << 20) / needs["evaluate",] <= 1.05
+    assert needs["relay",] < needs["evaluate",] < needs[()]
+    on_gpu = [needs_of(run_of("10m"), msgspec.structs.replace(GPU, roles=roles)) for roles in ((), ("evaluate",))]
+    assert on_gpu[1].device < on_gpu[0].device
+
+
 @pytest.mark.parametrize(("name", "most_gb"), [("1b", 20), ("350m", 8), ("125m", 3.5), ("50m", 2)])
 def test_presets_fit_the_cards_that_people_have(name, most_gb):
     assert needs_of(preset(name, OWNER, 1), GPU).device <= most_gb * 1e9

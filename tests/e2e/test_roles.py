@@ -1,0 +1,54 @@
+"""Real nodes that do not train, beside two that do: an evaluator, a seeder without the text, a relay."""
+
+import pytest
+
+pytestmark = pytest.mark.swarm
+
+
+def test_roles_besides_training(nodes, until, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 3000)
+    owner, other, evaluator, seeder, relay = (nodes(name) for name in ("owner", "other", "eval", "seed", "relay"))
+    run = str(owner.new_run("--data", str(text)))
+    own_pace = ("--eval-every", "0")
+    owner.start("--run", "tiny", *own_pace).up()
+    join = ("--run", run, "--seed", owner.seed())
+    other.start(*join, "--data", str(text), *own_pace).up()
+    until("two train", lambda: any(len(row["contributors"]) == 2 for row in owner.rows()))
+    text.rename(tmp_path / "elsewhere.txt")
+    seeder.start(*join, "--role", "seed").up()
+    evaluator.start(*join, "--data", str(tmp_path / "elsewhere.txt"), "--role", "evaluate").up()
+    relay.start(*join, "--role", "relay")
+
+    until("an evaluator is believed", lambda: owner.status()["val_by"] == evaluator.status()["peer"])
+    found = {row["round"]: row["val_bpb"] for row in evaluator.rows() if row["val_bpb"] is not None}
+    taken = {row["round"]: row["val_bpb"] for row in owner.rows() if row["val_by"]}
+    assert taken
+    assert taken.items() <= found.items()
+    own = {
+        row["round"]: row["val_bpb"] for row in owner.rows() if row["val_bpb"] is not None and not row["val_by"]
+    }
+    assert own.keys() & found.keys()
+    assert all(abs(own[number] - found[number]) <= 1e-6 for number in own.keys() & found.keys())
+
+    until("all know the final rounds", lambda: min(node.final() for node in (evaluator, seeder, relay)) >= 5)
+    now = relay.status()
+    assert (now["activity"], now["roles"], now["worker_pid"], now["trouble"]) == ("observing", ("relay",), 0, "")
+    assert now["relaying"]
+    relay.atoll("eval").refused(78, "holds no model")
+    seeder.atoll("eval").refused(78, "reads no text")
+    digests = {}
+    for node in (owner, evaluator, seeder, relay):
+        for row in node.rows():
+            if row["final"]:
+                digests.setdefault(row["round"], set()).add(row["digest"])
+    assert {len(found) for found in digests.values()} == {1}
+    peers = {row["contributors"] for row in map(_hashable, owner.rows()) if row["final"]}
+    assert max(map(len, peers)) == 2
+    assert evaluator.atoll("status").out.count("validated") == 1
+    for node in (relay, seeder, evaluator, other, owner):
+        node.stop()
+
+
+def _hashable(row):
+    return {**row, "contributors": tuple(row["contributors"])}
