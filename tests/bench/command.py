@@ -46,7 +46,7 @@ OPTIONS = {
     "topology": ("millions",),
     "reducers": (),
     "experts": ("loss", "device"),
-    "byzantine": ("rules", "seeds"),
+    "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
     "heal": ("seeds",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
@@ -88,6 +88,13 @@ LOSS_DEADLINE_S = 6 * 3600.0
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
 @click.option("--rules", help="byzantine: which, with commas between (mean,nnm).")
+@click.option("--attacks", help="byzantine: only those whose names begin so, commas between (all).")
+@click.option(
+    "--dirichlet",
+    type=click.FloatRange(0, min_open=True),
+    metavar="ALPHA",
+    help="byzantine: members read unlike mixtures of works (all read the whole text).",
+)
 @click.option("--seeds", type=click.IntRange(1, 100), help="byzantine, heal: how many (3).")
 @click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:

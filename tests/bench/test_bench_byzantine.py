@@ -1,28 +1,21 @@
 """`atoll bench byzantine`: its members train as a worker does, its liars keep to their own limits."""
 
-import msgspec
 import numpy as np
 import pytest
 import torch
 
-from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import to_float
 from atoll.node.worker.learner import Learner
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import arena_of
 from atoll_bench.byzantine import byzantine
-from atoll_bench.byzantine.attacks import ATTACKS, Seen, min_angle, min_max
+from atoll_bench.byzantine.adaptive import ADAPTIVE, ALL, NAMES
+from atoll_bench.byzantine.attacks import Seen, min_angle, min_max
 from atoll_bench.byzantine.audit_trial import EACH, IDLERS, AuditTrial
 from atoll_bench.byzantine.audits import rows_of
 from atoll_bench.byzantine.trial import MEMBERS, STEPS, Case, Members, Trial, spec_of
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    spec = spec_of(Case("mean", None, 0))
-    source = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536", digest=b"")
-    return open_dataset(source, spec.model.context, "", tmp_path_factory.mktemp("data"))
 
 
 def test_members_side_by_side_train_as_a_worker_does(data):
@@ -62,13 +55,14 @@ def seen_of(liars=2):
     common = torch.randn((3, 4096), generator=noise)
     honest = torch.randn((MEMBERS - liars, 3, 4096), generator=noise) + 0.5 * common
     own = torch.randn((liars, 3, 4096), generator=noise) + 0.5 * common
-    return Seen(1, honest, own, honest[0], noise)
+    step = -honest.mean(0)
+    return Seen(1, honest, own, honest[0], noise, step, lambda lies: -torch.cat([honest, lies]).mean(0))
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", ALL)
 def test_each_attack_makes_finite_values_for_every_liar(name):
     seen = seen_of()
-    lies = ATTACKS[name](seen)
+    lies = ALL[name](seen)
     assert lies.shape == seen.own_LC4096.shape
     assert bool(torch.isfinite(lies).all())
 
@@ -105,6 +99,26 @@ def test_rows_are_judged_against_the_mean_without_liars():
     assert found["nnm: worst at 20 %"].passed is False
     assert found["nnm: worst at 20 %"].note.startswith("ALIE")
     assert found["nnm: worst at 30 %"].passed
+
+
+def test_rows_of_unlike_members_are_judged_against_unlike_members():
+    losses = {Case("mean", None, 0, 1, 256): 1.0, Case("mean", None, 0, 1, 256, 0.5): 2.0}
+    losses[Case("nnm", None, 0, 1, 256, 0.5)] = 2.1
+    for liars in (2, 3):
+        losses[Case("nnm", "noise", liars, 1, 256, 0.5)] = 2.2
+    rates = {"mean": 256, "nnm": 256}
+    rows = byzantine.rows_of("nnm", losses, rates, (1,), ("noise",), dirichlet=0.5)
+    found = {row.metric: row for row in rows}
+    assert found["nnm, Dirichlet 0.5: no attack"].value == pytest.approx(1.05)
+    assert found["nnm, Dirichlet 0.5: no attack"].passed is False
+    assert found["nnm, Dirichlet 0.5: worst at 20 %"].value == pytest.approx(1.1)
+
+
+def test_attacks_are_chosen_by_how_their_names_begin():
+    assert byzantine.chosen_attacks("") == NAMES
+    assert byzantine.chosen_attacks("ALIE,adaptive") == ("ALIE", *ADAPTIVE)
+    with pytest.raises(ConfigError, match="no attack 'ALEI'"):
+        byzantine.chosen_attacks("noise,ALEI")
 
 
 def test_an_audited_run_counts_who_has_no_weight(data):

@@ -1,22 +1,12 @@
 """`atoll bench heal`: what a side brings along is what the worker keeps; rows show the worst seed."""
 
-import msgspec
 import pytest
 import torch
 
-from atoll.node.learning.data.dataset import open_dataset
-from atoll_bench.byzantine.trial import Case, spec_of
 from atoll_bench.heal.heal import Heal, rows_of
 from atoll_bench.heal.sides import ALONE, SHIPPED, WAYS, Length, Side, outcome
 
 FEEDBACK = 0.95
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    spec = spec_of(Case("mean", None, 0))
-    source = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536", digest=b"")
-    return open_dataset(source, spec.model.context, "", tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ Values go through the codec as honest ones do, so that only legal payloads are f
 direction alone sends the median length of the honest, in each chunk: more would be clipped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +23,10 @@ class Seen(NamedTuple):
     first_C4096: Tensor
     """What the first honest member sent in the first round."""
     noise: torch.Generator
+    honest_step_C4096: Tensor
+    """The fold of what the honest send, without a rule and without lies: how far it moves the model."""
+    fold: Callable[[Tensor], Tensor]
+    """How far the round's own fold, with its codec and rule, moves the model with these lies `[L, C, 4096]`."""
 
 
 Attack = Callable[[Seen], Tensor]
@@ -36,7 +40,8 @@ def _to_length(values: Tensor, seen: Seen, times: float = 1.0) -> Tensor:
     return found
 
 
-def _each(value_C4096: Tensor, seen: Seen) -> Tensor:
+def each_alike(value_C4096: Tensor, seen: Seen) -> Tensor:
+    """The same values for every liar."""
     return value_C4096.expand_as(seen.own_LC4096)
 
 
@@ -62,21 +67,21 @@ def label_flip(seen: Seen) -> Tensor:
 
 def alie(seen: Seen) -> Tensor:
     """A little is enough: the mean, shifted by one and a half standard deviations (Baruch et al., 2019)."""
-    return _each(seen.honest_HC4096.mean(0) - 1.5 * seen.honest_HC4096.std(0), seen)
+    return each_alike(seen.honest_HC4096.mean(0) - 1.5 * seen.honest_HC4096.std(0), seen)
 
 
 def inner_product(times: float) -> Attack:
     """Inner-product manipulation (Xie et al., 2019): so many times the mean, against it."""
 
     def attack(seen: Seen) -> Tensor:
-        return _each(-times * seen.honest_HC4096.mean(0), seen)
+        return each_alike(-times * seen.honest_HC4096.mean(0), seen)
 
     return attack
 
 
-def min_max(seen: Seen) -> Tensor:
-    """The mean, moved against itself as far as no liar is further from an honest one than two honest ones are
-    (Shejwalkar, Houmansadr, 2021)."""
+def min_max_strength(seen: Seen) -> float:
+    """How many times the mean can be taken from itself until a liar is further from an honest one than two honest
+    ones are."""
     flat = seen.honest_HC4096.flatten(1)
     mean = flat.mean(0)
     most = torch.cdist(flat, flat).max()
@@ -85,7 +90,13 @@ def min_max(seen: Seen) -> Tensor:
         middle = (low + high) / 2
         far = (flat - mean * (1 - middle)).norm(dim=1).max()
         low, high = (middle, high) if far <= most else (low, middle)
-    return _each((mean * (1 - low)).view_as(seen.first_C4096), seen)
+    return low
+
+
+def min_max(seen: Seen) -> Tensor:
+    """The mean, moved against itself as far as no liar is further from an honest one than two honest ones are
+    (Shejwalkar, Houmansadr, 2021)."""
+    return each_alike(seen.honest_HC4096.mean(0) * (1 - min_max_strength(seen)), seen)
 
 
 def min_angle(seen: Seen) -> Tensor:
@@ -110,7 +121,7 @@ def min_angle(seen: Seen) -> Tensor:
 
 def mimic(seen: Seen) -> Tensor:
     """All send what one honest member sends (Karimireddy et al., 2022)."""
-    return _each(seen.honest_HC4096[0], seen)
+    return each_alike(seen.honest_HC4096[0], seen)
 
 
 def collusion(seen: Seen) -> Tensor:
@@ -122,7 +133,7 @@ def collusion(seen: Seen) -> Tensor:
 
 def replay(seen: Seen) -> Tensor:
     """What an honest member sent in the first round, again and again."""
-    return _each(seen.first_C4096, seen)
+    return each_alike(seen.first_C4096, seen)
 
 
 def free_ride(seen: Seen) -> Tensor:
@@ -134,7 +145,7 @@ def lone_index(seen: Seen) -> Tensor:
     """All length on places that at most one honest member sends, against it."""
     senders = (seen.honest_HC4096 != 0).sum(0)
     against = -seen.honest_HC4096.sum(0)
-    return _each(_to_length(torch.where(senders <= 1, against, 0), seen), seen)
+    return each_alike(_to_length(torch.where(senders <= 1, against, 0), seen), seen)
 
 
 ATTACKS: dict[str, Attack] = {
@@ -154,5 +165,4 @@ ATTACKS: dict[str, Attack] = {
     "lone index": lone_index,
 }
 TRAINED = ("sign flip", "scaling", "label flip")
-"""Attacks whose liars train."""
-NAMES: Sequence[str] = tuple(ATTACKS)
+"""Those of them whose liars train."""

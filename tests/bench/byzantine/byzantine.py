@@ -23,7 +23,7 @@ from atoll.node.learning.outer.judging import RULES
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import CHUNK
 from atoll_bench.byzantine import trial
-from atoll_bench.byzantine.attacks import NAMES
+from atoll_bench.byzantine.adaptive import NAMES
 from atoll_bench.byzantine.audit_trial import ROUNDS as AUDITED_ROUNDS
 from atoll_bench.byzantine.audits import audited_rows
 from atoll_bench.byzantine.trial import MEMBERS, Case
@@ -44,14 +44,24 @@ TRIAL_S = 900.0
 
 
 async def measure(
-    quick: bool, say: Callable[[str], None], rules: str = f"mean,{SHIPPED},{AUDITS}", seeds: int = SEEDS
+    quick: bool,
+    say: Callable[[str], None],
+    rules: str = f"mean,{SHIPPED},{AUDITS}",
+    seeds: int = SEEDS,
+    *,
+    attacks: str = "",
+    dirichlet: float | None = None,
 ) -> list[Row]:
-    """All rows: each rule without liars, each attack at each share, the worst, the cost of the fold; audits."""
+    """All rows: each rule without liars, each attack at each share, the worst, the cost of the fold; audits.
+
+    `attacks`: only those whose names begin with one of these words, and no fold; `dirichlet`: α of the mixtures.
+    """
     names, drawn = [name for name in rules.split(",") if name != AUDITS], range(1, 2 if quick else seeds + 1)
     for rule in names:
         if rule != "mean" and rule != "clip" and rule not in RULES:
             raise ConfigError(f"no rule {rule!r}", hint=f"use some of mean, clip, {AUDITS}, {', '.join(RULES)}")
-    attacks, rounds = (("sign flip",), 2) if quick else (NAMES, trial.ROUNDS)
+    chosen = chosen_attacks(attacks or "sign flip" if quick else attacks)
+    rounds = 2 if quick else trial.ROUNDS
     async with contextlib.AsyncExitStack() as stack:
         arms = await enter_all(stack, [started(ARM) for _ in range(os.cpu_count() or 1)])
         audited: list[Row] = []
@@ -60,17 +70,18 @@ async def measure(
         if not names:
             return audited
         losses = Losses(arms, rounds, say)
-        rates = await _rates(losses, names)
+        rates = await _rates(losses, names, dirichlet)
         say(", ".join(f"{rule}: rate {rate / 256:g}" for rule, rate in rates.items()))
         await losses.find(
-            Case(rule, attack, MEMBERS * share // 100 if attack else 0, seed, rates[rule])
+            Case(rule, attack, MEMBERS * share // 100 if attack else 0, seed, rates[rule], dirichlet)
             for seed in drawn
             for rule in dict.fromkeys(("mean", *names))
-            for attack, share in [(None, 0), *((attack, share) for share in SHARES for attack in attacks)]
+            for attack, share in [(None, 0), *((attack, share) for share in SHARES for attack in chosen)]
             if rule in names or attack is None
         )
-    rows = audited + [each for rule in names for each in rows_of(rule, losses.found, rates, drawn, attacks)]
-    sizes = (8,) if quick else (8, 16, 64)
+    found = (rows_of(rule, losses.found, rates, drawn, chosen, dirichlet=dirichlet) for rule in names)
+    rows = [*audited, *(each for rows in found for each in rows)]
+    sizes = () if attacks else (8,) if quick else (8, 16, 64)
     return rows + [
         fold_row(rule, members, 64 if quick else 2048, 2 if quick else 5)
         for rule in names
@@ -100,32 +111,47 @@ class Losses:
             self._say(f"{words}, {case.liars} liars, seed {case.seed}: {self.found[case]:.4f}")
 
 
-async def _rates(losses: Losses, rules: Sequence[str]) -> dict[str, int]:
+def chosen_attacks(words: str) -> tuple[str, ...]:
+    """Attacks whose names begin with one of some words, commas between; all without words. Raises ConfigError."""
+    for word in words.split(","):
+        if not any(name.startswith(word) for name in NAMES):
+            raise ConfigError(f"no attack {word!r}", hint=f"use some of {', '.join(NAMES)}")
+    return tuple(name for name in NAMES if name.startswith(tuple(words.split(","))))
+
+
+async def _rates(losses: Losses, rules: Sequence[str], dirichlet: float | None) -> dict[str, int]:
     """The best outer rate of each rule without liars, on the first seed."""
-    cases = {rule: [Case(rule, None, 0, 1, rate) for rate in RATES_256] for rule in ("mean", *rules)}
+    cases = {rule: [Case(rule, None, 0, 1, rate, dirichlet) for rate in RATES_256] for rule in ("mean", *rules)}
     await losses.find(case for each in cases.values() for case in each)
     return {rule: min(each, key=lambda case: losses.found[case]).alpha_256 for rule, each in cases.items()}
 
 
 def rows_of(
-    rule: str, losses: Mapping[Case, float], rates: Mapping[str, int], seeds: Iterable[int], attacks: Sequence[str]
+    rule: str,
+    losses: Mapping[Case, float],
+    rates: Mapping[str, int],
+    seeds: Iterable[int],
+    attacks: Sequence[str],
+    *,
+    dirichlet: float | None = None,
 ) -> list[Row]:
     """A rule's rows: without liars, each attack, and the worst of each share."""
 
     def over(attack: str | None, liars: int) -> list[float]:
         return [
-            losses[Case(rule, attack, liars, seed, rates[rule])]
-            / losses[Case("mean", None, 0, seed, rates["mean"])]
+            losses[Case(rule, attack, liars, seed, rates[rule], dirichlet)]
+            / losses[Case("mean", None, 0, seed, rates["mean"], dirichlet)]
             for seed in seeds
         ]
 
     judged = rule == SHIPPED
-    rows = [_row(f"{rule}: no attack", over(None, 0), COST if judged else None, f"rate {rates[rule] / 256:g}; ")]
+    name = rule if dirichlet is None else f"{rule}, Dirichlet {dirichlet:g}"
+    rows = [_row(f"{name}: no attack", over(None, 0), COST if judged else None, f"rate {rates[rule] / 256:g}; ")]
     for share, bar in SHARES.items():
         found = {attack: over(attack, MEMBERS * share // 100) for attack in attacks}
-        rows += [_row(f"{rule}: {attack}, {share} %", each, None) for attack, each in found.items()]
+        rows += [_row(f"{name}: {attack}, {share} %", each, None) for attack, each in found.items()]
         worst = max(found, key=lambda attack: statistics.mean(found[attack]))
-        rows.append(_row(f"{rule}: worst at {share} %", found[worst], bar if judged else None, f"{worst}; "))
+        rows.append(_row(f"{name}: worst at {share} %", found[worst], bar if judged else None, f"{worst}; "))
     return rows
 
 

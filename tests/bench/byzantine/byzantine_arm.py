@@ -8,7 +8,9 @@ import msgspec
 
 from atoll.node.learning.data.dataset import Dataset, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.node.learning.kernels.compiled import Ints
 from atoll_bench.byzantine.audit_trial import AuditTrial
+from atoll_bench.byzantine.mixtures import works_of_windows
 from atoll_bench.byzantine.trial import Case, Trial, spec_of
 from atoll_bench.child import obey
 
@@ -19,9 +21,17 @@ def _data() -> Dataset:
     return open_dataset(spec.data, spec.model.context, "", default_cache())
 
 
+@cache
+def _works() -> Ints:
+    data = _data()
+    return works_of_windows(default_cache(), data.num_windows, data.context)
+
+
 async def loss(case: Any, rounds: int) -> float:
     """Validation loss of a case. Raises ConfigError, NetworkFault."""
-    return Trial(msgspec.convert(case, Case), _data()).loss(rounds)
+    known = msgspec.convert(case, Case)
+    class_W = None if known.dirichlet is None else _works()
+    return Trial(known, _data(), class_W=class_W).loss(rounds)
 
 
 async def audited(seed: int, rounds: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.inner.loop import learning_rate
+from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
@@ -29,7 +30,9 @@ from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import VALUE_BITS
 from atoll.protocols.run.run_spec import RunSpec, Stage
-from atoll_bench.byzantine.attacks import ATTACKS, TRAINED, Seen
+from atoll_bench.byzantine.adaptive import ALL, WORKING
+from atoll_bench.byzantine.attacks import Seen
+from atoll_bench.byzantine.mixtures import dealt, mixtures
 
 MEMBERS, ROUNDS, STEPS, BATCH, LAST = 10, 24, 4, 4, 4
 """Members, rounds, inner steps of a round, sequences of a step, rounds at the end whose loss counts."""
@@ -45,6 +48,8 @@ class Case(NamedTuple):
     liars: int
     seed: int = 1
     alpha_256: int = 256
+    dirichlet: float | None = None
+    """Concentration of the members' mixtures of classes; None: all draw from the whole text."""
 
 
 def spec_of(case: Case) -> RunSpec:
@@ -123,8 +128,10 @@ class Members:
 class Trial:
     """Honest members are the first slots, liars the last."""
 
-    def __init__(self, case: Case, data: Dataset, spec: RunSpec | None = None) -> None:
-        """`spec`: another one than the case's."""
+    def __init__(
+        self, case: Case, data: Dataset, spec: RunSpec | None = None, *, class_W: Ints | None = None
+    ) -> None:
+        """`spec`: another one than the case's; `class_W`: of each training window, for members that are unlike."""
         torch.set_num_threads(1)
         self.case, self.spec = case, spec or spec_of(case)
         self._data = data
@@ -133,7 +140,7 @@ class Trial:
         self.theta_C4096 = bridge.gather(theta, self._arena)
         self._named = {name: torch.empty(value.shape) for name, value in theta.items()}
         self._padding = padding_of(self._arena)
-        trained = MEMBERS if case.attack is None or case.attack in TRAINED else MEMBERS - case.liars
+        trained = MEMBERS if case.attack is None or case.attack in WORKING else MEMBERS - case.liars
         self.slots = list(range(trained))
         """Places in the run's data of those that train."""
         self._members = Members(self.spec, trained)
@@ -141,6 +148,12 @@ class Trial:
         self._noise = torch.Generator().manual_seed(case.seed)
         self._first_C4096: Tensor | None = None
         self._codec = codec_of(self.spec.compress.codec, self.spec.compress.k)
+        self._dealt_MW: Ints | None = None
+        if case.dirichlet is not None:
+            assert class_W is not None, "unlike members need classes"
+            mixture_MK = mixtures(case.dirichlet, class_W, MEMBERS, case.seed)
+            each = min(ROUNDS * STEPS * BATCH, len(class_W) // MEMBERS)
+            self._dealt_MW = dealt(mixture_MK, class_W, each, case.seed)
 
     def loss(self, rounds: int = ROUNDS) -> float:
         """Train some rounds; bits per byte on the validation text, mean over the last of them."""
@@ -157,16 +170,33 @@ class Trial:
         liars = self.case.liars if self.case.attack else 0
         honest = sent[: MEMBERS - liars]
         payloads = [*honest, *(self._lies(number, honest, sent) if liars else [])]
+        self.theta_C4096 = clear(self._folded(self.theta_C4096, number, payloads), self._padding)
+
+    def seen(self, number: int, honest: list[bytes], sent: list[bytes]) -> Seen:
+        """What liars know of a round in which the members that train made `sent`, the honest ones first."""
+        tables = torch.stack([self._values(payload) for payload in honest])
+        if self._first_C4096 is None:
+            self._first_C4096 = tables[0]
+        own = [self._values(payload) for payload in sent[len(honest) :]]
+        own_LC4096 = torch.stack(own) if own else torch.zeros((self.case.liars, *tables.shape[1:]))
+        still = torch.zeros_like(self.theta_C4096)
+
+        def fold(lies_LC4096: Tensor) -> Tensor:
+            return to_float(self._folded(still, number, [*honest, *self._encoded(lies_LC4096)]))
+
+        plain = to_float(self._folded(still, number, honest, judged=False))
+        return Seen(number, tables, own_LC4096, self._first_C4096, self._noise, honest_step_C4096=plain, fold=fold)
+
+    def _folded(self, theta: Tensor, number: int, payloads: list[bytes], *, judged: bool = True) -> Tensor:
+        """θ + U of these payloads, with the case's rule or without."""
         entries = [digest(bytes([number, slot])) for slot in range(len(payloads))]
-        self.theta_C4096 = clear(
-            self._codec.apply_update(
-                self.theta_C4096,
-                [WEIGHT_UNIT] * len(payloads),
-                payloads,
-                OuterStep(self.spec.outer.alpha_256, self.spec.outer.floor_256),
-                judge=None if self.case.rule == "mean" else aggregation_of(self.spec, number, entries),
-            ),
-            self._padding,
+        plain = self.case.rule == "mean" or not judged
+        return self._codec.apply_update(
+            theta,
+            [WEIGHT_UNIT] * len(payloads),
+            payloads,
+            OuterStep(self.spec.outer.alpha_256, self.spec.outer.floor_256),
+            judge=None if plain else aggregation_of(self.spec, number, entries),
         )
 
     def _train(self, number: int) -> list[bytes]:
@@ -186,23 +216,28 @@ class Trial:
         """Windows `[M, B, T + 1]`."""
         found = []
         for slot in self.slots:
-            place = WindowPlace(self.spec.seed, number * STEPS, slot, MEMBERS, BATCH)
-            tokens = self._data.batch(windows(place, step, self._data.num_windows))
+            tokens = self._data.batch(self._windows(number, step, slot))
             if self.case.attack == "label flip" and slot >= MEMBERS - self.case.liars:
                 tokens = (tokens + 13) % self.spec.model.vocab
             found.append(torch.from_numpy(tokens))
         return torch.stack(found)
 
+    def _windows(self, number: int, step: int, slot: int) -> Ints:
+        if self._dealt_MW is None:
+            place = WindowPlace(self.spec.seed, number * STEPS, slot, MEMBERS, BATCH)
+            return windows(place, step, self._data.num_windows)
+        at = (number * STEPS + step) * BATCH + np.arange(BATCH)
+        found: Ints = self._dealt_MW[slot, at % self._dealt_MW.shape[1]]
+        return found
+
     def _lies(self, number: int, honest: list[bytes], sent: list[bytes]) -> list[bytes]:
         assert self.case.attack is not None
-        tables = torch.stack([self._values(payload) for payload in honest])
-        if self._first_C4096 is None:
-            self._first_C4096 = tables[0]
-        own = [self._values(payload) for payload in sent[len(honest) :]]
-        own_LC4096 = torch.stack(own) if own else torch.zeros((self.case.liars, *tables.shape[1:]))
-        lies = ATTACKS[self.case.attack](Seen(number, tables, own_LC4096, self._first_C4096, self._noise))
-        nothing = torch.zeros_like(tables[0])
-        return [bytes(self._codec.encode(lie.clone(), nothing, nothing, 1.0)) for lie in lies]
+        return self._encoded(ALL[self.case.attack](self.seen(number, honest, sent)))
+
+    def _encoded(self, lies_LC4096: Tensor) -> list[bytes]:
+        """Legal payloads of these values: the codec takes its k of each chunk, as it does of honest work."""
+        nothing = torch.zeros_like(lies_LC4096[0])
+        return [bytes(self._codec.encode(lie.clone(), nothing, nothing, 1.0)) for lie in lies_LC4096]
 
     def _values(self, payload: bytes) -> Tensor:
         index, q = decode(payload, self._codec.layout(self._arena.chunks))
