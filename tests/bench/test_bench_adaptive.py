@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from atoll.node.learning.compress.folding import decode
-from atoll_bench.byzantine.adaptive import ADAPTIVE, GRID, HALVINGS, harm_of, strongest
+from atoll_bench.byzantine.adaptive import ADAPTIVE, GRID, HALVINGS, distance, lost_progress, strongest
 from atoll_bench.byzantine.attacks import ATTACKS
 from atoll_bench.byzantine.trial import MEMBERS, Case, Trial
 
@@ -13,6 +13,8 @@ PARENTS = {
     "adaptive deviation": ("ALIE",),
     "adaptive own": ("sign flip", "scaling"),
 }
+PARENTS["adaptive progress"] = tuple(parent for parents in PARENTS.values() for parent in parents)
+HARMS = dict.fromkeys(ADAPTIVE, distance) | {"adaptive progress": lost_progress}
 LIARS = 2
 
 
@@ -31,17 +33,17 @@ def seen_with(rule, sent, data):
 @pytest.mark.parametrize("name", ADAPTIVE)
 def test_what_is_found_does_as_much_harm_as_each_attack_that_it_comes_from(rule, name, sent, data):
     _, seen = seen_with(rule, sent, data)
-    found = harm_of(ADAPTIVE[name](seen), seen)
+    found = HARMS[name](ADAPTIVE[name](seen), seen)
     for parent in PARENTS[name]:
         # the codec rounds: the same strength reached by other sums gives other units
-        assert found >= 0.995 * harm_of(ATTACKS[parent](seen), seen), parent
+        assert found >= 0.995 * HARMS[name](ATTACKS[parent](seen), seen), parent
 
 
 @pytest.mark.parametrize(("rule", "times"), [("mean", 2.0), ("nnm", 1.05), ("flag", 1.05)])
 def test_somewhere_the_search_finds_more_than_any_of_them(rule, times, sent, data):
     _, seen = seen_with(rule, sent, data)
-    fixed = max(harm_of(ATTACKS[parent](seen), seen) for parents in PARENTS.values() for parent in parents)
-    found = max(harm_of(attack(seen), seen) for attack in ADAPTIVE.values())
+    fixed = max(distance(ATTACKS[parent](seen), seen) for parent in PARENTS["adaptive progress"])
+    found = max(distance(attack(seen), seen) for attack in ADAPTIVE.values())
     assert found >= times * fixed
 
 
@@ -66,7 +68,15 @@ def test_the_fold_that_liars_try_is_the_one_of_the_round(sent, data):
     payloads = [*sent[: MEMBERS - LIARS], *trial._encoded(lies)]
     moved = trial._folded(trial.theta_C4096, 0, payloads) - trial.theta_C4096
     assert torch.equal(moved.float() * 2.0**-24, seen.fold(lies))
-    assert harm_of(lies, seen) == pytest.approx(float((seen.fold(lies) - seen.honest_step_C4096).norm()))
+
+
+def test_harm_is_a_distance_or_what_is_lost_of_the_honest_step(sent, data):
+    _, seen = seen_with("mean", sent, data)
+    honest = seen.honest_step_C4096
+    for times, lost in ((1.0, 0.0), (0.0, 1.0), (-1.0, 2.0)):
+        moved = seen._replace(fold=lambda lies, times=times: times * honest)
+        assert lost_progress(seen.own_LC4096, moved) == pytest.approx(lost, abs=1e-5)
+        assert distance(seen.own_LC4096, moved) == pytest.approx(lost * float(honest.norm()), rel=1e-5)
 
 
 @pytest.mark.parametrize("peak", [0.31, 1.2, 5.3, 13.0])
