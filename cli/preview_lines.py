@@ -25,6 +25,8 @@ def preview_lines(
     return [
         f"run        {spec.name}  {short(spec.id)}  by {spec.owner}",
         f"invite     {_source(spec, invite, unix_s)}",
+        *([f"roles      {', '.join(config.roles)}"] if config.roles else []),
+        *([f"           {config.work.instead}"] if config.work.instead else []),
         f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
         f"now        {outlook_line(spec, outlook)}",
         *(f"experts    {line}" for line in expert_lines(spec, costs)),

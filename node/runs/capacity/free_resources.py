@@ -67,9 +67,10 @@ def encoding_of(spec: RunSpec, config: NodeConfig, free: Free, room: Room) -> Wh
 def offer_of(spec: RunSpec, config: NodeConfig, free: Free | None) -> tuple[Room | None, NodeConfig]:
     """The room for experts, and `config` with what follows from it. None, and `config`, if all members train all.
 
-    `free`: what the machine has free when the node starts; None where nobody measured it.
+    None too where this node does not train. `free`: what the machine has free when the node starts; None where
+    nobody measured it.
     """
-    if free is None or (room := room_of(spec, config, free)) is None:
+    if free is None or not config.work.trains or (room := room_of(spec, config, free)) is None:
         return None, config
     return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
 

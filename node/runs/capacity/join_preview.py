@@ -105,7 +105,7 @@ def preview_of(
         round_bytes=each_way,
         day_up_bytes=int(each_way * rounds_day),
         day_down_bytes=int(each_way * rounds_day),
-        text=_text(spec.data.source) if config.work.has_model else "",
+        text=_text(spec.data.source) if config.work.reads_text else "",
         experts=experts,
         room=room,
         whole=needs_of(spec, config),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.free_resources import room_of
+from atoll.node.runs.capacity.free_resources import offer_of, room_of
 from atoll.node.runs.capacity.join_preview import (
     MEMBERS,
     ROUND_FLOOR_S,
@@ -159,3 +159,17 @@ def test_the_time_of_a_run_is_that_of_all_of_its_steps():
     tokens = (8 * 2 + 46 * 8) * spec.inner.batch * spec.model.context
     expected_s = 6 * spec.model.parameters * tokens / THREAD_FLOPS
     assert steps_time_s(spec, config, spec.steps_before(spec.outer.rounds)) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "keeps"), [("evaluate", "notes.txt", True), ("seed", "", True), ("relay", "", False)]
+)
+def test_who_does_not_train_needs_no_more_than_its_role(role, text, keeps):
+    spec = shared(data=msgspec.structs.replace(shared().data, source="file:notes.txt"))
+    config, free = msgspec.structs.replace(CPU, roles=(role,)), Free(1 << 40, 1 << 40)
+    room, config = offer_of(spec, config, free)
+    assert room is None, "it offers to train no experts"
+    costs = preview_of(spec, config, room)
+    assert costs.text == text
+    assert bool(costs.disk_bytes) == bool(costs.join_bytes) == bool(costs.day_down_bytes) == keeps
+    assert costs.needs == needs_of(spec, config)
