@@ -12,10 +12,12 @@ from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
 from atoll.protocols.ledger.registers import (
+    REGISTER_VERSION,
     Addresses,
     Holding,
     Lease,
     Register,
+    Validation,
     decode_register,
     sign_register,
     unsigned,
@@ -25,17 +27,18 @@ AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
 LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5)
 HOLDING = Holding(b"\x03", 8)
+FOUND = Validation(3, b"s" * 32, 2.5)
 ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-v1"))
 
 
 def forged(value, **changes):
     """A register that is signed but was never checked."""
-    draft = replace(Register(1, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
-    return codec.encode(replace(draft, signature=AUTHOR.sign("register/1", unsigned(draft))))
+    draft = replace(Register(REGISTER_VERSION, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
+    return codec.encode(replace(draft, signature=AUTHOR.sign("register/2", unsigned(draft))))
 
 
 @pytest.mark.parametrize(
-    "value", [LEASE, replace(LEASE, snapshot=b"", snapshot_round=-1, final=-1), ADDRESSES, HOLDING]
+    "value", [LEASE, replace(LEASE, snapshot=b"", snapshot_round=-1, final=-1), ADDRESSES, HOLDING, FOUND]
 )
 def test_round_trip(value):
     reg = sign_register(RUN, AUTHOR, 1, 2, 30.0, value)
@@ -65,7 +68,7 @@ def test_golden_bytes():
         .hex()
         .startswith(
             "98"
-            "01"
+            "02"
             "c420" + "72" * 32 + "d934" + author + "01"
             "02"
             "cb403e000000000000"  # ttl 30.0
@@ -88,6 +91,8 @@ def test_golden_bytes():
             "round": (-1, 1 << 24), "final": (-2, 1 << 24), "snapshot": (b"x",), "snapshot_round": (-2, 1 << 24),
             "tokens_per_s": (-1.0, math.nan, math.inf, 1e12), "activity": ("sleeping",),
         }.items() for value in values),
+        Validation(1 << 24, b"s" * 32, 1.0), Validation(3, b"s" * 31, 1.0), Validation(3, b"", 1.0),
+        *(Validation(3, b"s" * 32, bpb) for bpb in (-0.1, 1e6, math.inf, math.nan)),
         Addresses(("x",) * 17), Addresses(("x" * 257,)), Addresses(("",)),
         Addresses(("\x1b[31m",)), Addresses(("é",)), Addresses(("/ip4/192.0.2.1/tcp/4001\n",)),
     ],
@@ -100,7 +105,7 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2}, {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
+        {"version": 1}, {"version": 3}, {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
         {"seq": 1 << 48},
         {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},
         {"author": "x"},
@@ -122,7 +127,7 @@ def test_an_oversized_register_is_refused():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([LEASE, ADDRESSES]), st.data())
+@given(st.sampled_from([LEASE, ADDRESSES, FOUND]), st.data())
 def test_mutations_raise_peer_faults_only(value, data):
     raw = bytearray(forged(value))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
