@@ -7,9 +7,12 @@ the vocabulary of both. `python -m tests.walks.test_walks FOLDER` prints the lis
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from tests.waiting import HANGS_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -50,22 +53,38 @@ def traced(folder: Path) -> dict[str, set[str]]:
     return walks
 
 
+def walked(nodes, until, folder, monkeypatch, limit_s):
+    """Trace two nodes until the contribution that is followed is folded; False where that was not in time."""
+    folder.mkdir()
+    monkeypatch.setenv("WALK_FOLDER", str(folder))
+    owner, member = nodes(f"owner-{folder.name}"), nodes(f"member-{folder.name}")
+    owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=2", "--set", "outer.overlap_steps=0")
+    with monkeypatch.context() as tracing:
+        tracing.setenv("PYTHONPATH", str(Path(__file__).parent / "tracing"))
+        owner.start().up()
+        link = until(
+            "there is a link", lambda: (i := owner.atoll("invite")).code == 0 and i.out.strip().split()[-1]
+        )
+        member.start(link, "--yes").up()
+        with suppress(AssertionError):
+            until("a contribution is folded by the other node", (folder / "folded").exists, limit_s)
+        (folder / "joiner").write_text(f"{member.process.pid} {member.status()['worker_pid']}")
+        member.stop()
+        owner.stop()
+    return (folder / "folded").exists()
+
+
 @pytest.mark.swarm
 def test_the_pages_lists_are_what_runs(nodes, until, tmp_path, monkeypatch):
-    folder = tmp_path / "walk"
-    folder.mkdir()
-    owner, member = nodes("owner"), nodes("member")
-    owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=2", "--set", "outer.overlap_steps=0")
-    monkeypatch.setenv("WALK_FOLDER", str(folder))
     monkeypatch.setenv("WALK_ROOT", str(ROOT))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "tracing"))
-    owner.start().up()
-    link = until("there is a link", lambda: (i := owner.atoll("invite")).code == 0 and i.out.strip().split()[-1])
-    member.start(link, "--yes").up()
-    until("a contribution is folded by the other node", (folder / "folded").exists)
-    (folder / "joiner").write_text(f"{member.process.pid} {member.status()['worker_pid']}")
-    member.stop()
-    owner.stop()
+    # One contribution is followed. On a busy machine it may be late, and then in no set: another swarm is asked.
+    found = (
+        folder
+        for folder, limit_s in ((tmp_path / "one", 90.0), (tmp_path / "two", 90.0), (tmp_path / "three", HANGS_S))
+        if walked(nodes, until, folder, monkeypatch, limit_s)
+    )
+    folder = next(found, None)
+    assert folder is not None, "no contribution that was followed was folded by the other node"
     for walk, places in traced(folder).items():
         listed = documented(walk)
         places -= BESIDE
