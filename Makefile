@@ -16,7 +16,7 @@ WORKERS ?= 3
 # Every process of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test package-test bench clean
+.PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test page-test docs package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -45,6 +45,9 @@ measure: $(STAMP)  ## The same tests at full size, one after the other: what tak
 
 check: lint  ## Style, types, layout
 	$(BIN)/python -m pytest -q tests/test_layout.py
+
+docs: $(STAMP)  ## The documentation as a site in build/site, with references made from the code
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -77,6 +80,9 @@ clean-rig: $(STAMP)  ## Remove what a rig that was killed left: namespaces, proc
 
 compose-test: $(STAMP)  ## The container image: built, four trainers, one killed and back; all removed again (Docker, or root)
 	$(BIN)/python -m tests.compose
+
+page-test: $(STAMP)  ## The web page in a real Chromium, its bars with real nodes (docs/web.md; Chromium)
+	$(BIN)/python -m tests.page
 
 package-test: $(STAMP)  ## The wheel and its own dependency list in a fresh environment; two nodes train there
 	$(BIN)/python -m tests.package

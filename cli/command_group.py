@@ -11,6 +11,8 @@ from atoll.cli.command_table import COMMANDS, extension
 from atoll.protocols.errors import AtollError
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from atoll.node.config.home import Home
 
 INTERRUPTED = 130
@@ -39,6 +41,14 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
+        """Names of the table and the options, so that a Tab imports no command."""
+        from click.shell_completion import CompletionItem
+
+        named = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=line) for name, line in named]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -60,7 +70,7 @@ def chosen_home(ctx: click.Context, _param: click.Parameter, value: str | None) 
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--home", metavar="DIR", help="The node's folder (else $ATOLL_HOME, else the user's data folder).")
+@click.option("--home", metavar="DIR", help="The node's folder (else $ATOLL_HOME, or your data folder).")
 @click.version_option(package_name="atoll", message="atoll %(version)s", help="Print it.")
 @click.pass_context
 def cli(ctx: click.Context, home: str | None) -> None:

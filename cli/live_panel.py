@@ -34,16 +34,17 @@ from atoll.cli.formatting import (
     trains,
     validation_line,
 )
+from atoll.cli.page.browser import open_page
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Status, Watch
 
 RETRY_S = 0.2
-PLAIN_EVERY_S = 4.0
+PLAIN_EVERY_S = 2.0
 """Interval of the statuses of which plain lines are made."""
-HEARTBEAT_S = 30.0
-"""A plain line at least so often, even if nothing changed."""
+LINE_EVERY_S = 10.0
+"""Interval of plain lines, whatever happened; trouble that is new has one at once."""
 JOIN_S = 2.0
 _STYLES = {"training": "green", "done": "green", "finished": "green", "paused": "yellow"}
 
@@ -57,23 +58,47 @@ Words = Callable[[Status], list[str]]
 
 
 @contextmanager
-def shown(home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines) -> Iterator[None]:
-    """Show the node of `home` until the block ends; `words` tell how to join it when its addresses changed."""
+def shown(
+    home: Home, *, as_json: bool, plain: bool, words: Words = seed_lines, opens: bool = False
+) -> Iterator[None]:
+    """Show the node of `home` until the block ends; `words` tell how to join it when its addresses changed.
+
+    `opens`: the web page is opened in a browser once it is served.
+    """
     ended = threading.Event()
     console = Console()
     if as_json:
-        show: Callable[[Home, threading.Event, Words], None] = _json_lines
+        show: Callable[[Home, threading.Event, Words, Words], None] = _json_lines
     elif plain or not console.is_terminal:
         show = _plain_lines
     else:
         show = _live_panel
-    thread = threading.Thread(target=show, args=(home, ended, words), name="panel", daemon=True)
+    thread = threading.Thread(
+        target=show, args=(home, ended, words, PageLine(opens=opens)), name="panel", daemon=True
+    )
     thread.start()
     try:
         yield
     finally:
         ended.set()
         thread.join(JOIN_S)
+
+
+class PageLine:
+    """The line about the web page, once it is served; opens the page then, if the user asked for that."""
+
+    def __init__(self, *, opens: bool, open_url: Callable[[str], bool] = open_page) -> None:
+        self._opens = opens
+        self._open_url = open_url
+        self._url = ""
+
+    def __call__(self, now: Status) -> list[str]:
+        """The line, if the address is a new one."""
+        if not now.web or now.web == self._url:
+            return []
+        is_wanted, self._url = self._opens and not self._url, now.web
+        how = " (no browser was found here)" if is_wanted and not self._open_url(now.web) else ""
+        return [f"page at {now.web}{how}"]
 
 
 def show_cursor() -> None:
@@ -102,12 +127,7 @@ def render(now: Status) -> RenderableType:
 
 def is_news(now: Status, before: Status | None, since_s: float) -> bool:
     """Whether a status is worth a line, `since_s` seconds after the last one that was."""
-    return (
-        before is None
-        or (now.activity, now.round, now.final, now.trouble)
-        != (before.activity, before.round, before.final, before.trouble)
-        or since_s >= HEARTBEAT_S
-    )
+    return before is None or now.trouble != before.trouble or since_s >= LINE_EVERY_S
 
 
 def new_addresses(now: Status, before: Status | None, words: Words = seed_lines) -> list[str]:
@@ -146,28 +166,29 @@ def _statuses(home: Home, ended: threading.Event, every_s: float = 1.0) -> Itera
             ended.wait(RETRY_S)
 
 
-def _json_lines(home: Home, ended: threading.Event, words: Words) -> None:
+def _json_lines(home: Home, ended: threading.Event, words: Words, page: Words) -> None:
     for now in _statuses(home, ended):
+        page(now)
         print_json(now)
 
 
-def _plain_lines(home: Home, ended: threading.Event, words: Words) -> None:
+def _plain_lines(home: Home, ended: threading.Event, words: Words, page: Words) -> None:
     before: Status | None = None
     at = 0.0
     for now in _statuses(home, ended, PLAIN_EVERY_S):
-        for line in new_addresses(now, before, words):
+        for line in (*page(now), *new_addresses(now, before, words)):
             click.echo(line)
         if is_news(now, before, time.monotonic() - at):
             click.echo(one_line(now))
             before, at = now, time.monotonic()
 
 
-def _live_panel(home: Home, ended: threading.Event, words: Words) -> None:
+def _live_panel(home: Home, ended: threading.Event, words: Words, page: Words) -> None:
     with Live(console=Console(), refresh_per_second=4, transient=False) as live:
         live.update("starting …")
         before: Status | None = None
         for now in _statuses(home, ended):
-            for line in new_addresses(now, before, words):
+            for line in (*page(now), *new_addresses(now, before, words)):
                 live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied
             live.update(render(now))
             before = now

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from atoll.cli.options import home_option
+from atoll.cli.options import home_option, run_option
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 SOURCE = (
     home_option,
-    click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent."),
+    run_option,
     click.option("--from-hf", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Instead of a run."),
     click.option("--data", metavar="PATH", help="The text of a run whose source is file:."),
     click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:1."),

@@ -1,12 +1,14 @@
 """Options that many commands share, and those of `start` about the network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
 from atoll.cli.command_group import chosen_home
 
+UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
+FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NETWORK = (
@@ -20,11 +22,25 @@ _NETWORK = (
     click.option("--up", metavar="RATE", help="Cap of what is sent, all protocols together: 20mbit, 2.5MB/s."),
     click.option("--down", metavar="RATE", help="Cap of what is received."),
     click.option("--relay-only/--no-relay-only", default=None, help="Through relays only; hide the address."),
-    click.option("--web", metavar="IP:PORT", help="Serve a page and metrics here, to read: 127.0.0.1:0."),
+    click.option("--web", metavar="IP:PORT", help="Serve a page and metrics here, to read: localhost:4780."),
     click.option("--dht/--no-dht", default=None, help="Take part in the DHT; else where it is of use."),
     click.option("--dht-bootstrap", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node that serves it."),
     click.option("--public/--private", default=None, help="List the run in the DHT; else if everybody may join."),
 )
+
+_GUEST = (
+    click.option("--hours", metavar="22:00-07:00", help="Train in these hours only, local time."),
+    click.option("--battery", type=click.Choice(("train", "pause")), help="What to do on battery."),
+    click.option("--idle-after", metavar="10m", help="Train once nobody has used this machine for so long."),
+    click.option("--gpu-most-c", type=int, metavar="C", help="Rest while a GPU is hotter, in °C."),
+    click.option("--nice", type=int, metavar="N", help="Niceness of the worker, 0 to 19."),
+)
+
+
+def run_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of this home's runs, for completion; no file is read."""
+    home = chosen_home(ctx, _param, ctx.find_root().params.get("home"))
+    return sorted(path.stem for path in home.runs.glob("*.run") if path.stem.startswith(incomplete))
 
 
 def home_option(command: F) -> F:
@@ -37,8 +53,25 @@ def json_option(command: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON (docs/json.md).")(command)
 
 
+def run_option(command: F) -> F:
+    """`--run NAME|ID|FILE`, for commands that take the only run of this home if it is absent."""
+    help_line = "The run; the only one of this home if absent."
+    return click.option("--run", "wanted", metavar="NAME|ID|FILE", shell_complete=run_names, help=help_line)(
+        command
+    )
+
+
 def network_options(command: F) -> F:
     """All network options of `start`; the command receives their values by the names of NodeConfig's keys."""
-    for option in reversed(_NETWORK):
+    return _with(command, _NETWORK)
+
+
+def guest_options(command: F) -> F:
+    """The options of `start` that are keys of `[guest]`; the command receives their values by those names."""
+    return _with(command, _GUEST)
+
+
+def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
+    for option in reversed(options):
         command = option(command)
     return command

@@ -110,6 +110,8 @@ def _traffic(costs: Preview) -> list[str]:
 
 
 def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
+    if spec.data.index is not None:
+        return f"{spec.data.source} (members send what this node trains on; {size(config.shard_bytes)} are kept)"
     if not costs.text:
         return f"{spec.data.source} (needs no file of yours)"
     if config.data:

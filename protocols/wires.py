@@ -48,6 +48,8 @@ CIRCUIT = Wire("circuit", newest=1, oldest=1)
 """A relay extends a circuit to its target; the two ends speak TLS. 1: first."""
 RUN = Wire("run", newest=1, oldest=1)
 """The signed RunSpec of a run id, for peers that are not members yet. 1: first."""
+INVITE = Wire("invite", newest=1, oldest=1)
+"""The whole invite that a short link names, for peers that are not members yet. 1: first."""
 DHT = Wire("dht", newest=1, oldest=1)
 """Lookups and records of the DHT, between peers of all runs. 1: first."""
 WORKER = Wire("worker", newest=1, oldest=1)

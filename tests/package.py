@@ -22,20 +22,28 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ("protocols", "p2p", "node", "cli", "pyproject.toml", "README.md", "LICENSE")
 INSTALL_S, COMMAND_S = 900.0, 300.0
 IMPORT_ALL = """
-import importlib, pkgutil, sys, atoll
+import importlib, pkgutil, re, sys, atoll
+from importlib.metadata import requires
 from pathlib import Path
 here = Path(sys.prefix).resolve()
+wishes = [wish for wish in requires("atoll") if "extra ==" in wish and '"dev"' not in wish.replace("'", '"')]
+extras, lacking = {re.match(r"[A-Za-z0-9_]+", wish)[0] for wish in wishes}, []
 names = [found.name for found in pkgutil.walk_packages(atoll.__path__, "atoll.") if ".gpu" not in found.name]
 for name in names:
     if name not in ("atoll.node.learning.kernels.on_gpu", "atoll.p2p.discovery.dht_child"):
-        importlib.import_module(name)
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name not in extras:
+                raise
+            lacking.append(name)
 strangers = {
     module.__file__ for name, module in sys.modules.items()
     if getattr(module, "__file__", None) and "site-packages" in module.__file__
     and not Path(module.__file__).absolute().is_relative_to(here)
 }
-print(len(names), "modules;", len(strangers), "from elsewhere", sorted(strangers)[:3])
-sys.exit(bool(strangers) or len(names) < 300)
+print(len(names), "modules;", len(strangers), "from elsewhere", sorted(strangers)[:3], "; need extras:", lacking)
+sys.exit(bool(strangers) or len(names) < 300 or len(lacking) > 6)
 """
 SWARM = "sim -n 2 --rounds 3 --steps 2 --data synthetic:markov --timeout 240"
 

@@ -44,12 +44,20 @@ BROUGHT = {"triton": ("node/learning/compress/gpu/", "node/learning/kernels/on_g
 NEVER_IMPORTED = {"hivemind"}
 """Its p2pd is run; importing it loads torch, and its decoders die of bytes of a peer."""
 LAZY_IMPORTS = {
+    ("cli/commands/serve.py", "serve"): "starlette and uvicorn are an extra",
     ("cli/main.py", "main"): "signals are seen to, and `node script.js` is handed over, before click is imported",
+    ("cli/command_group.py", "shell_complete"): "click's completion: only for a Tab",
     ("cli/command_group.py", "resolve_command"): "difflib: only a command that does not exist",
     ("cli/command_group.py", "chosen_home"): "platformdirs and the ledger's ids: help needs no home",
+    ("cli/commands/status.py", "_redrawn"): "rich takes longer than a status: only on a terminal",
     ("cli/commands/status.py", "rounds"): "reads runs: only of a node that does not run",
     ("cli/commands/status.py", "status"): "reads runs: only with --last",
     ("cli/commands/steer.py", "evaluate"): "reads runs: only of a node that does not run",
+    ("cli/commands/start.py", "start"): "the daemon takes half a second: only once the options are right",
+    ("cli/commands/checkpoint.py", "save"): "torch takes a second: only once the options are right",
+    ("cli/commands/checkpoint.py", "join_command"): "torch takes a second: only once the options are right",
+    ("cli/commands/checkpoint.py", "show"): "torch takes a second: only once the options are right",
+    ("cli/commands/checkpoint.py", "restore_command"): "torch takes a second: only once the options are right",
     ("cli/commands/export.py", "hf"): "torch takes a second: only once the options are right",
     (
         "cli/model_source.py",
@@ -62,8 +70,19 @@ LAZY_IMPORTS = {
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
     ("cli/sim/command.py", "_judged"): "torch takes a second: only when the swarm has ended",
-    ("cli/commands/new_run.py", "write_run"): "torch takes a second: only where weights are read",
+    (
+        "cli/runs/group.py",
+        "new",
+    ): "tokenizers and numpy take a third of a second: once the options are right",
+    ("cli/runs/group.py", "list_runs"): "not for help",
+    ("cli/runs/group.py", "show"): "not for help",
+    ("cli/runs/group.py", "find"): "libp2p's messages, not for help",
+    ("cli/runs/group.py", "rm"): "not for help",
+    ("cli/runs/draft.py", "write_run"): "torch takes a second: only where weights are read",
     ("node/learning/data/documents.py", "_table_rows"): "pyarrow is an extra",
+    ("node/learning/data/hub.py", "hub_documents"): "datasets is an extra",
+    ("cli/data/command.py", "pack"): "numpy and tokenizers take half a second: only once the options are right",
+    ("node/daemon/loggers/packages.py", "__init__"): "extras of seconds and 100 MB; only the logger that is named",
     ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_run_engine"): "trio and libp2p take half a second and 80 MB",
@@ -91,7 +110,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 52_960
+BUDGET_LINES = 59_550
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open
@@ -101,7 +120,12 @@ audits a round, members that keep back their votes, members that come up in the
 middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
 that the voters remove, what fits into a machine, steps by memory, text from trained
 weights and its card, connections that are lost before a write, one more rule of aggregation,
-text in folders and tables, tokenizers by choice. A later raise names its reason here too."""
+text in folders and tables, tokenizers by choice, steps of finality that find
+nothing new, packed texts whose shards members fetch, a web page with the swarm, the log
+and an invite, and the command that opens it, loggers of other projects, histograms, commands to
+own a node, options apart from what they do, a server of OpenAI's API, short invites with
+their wire and list (450 lines), rules of the outer step with momentum, a guest that rests (650 lines).
+A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
@@ -523,7 +547,8 @@ def test_every_mutant_applies():
 
 LIGHT = {
     "atoll.node.daemon.app": {"torch", "hivemind"},
-    "atoll.cli.commands.start": {"torch", "hivemind"},
+    "atoll.cli.commands.start": {"torch", "hivemind", "numpy"},
+    "atoll.cli.commands.checkpoint": {"torch", "hivemind"},
     "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
     "atoll.cli.command_group": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},
 }

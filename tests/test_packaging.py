@@ -59,7 +59,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wheel_holds_every_source_file(wheel: Path):
     inside = set(zipfile.ZipFile(wheel).namelist())
     files = [path for area in AREAS for path in (ROOT / area).rglob("*.py")]
-    files += [ROOT / area / "py.typed" for area in AREAS] + [ROOT / "node/daemon/web/page.html"]
+    files += [ROOT / area / "py.typed" for area in AREAS] + [
+        path
+        for path in (ROOT / "node/daemon/web").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    ]
     missing = {f"atoll/{path.relative_to(ROOT).as_posix()}" for path in files} - inside
     assert not missing
     flat = {name for name in inside if name.split("/")[0] in AREAS or name.startswith("tests/")}

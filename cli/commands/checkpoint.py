@@ -1,22 +1,22 @@
 """`checkpoint`: a run's whole state in files, from which any number of nodes goes on."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from atoll.cli.formatting import print_json
-from atoll.cli.options import home_option, json_option
-from atoll.node.checkpoint.universal import CheckpointManifest
+from atoll.cli.options import home_option, json_option, run_option
 from atoll.node.config.home import Home, hold_lock
-from atoll.node.import_export.join_shards import RUN, ShardedCheckpoint, join_shards, open_checkpoint
-from atoll.node.import_export.restore_node import restore_node
-from atoll.node.import_export.save_shard import save_shard
 from atoll.node.runs.run_files import find_run, parse_run, store_run
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import short
+
+if TYPE_CHECKING:
+    from atoll.node.import_export.join_shards import ShardedCheckpoint
 
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
@@ -30,12 +30,14 @@ def checkpoint() -> None:
 @_FOLDER
 @home_option
 @json_option
-@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+@run_option
 def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
     """Write what this node trains into DIR, signed. Every node does so, stopped, when all have one final round."""
     found = find_run(home, wanted)
     if not home.identity.exists():
         raise ConfigError("this home has no identity yet", hint="start the node once")
+    from atoll.node.import_export.save_shard import save_shard
+
     with hold_lock(home):
         shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity), folder)
     if as_json:
@@ -51,6 +53,8 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
 @click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
 def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
+    from atoll.node.import_export.join_shards import join_shards
+
     _print(join_shards(folder, without_quorum=without_quorum), as_json)
 
 
@@ -59,6 +63,8 @@ def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
 @json_option
 def show(folder: Path, as_json: bool) -> None:
     """Verify a joined checkpoint and say what it holds."""
+    from atoll.node.import_export.join_shards import open_checkpoint
+
     _print(open_checkpoint(folder), as_json)
 
 
@@ -72,6 +78,9 @@ def restore_command(folder: Path, home: Home, as_json: bool) -> None:
     Copy identity.key into the home first, where the node is one of those that saved. Never restore a node that
     runs elsewhere.
     """
+    from atoll.node.import_export.join_shards import RUN, open_checkpoint
+    from atoll.node.import_export.restore_node import restore_node
+
     found = open_checkpoint(folder)
     data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
     run = parse_run(home, data)
@@ -91,8 +100,8 @@ def restore_command(folder: Path, home: Home, as_json: bool) -> None:
         click.echo(found.manifest.who_signed())
 
 
-def _print(found: ShardedCheckpoint, as_json: bool) -> None:
-    manifest: CheckpointManifest = found.manifest
+def _print(found: "ShardedCheckpoint", as_json: bool) -> None:
+    manifest = found.manifest
     if as_json:
         print_json({"path": str(found.folder), "name": found.spec.name, "manifest": manifest})
         return

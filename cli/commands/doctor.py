@@ -1,31 +1,21 @@
 """`doctor`: one screen of checks with pass, warn, fail or skip (not checked), and what to do about each."""
 
-import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from atoll.cli.client import ask
+from atoll.cli.doctor_findings import findings
 from atoll.cli.formatting import print_json, print_table, size
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
-from atoll.node.doctor import experts as doctor_experts
-from atoll.node.doctor import machine as doctor_machine
-from atoll.node.doctor import network as doctor_net
-from atoll.node.doctor import running_node as doctor_node
-from atoll.node.doctor.checks import DoctorInput, Finding, has_no_failure, run_checks
+from atoll.node.doctor.checks import Finding, has_no_failure
 from atoll.node.runs.capacity.machine_fit import PresetFit, largest, measure_machine, presets_here
-from atoll.node.runs.run_files import find_run, runs_of
-from atoll.protocols.errors import AtollError, ConfigError
-from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.errors import ConfigError
 
-CHECKS = (*doctor_machine.CHECKS, *doctor_experts.CHECKS, *doctor_net.CHECKS, *doctor_node.CHECKS)
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _WIDTH = 10
 
@@ -43,12 +33,7 @@ def doctor(home: Home, as_json: bool, wanted: str | None, fit: bool) -> int:
         )
     if fit:
         return _print_fit(load_config(home.config_toml), as_json)
-    config, rows = _config(home)
-    status, more = _status(home)
-    rows += more
-    given = DoctorInput(home, config, _run(home, wanted), status)
-    with _logged(home):
-        rows += run_checks(given, CHECKS)
+    rows = findings(home, wanted)
     if as_json:
         print_json(rows)
     else:
@@ -109,46 +94,3 @@ def _print(rows: Sequence[Finding]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for state, text in lines(rows):
         console.print(Text.assemble((state.ljust(4), _STYLES.get(state, "")), " ", (text, "" if state else "dim")))
-
-
-@contextmanager
-def _logged(home: Home) -> Iterator[None]:
-    """What the checks log goes to `doctor.log` in the home, where there is one."""
-    if not home.root.is_dir():
-        yield
-        return
-    handler = logging.FileHandler(home.root / "doctor.log", delay=True)
-    logging.getLogger().addHandler(handler)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)
-        handler.close()
-
-
-def _config(home: Home) -> tuple[NodeConfig | None, list[Finding]]:
-    try:
-        return load_config(home.config_toml), []
-    except ConfigError as error:
-        return None, [Finding("config", "fail", " ".join(str(error).split()), error.hint)]
-
-
-def _status(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """What the node says; a row if it is there but does not answer as it should."""
-    try:
-        return ask(home.root, "status"), []
-    except AtollError as error:
-        if error.exit_code == 3:
-            return None, []
-        return None, [Finding("node", "fail", " ".join(str(error).split()), error.hint)]
-
-
-def _run(home: Home, wanted: str | None) -> RunSpec | None:
-    """The run that the user named, else the only one here, else none. Raises ConfigError for a bad name."""
-    if wanted is not None:
-        return find_run(home, wanted).spec
-    try:
-        known = runs_of(home)
-    except AtollError:
-        return None
-    return known[0].spec if len(known) == 1 else None

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from atoll.cli.formatting import print_json
-from atoll.cli.options import home_option, json_option
+from atoll.cli.options import home_option, json_option, run_option
 from atoll.node.config.home import Home
 
 
@@ -18,7 +18,7 @@ def export() -> None:
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @home_option
 @json_option
-@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+@run_option
 @click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state.")
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
 @click.option("--force", is_flag=True, help="Replace an export that is there.")

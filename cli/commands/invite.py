@@ -1,6 +1,5 @@
-"""`invite`: a link, and a QR code on terminals, that lets others join a run through this node."""
+"""`invite`: links that let others join a run through this node: make one, list them, revoke one."""
 
-import re
 import sys
 import time
 
@@ -8,41 +7,44 @@ import click
 import segno
 
 from atoll.cli.client import ask
+from atoll.cli.commands.given_invites import list_invites, revoke
+from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json, span
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
+from atoll.node.runs.given_invites import store_given
 from atoll.node.runs.invites import EXPIRES_S, InviteOptions, invite_text, load_invite, own_seeds, reach_rank
 from atoll.node.runs.run_files import FoundRun, find_run
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import ConfigError, NotRunning
 from atoll.protocols.ids import PeerId
-from atoll.protocols.run.invite import EMBED_MAX_BYTES, read_invite
+from atoll.protocols.run.invite import EMBED_MAX_BYTES, invite_id, read_invite
 
-MAX_EXPIRES_S = 3650 * 86400
 QR_MAX_COLUMNS = 100
 """A code that is wider is left out: it would be broken by most terminals."""
-_UNITS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
-class Duration(click.ParamType[int]):
-    """`30m`, `12h`, `7d`, `2w`: seconds."""
+class _InviteGroup(click.Group):
+    """`atoll invite` alone, or with options, makes an invite."""
 
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Seconds; a usage error for anything else."""
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"([1-9][0-9]{0,5})([mhdw])", str(value))
-        seconds = int(found[1]) * _UNITS_S[found[2]] if found else 0
-        if not 0 < seconds <= MAX_EXPIRES_S:
-            self.fail(f"{value!r} is not a time like 12h, 7d or 4w (at most 10 years)", param, ctx)
-        return seconds
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["create", *args]
+        return super().parse_args(ctx, args)
 
 
-@click.command()
+@click.group(cls=_InviteGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def invite() -> None:
+    """Links that others join with: `node start LINK`. Without a verb: make one."""
+
+
+invite.add_command(list_invites)
+invite.add_command(revoke)
+
+
+@invite.command()
 @home_option
 @json_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; else the one that the node trains.")
@@ -54,9 +56,9 @@ class Duration(click.ParamType[int]):
 @click.option(
     "--members", type=click.IntRange(0), default=0, help="Most members that may join with it; 0: any number."
 )
-@click.option("--embed", is_flag=True, help="Put the run into the link: longer, and no seed is asked for it.")
+@click.option("--embed", is_flag=True, help="A long link with the run in it, which needs no particular node.")
 @click.option("--qr/--no-qr", default=None, help="Print a QR code; on terminals it is the default.")
-def invite(
+def create(
     home: Home,
     as_json: bool,
     wanted: str | None,
@@ -70,19 +72,26 @@ def invite(
     """Print a link that others join with: `node start LINK`."""
     found, places = _run_and_seeds(home, wanted, list(seeds))
     if embed and len(found.data) > EMBED_MAX_BYTES:
-        raise ConfigError(
-            f"the run has {len(found.data)} bytes; a link carries {EMBED_MAX_BYTES}", hint="drop --embed"
+        click.echo(
+            f"the run has {len(found.data)} bytes, a link carries {EMBED_MAX_BYTES}: seeds give it", err=True
         )
     options = InviteOptions(expires_s=expires, name=name, members=members, run_file=found.data if embed else b"")
     me, kept = load_or_create(home.identity), load_invite(home, found.spec.id)
     link = invite_text(found.spec, me, places, time.time(), options=options, kept=kept)
     _warn(places)
+    shown = store_given(home, link, time.time())
+    if embed:
+        shown = link
     if as_json:
-        print_json(about(link))
+        print_json({**about(link), "invite": shown, "id": invite_id(read_invite(link)).hex(), "link": link})
         return
-    click.echo(link)
+    click.echo(shown)
     if sys.stdout.isatty() if qr is None else qr:
-        click.echo(qr_text(link) or f"the link is too long for a QR code of {QR_MAX_COLUMNS} columns")
+        click.echo(qr_text(shown) or f"the link is too long for a QR code of {QR_MAX_COLUMNS} columns")
+    if shown == link and not embed:
+        click.echo(
+            "this link is long: a short one needs a direct address of this node, and it names none", err=True
+        )
     seen = read_invite(link)
     click.echo(f"joins {found.spec.name}; valid {span(seen.expires - time.time())}; {_admission(found)}", err=True)
 
@@ -91,7 +100,6 @@ def about(link: str) -> dict[str, object]:
     """What `--json` shows of a link."""
     seen = read_invite(link)
     return {
-        "invite": link,
         "run": seen.run.hex(),
         "signer": seen.signer,
         "expires": seen.expires,

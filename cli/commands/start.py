@@ -5,46 +5,34 @@ joined with this invite before asks no more, so that the same command restarts a
 """
 
 import asyncio
-import logging
-import os
 import sys
-import time
-from contextlib import ExitStack
+from functools import partial
 from typing import Any, get_args
 
 import click
 import uvloop
 from msgspec.structs import replace
 
-from atoll.cli.live_panel import Words, seed_lines, show_cursor, shown
-from atoll.cli.options import home_option, network_options
-from atoll.cli.preview_lines import preview_lines
-from atoll.node.config.home import Home, hold_lock
-from atoll.node.config.node_config import NodeConfig, load_config
+from atoll.cli.node_commands.detached import leave_terminal, start_detached
+from atoll.cli.options import guest_options, home_option, network_options, run_option
+from atoll.node.config.home import Home
+from atoll.node.config.loggers import LoggerName
+from atoll.node.config.node_config import load_config
 from atoll.node.config.roles import Role
-from atoll.node.daemon.app import Daemon, StopSignals
-from atoll.node.daemon.host_factory import host_group
-from atoll.node.daemon.join_plan import JoinPlan, read_plan
-from atoll.node.daemon.telemetry.logfile import log_handler
-from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
-from atoll.node.ipc.worker_pipe import KeptWorker
-from atoll.node.runs.capacity.join_preview import preview_of
-from atoll.node.runs.capacity.machine_fit import largest, measure_machine, needs_here, presets_here, shortage
-from atoll.node.runs.invites import invite_text, own_seeds, reach_rank
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.local.control_messages import Status
 from atoll.protocols.run.invite import is_invite
 
-log = logging.getLogger(__name__)
-
 STDIN_MAX_CHARACTERS = 1 << 16
+ANY_PORT = "localhost:0"
+"""Where `--open` serves the page if neither --web nor config.toml says where."""
 
 
 @click.command()
 @click.argument("target", metavar="INVITE|NAME@OWNER|ID", required=False)
 @home_option
-@click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; the only one of this home if absent.")
+@run_option
 @network_options
+@guest_options
 @click.option("--name", help="Shown in status.")
 @click.option(
     "--role",
@@ -59,11 +47,35 @@ STDIN_MAX_CHARACTERS = 1 << 16
 @click.option("--threads", type=int, help="CPU threads of the worker; 0: one per core.")
 @click.option("--eval-every", type=int, help="Rounds from one validation to the next.")
 @click.option("--log", type=click.Choice(("debug", "info", "warning", "error")), help="What goes to the log file.")
+@click.option(
+    "--logger",
+    "loggers",
+    multiple=True,
+    type=click.Choice(get_args(LoggerName)),
+    help="What else gets losses and times; several are legal.",
+)
 @click.option("--yes", is_flag=True, help="Join INVITE without asking; needed where stdin is no terminal.")
 @click.option("--json", "as_json", is_flag=True, help="A status a line, as JSON.")
 @click.option("--plain", is_flag=True, help="Plain lines on a terminal too.")
+@click.option(
+    "--open", "opens", is_flag=True, help="Open the web page in a browser; serve it, if nothing else says where."
+)
+@click.option("--detach", is_flag=True, help="Return when the node is up; it goes on without this terminal.")
+@click.option("--detached", is_flag=True, hidden=True)
+@click.pass_context
 def start(
-    home: Home, target: str | None, wanted: str | None, yes: bool, as_json: bool, plain: bool, **flags: Any
+    ctx: click.Context,
+    /,
+    home: Home,
+    target: str | None,
+    wanted: str | None,
+    yes: bool,
+    as_json: bool,
+    plain: bool,
+    opens: bool,
+    detach: bool,
+    detached: bool,
+    **flags: Any,
 ) -> None:
     """Join a run and train until stopped. Ctrl-C stops in good order, twice at once.
 
@@ -71,78 +83,24 @@ def start(
     the run costs, and asks.
     """
     config = load_config(home.config_toml, flags)
+    if detach:
+        start_detached(ctx, home, reads_stdin=target == "-", as_json=as_json)
+        return
+    if opens and not config.web:
+        config = replace(config, web=ANY_PORT)
     link, wanted = _link_or_name(target, wanted)
+    from atoll.cli.node_commands.running import run_node
+
+    on_up = partial(leave_terminal, home) if detached else None
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(_start(home, config, link, wanted, yes=yes, as_json=as_json, plain=plain))
+            runner.run(
+                run_node(
+                    home, config, link, wanted, on_up=on_up, yes=yes, as_json=as_json, plain=plain, opens=opens
+                )
+            )
         except asyncio.CancelledError:  # a signal before there was a node to stop
             raise click.Abort from None
-
-
-async def _start(
-    home: Home, config: NodeConfig, link: str | None, wanted: str | None, *, yes: bool, as_json: bool, plain: bool
-) -> None:
-    """The three phases: read the plan, build the daemon, run it. One event loop serves all of them."""
-    this_task = asyncio.current_task()
-    assert this_task is not None
-    signals = StopSignals(this_task.cancel, show_cursor)
-    worker, options = KeptWorker(), {"yes": yes, "as_json": as_json, "plain": plain}
-    try:
-        while await _run_once(home, config, link, wanted, signals=signals, worker=worker, **options):
-            signals.stop = this_task.cancel
-    finally:
-        await worker.end()
-
-
-async def _run_once(
-    home: Home,
-    config: NodeConfig,
-    link: str | None,
-    wanted: str | None,
-    *,
-    signals: StopSignals,
-    worker: KeptWorker,
-    yes: bool,
-    as_json: bool,
-    plain: bool,
-) -> bool:
-    """Plan, build and run a daemon. Returns whether it must begin again, on another chain of its run."""
-    has_home = home.root.exists()
-    with ExitStack() as lock:
-        if has_home:  # another one is made, and locked, after the user agreed
-            lock.enter_context(hold_lock(home))
-        async with host_group() as group:
-            plan = await read_plan(
-                home,
-                config,
-                link=link,
-                wanted=wanted,
-                unix_s=time.time(),
-                group=group,
-                report=_report,
-                free=worker.free,
-            )
-            worker.free = plan.free
-            if plan.is_new:
-                await _agree(plan, yes=yes)
-            plan.check_text()
-            if not has_home:
-                lock.enter_context(hold_lock(home))
-            plan.store()
-            _begin_log(home, plan.config)
-            folder = home.run(plan.run.spec.id)
-            if (folder / MARK).exists():
-                _report(
-                    f"this node joins the others' model from round {first_left(folder)} on; its own work returns "
-                    f"through its error feedback. The model that it had is in {folder / ASIDE}"
-                )
-            daemon = Daemon(plan, worker=worker)
-            signals.stop = daemon.stop
-            log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
-            with shown(home, as_json=as_json, plain=plain, words=_words(plan)):
-                await daemon.run()
-            log.info("node ended in good order")
-            return daemon.is_outranked and not signals.has_come
 
 
 def _link_or_name(target: str | None, wanted: str | None) -> tuple[str | None, str | None]:
@@ -153,114 +111,3 @@ def _link_or_name(target: str | None, wanted: str | None) -> tuple[str | None, s
         raise ConfigError("the run is named twice", hint="drop --run")
     text = sys.stdin.read(STDIN_MAX_CHARACTERS) if target == "-" else target
     return (text, None) if target == "-" or is_invite(text) else (None, text)
-
-
-def _report(line: str) -> None:
-    click.echo(line, err=True)
-
-
-async def _agree(plan: JoinPlan, *, yes: bool) -> None:
-    """Show what the run costs, and ask. Raises Exit for no, and ConfigError where nobody can answer.
-
-    `yes` does not join where nothing can be trained: that needs an answer of its own.
-    """
-    spec, seen = plan.run.spec, plan.outlook
-    members, round_s = (seen.members + 1, seen.round_s) if seen else (None, None)
-    costs = preview_of(spec, plan.config, plan.room, members, round_s)
-    lines = preview_lines(
-        spec, plan.invite, costs, outlook=seen, free=plan.free, config=plan.config, unix_s=time.time()
-    )
-    click.echo("\n".join(lines), err=True)
-    never, instead = _obstacle(plan)
-    if never and (yes or not sys.stdin.isatty()):
-        raise ConfigError(never, hint=instead)
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is here to agree to this: stdin is no terminal", hint="give --yes to join")
-    if never:
-        _report(f"IN VAIN    {never}; {instead}")
-    if not await _confirm("Join all the same?" if never else "Join?", default=not never):
-        _report("not joined; nothing was written")
-        raise click.exceptions.Exit(1)
-
-
-def _obstacle(plan: JoinPlan) -> tuple[str, str]:
-    """Why this machine would train nothing, and what to do instead; empty if it would."""
-    spec, machine = plan.run.spec, measure_machine(plan.config.device)
-    if plan.outlook and plan.outlook.is_complete(spec):
-        done = f"the run {spec.name!r} is complete: its owner says that no round is left to train"
-        return done, "ask one of them for the model: `atoll export hf`"
-    never = shortage(needs_here(spec, plan.config, machine), machine)
-    if not never:
-        return "", ""
-    if not plan.config.work.trains:
-        return f"this machine cannot hold {spec.name!r}: {never}", "it can help with --role relay"
-    lesser = (replace(plan.config, roles=(role,)) for role in ("evaluate", "relay"))
-    able = next((one for one in lesser if not shortage(needs_here(spec, one, machine), machine)), None)
-    fitting = largest(presets_here(plan.config, machine))
-    advice = f"it can help with --role {able.roles[0]}" if able else "join from a larger machine"
-    advice += f"; the largest preset that fits is {fitting}" if fitting else ""
-    return f"this machine cannot train {spec.name!r}: {never}", advice
-
-
-async def _confirm(question: str, *, default: bool) -> bool:
-    """`click.confirm` that leaves the loop running: the host may be up, and signals must be seen."""
-    while True:
-        click.echo(f"{question} [{'Y/n' if default else 'y/N'}]: ", nl=False, err=True)
-        await _stdin_ready()
-        line = sys.stdin.readline()
-        if not line:
-            raise click.Abort
-        answer = line.strip().lower()
-        if not answer:
-            return default
-        if answer in ("y", "yes"):
-            return True
-        if answer in ("n", "no"):
-            return False
-        click.echo("Error: invalid input", err=True)
-
-
-async def _stdin_ready() -> None:
-    """Wait until the terminal has a line."""
-    loop, ready, blocking = asyncio.get_running_loop(), asyncio.Event(), os.get_blocking(sys.stdin.fileno())
-    loop.add_reader(sys.stdin, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sys.stdin)
-        os.set_blocking(sys.stdin.fileno(), blocking)  # libuv changed it, for all who share the terminal
-
-
-def _words(plan: JoinPlan) -> Words:
-    """An owner is shown a link, where it can lead to a member; others the addresses.
-
-    A link that holds a permit is a secret: it is shown on terminals and stays out of log files.
-    """
-    spec, me = plan.run.spec, plan.identity
-
-    def words(now: Status) -> list[str]:
-        if spec.owner != me.peer_id:
-            return seed_lines(now)
-        if spec.admission.mode == "invite" and not sys.stdout.isatty():
-            return ["others join with an invite: `atoll invite`"]
-        seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)
-        where = ("", "", " in this network", " on this machine")[min(map(reach_rank, seeds))]
-        return [f"others join{where} with: node start {invite_text(spec, me, seeds, time.time())}"]
-
-    return words
-
-
-def _begin_log(home: Home, config: NodeConfig) -> None:
-    """Everything to the file; warnings to stderr too where nobody paints a panel."""
-    root = logging.getLogger()
-    if root.handlers:  # the node begins again
-        return
-    root.setLevel(config.log.upper())
-    root.addHandler(log_handler(home.log))
-    if not sys.stdout.isatty():
-        stderr = logging.StreamHandler()
-        stderr.setLevel(logging.WARNING)
-        stderr.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-        root.addHandler(stderr)

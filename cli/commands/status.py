@@ -1,5 +1,6 @@
 """`status`, `peers`, `rounds`: what the node says about itself."""
 
+import sys
 from collections.abc import Iterator
 
 import click
@@ -35,7 +36,7 @@ UNHEALTHY = 4
 @click.command()
 @home_option
 @json_option
-@click.option("-w", "--watch", is_flag=True, help="Again every second, until interrupted.")
+@click.option("-w", "--watch", is_flag=True, help="Each second anew, until interrupted.")
 @click.option("--exit-code", is_flag=True, help=f"Exit {UNHEALTHY} when the node needs help (health checks).")
 @click.option("--last", is_flag=True, help="How far the node came, from its disk; it need not run.")
 def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) -> int:
@@ -47,18 +48,39 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
         found = last_status(home)
         print_json(found) if as_json else click.echo("\n".join(last_lines(found)))
         return 0
-    for now in (
-        stream(home, control_messages.Watch(), control_messages.Status)
-        if watch
-        else iter([call(home, control_messages.GetStatus(), control_messages.Status)])
-    ):
+    if watch:
+        seen = stream(home, control_messages.Watch(), control_messages.Status)
+    else:
+        seen = iter([call(home, control_messages.GetStatus(), control_messages.Status)])
+    show = _redrawn if watch and not as_json and sys.stdout.isatty() else _printed
+    now = show(seen, as_json=as_json, short_lines=watch)
+    return UNHEALTHY if exit_code and now is not None and now.trouble else 0
+
+
+def _printed(
+    statuses: Iterator[control_messages.Status], *, as_json: bool, short_lines: bool
+) -> control_messages.Status | None:
+    now = None
+    for now in statuses:
         if as_json:
             print_json(now)
-        elif watch:
+        elif short_lines:
             click.echo(one_line(now))
         else:
             click.echo("\n".join(facts(now)))
-    return UNHEALTHY if exit_code and now.trouble else 0
+    return now
+
+
+def _redrawn(statuses: Iterator[control_messages.Status], **_: bool) -> control_messages.Status | None:
+    """Each status over the one before, on a terminal; the last one stays there."""
+    from rich.live import Live
+    from rich.text import Text
+
+    now = None
+    with Live(auto_refresh=False) as live:
+        for now in statuses:
+            live.update(Text("\n".join(facts(now))), refresh=True)
+    return now
 
 
 @click.command()
@@ -161,6 +183,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
         yield f"relay     {relaying(now.relay)}"
     if now.web or now.web_trouble:
         yield f"web       {now.web or now.web_trouble}"
+    for name, state in now.loggers.items():
+        yield f"logger    {name}: {state}"
     for maddr in now.addresses:
         yield f"address   {maddr}/p2p/{now.peer}"
 
@@ -187,7 +211,7 @@ def limits(use: control_messages.LimitUse) -> str:
 def ledger(use: LedgerUse) -> str:
     """Who is in the ledger, and how many without work had to go."""
     new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
-    return f"{use.accepted} authors, {use.worked} that worked, {new}; {size(use.disk_bytes)}"
+    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}"
 
 
 def counts(standing: Standing | None) -> str:

@@ -1,11 +1,15 @@
 """`pause`, `resume`, `stop`, `eval`: what the operator tells the node to do."""
 
+from datetime import datetime, timedelta
+
 import click
 import msgspec
 
 from atoll.cli.client import call
+from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json
 from atoll.cli.model_source import open_model, printable
+from atoll.cli.node_commands.ending import STOPS_S, is_locked, wait_for_end
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.generation.options import TextOptions
@@ -14,12 +18,22 @@ from atoll.protocols.local import control_messages
 
 
 @click.command()
+@click.argument("length", metavar="[2h]", type=Duration(), required=False)
 @home_option
 @json_option
 @click.option("--reason", default="paused by the operator", help="Shown in status.")
-def pause(home: Home, as_json: bool, reason: str) -> None:
-    """Finish the round at hand and start no other; rounds of others are still folded."""
-    _done(call(home, control_messages.PauseNode(reason), control_messages.CommandDone), as_json)
+def pause(length: int | None, home: Home, as_json: bool, reason: str) -> None:
+    """Finish the round at hand and start no other; rounds of others are still folded.
+
+    For a length of time (30m, 2h, 1d), or until `atoll resume` or the next start.
+    """
+    end = ""
+    if length is not None:
+        at = datetime.now() + timedelta(seconds=length)
+        end = f", until {at:%H:%M}" if length < 86400 else f", until {at:%Y-%m-%d %H:%M}"
+    request = control_messages.PauseNode(reason + end, None if length is None else float(length))
+    answer = call(home, request, control_messages.CommandDone)
+    _done(control_messages.CommandDone(answer.message + end), as_json)
 
 
 @click.command()
@@ -34,12 +48,20 @@ def resume(home: Home, as_json: bool) -> None:
 @home_option
 @json_option
 @click.option("--finish", is_flag=True, help="Only after the round at hand is announced.")
-def stop(home: Home, as_json: bool, finish: bool) -> None:
+@click.option(
+    "--wait", is_flag=True, help="Return when the node has ended; exit 5 where it has not within --within."
+)
+@click.option("--within", type=Duration(), default=STOPS_S, show_default="5m", help="For --wait, for example 2h.")
+def stop(home: Home, as_json: bool, finish: bool, wait: bool, within: int) -> None:
     """Stop the node in good order. No node is no error."""
     try:
-        _done(call(home, control_messages.StopNode(finish), control_messages.CommandDone), as_json)
+        answer = call(home, control_messages.StopNode(finish), control_messages.CommandDone)
     except NotRunning:
-        _done(control_messages.CommandDone("no node runs here"), as_json)
+        answer = control_messages.CommandDone("no node runs here")
+    if wait and is_locked(home):
+        wait_for_end(home, finish=finish, within_s=within)
+        answer = control_messages.CommandDone("the node ended")
+    _done(answer, as_json)
 
 
 @click.command("eval")

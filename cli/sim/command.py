@@ -14,8 +14,7 @@ from typing import Any
 import click
 
 from atoll.cli.command_table import extension
-from atoll.cli.commands.new_run import UPCYCLE_FORM
-from atoll.cli.commands.run import FRAGMENTS_HELP
+from atoll.cli.options import FRAGMENTS_HELP, UPCYCLE_FORM
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.report import as_json, print_report
 from atoll.cli.sim.swarm import all_rows, play, prepare, set_up, stop_all

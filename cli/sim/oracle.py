@@ -10,7 +10,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from atoll.cli.sim.homes import History
-from atoll.node.daemon.consensus.certificate import gather, read_proof
+from atoll.node.daemon.certificates.certificate import gather, read_proof
 from atoll.node.daemon.consensus.epochs import ROOT, EpochId, chosen_path
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, PeerId, short

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from atoll.cli.commands.new_run import Draft, origin_of, write_run
-from atoll.cli.commands.run import with_changes
+from atoll.cli.runs.changes import with_changes
+from atoll.cli.runs.draft import Draft, origin_of, write_run
 from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.scenario import Seen, Story, plan

@@ -4,7 +4,7 @@
     tokenizer.json            where the run has one of its own
     PEER.safetensors          what a member trains (see below)
     PEER.json                 what that file is: its hash, its run, round and state, signed; written after it
-    votes                     why that round is final with that state (node/daemon/consensus/certificate.py)
+    votes                     why that round is final with that state (node/daemon/certificates/certificate.py)
     manifest.json             all of them, and from whom each part is taken; written last
 
 A member writes the atoms that it trains; the manifest is written when every atom is there, all are of one run,
@@ -98,7 +98,7 @@ class CheckpointManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     votes: str
     """BLAKE3 of the file that proves the round final."""
     members: tuple[PeerId, ...]
-    """Authors of the newest final sets (node/daemon/consensus/certificate.py), rising."""
+    """Authors of the newest final sets (node/daemon/certificates/certificate.py), rising."""
     quorum: bool
     """Whether shards of a quorum of the members are in it. If not, what the others had not sent was given up."""
 

@@ -7,7 +7,6 @@ What peers must agree on is in RunSpec and never here. Unknown keys are errors.
 
 import difflib
 import importlib.metadata
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -15,12 +14,15 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from atoll.node.config.guest import GuestConfig, read_guest
+from atoll.node.config.loggers import LoggerName, check_loggers
 from atoll.node.config.roles import Role, Work, work_of
 from atoll.node.daemon.web.server import parse_listen_address
 from atoll.p2p.discovery.dht_role import Setting
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
+from atoll.p2p.system.control_group import usable_cpus
 from atoll.protocols.errors import ConfigError, check_range
 from atoll.protocols.run.model_spec import MAX_EXPERTS
 
@@ -34,6 +36,8 @@ MAX_PLACES = 8
 _MAX_BYTES = 1 << 20
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`(?: - at `\$\.?([^`]*)`)?")
 _MADDR = re.compile(r"(/[a-z0-9-]+(/[^/\s]+)?)+")
+_TABLES = {"limits": ("up", "down"), "guest": GuestConfig.__struct_fields__}
+"""Keys of a table that have flags of the same names."""
 S = TypeVar("S", bound=msgspec.Struct)
 
 
@@ -78,12 +82,15 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     relay_circuits: int = 256
     """Most streams that are relayed at once."""
     relay_bytes_per_day: int = 20_000_000_000
+    """Most bytes that are relayed in 24 hours."""
     relay_rate_bytes_s: float = 0.0
     """Bytes a second over all circuits; 0: no cap but those of the node."""
     relay_only: bool = False
     """Be reached through relays only: dial seeds only, and publish no address of this node."""
     seeds: tuple[str, ...] = ()
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
+    shard_bytes: int = 4 << 30
+    """Most disk for fetched shards of a packed text (docs/data.md)."""
     ledger_bytes: int = 8 << 30
     """Most disk that the ledger of a run may use."""
     ledger_author_bytes: int = 256 << 20
@@ -94,6 +101,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """New authors that one neighbour may bring in a minute while half of these places are taken."""
     limits: LimitsConfig = LimitsConfig()
     """How much of the line this node may use, when, and how much a month."""
+    guest: GuestConfig = GuestConfig()
+    """When the node may train on a machine that others use too."""
     data: str = ""
     """Path of the text of a run whose source is `file:`."""
     device: str = "auto"
@@ -103,7 +112,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     exchange_on: Literal["auto", "host", "device"] = "auto"
     """Where contributions are encoded; on a GPU for 8 bytes of its memory a parameter. `auto`: if it has them."""
     threads: int = 0
-    """CPU threads of the worker; 0: one per core."""
+    """CPU threads of the worker; 0: one per core that this process may use."""
     micro_batch: int = 0
     """Sequences of a step that pass through the model of each device at once; 0: as many as its free memory holds
     and its speed gains from. No peer sees it: only the order of sums follows from it."""
@@ -125,13 +134,17 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     public: bool | None = None
     """Announce the run and this node in the DHT; absent: if everybody may join the run."""
     web: str = ""
-    """`IP:PORT` where a web page and metrics are served, for example `127.0.0.1:4780`; port 0: any free one.
+    """`IP:PORT` or `localhost:PORT` where a web page and metrics are served; port 0: any free one.
 
     Empty: nowhere. Whoever reaches the address may read, so other users of this machine too.
     """
     eval_every: int = 0
     """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
     log: LogLevel = "info"
+    """Least level of what goes to the log file."""
+    loggers: tuple[LoggerName, ...] = ()
+    """What else gets the losses, times and bytes of each round (docs/monitoring.md): `jsonl`, `csv`,
+    `tensorboard`, `trackio`, `wandb`."""
 
     @property
     def work(self) -> Work:
@@ -155,15 +168,19 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
+        if self.loggers:
+            check_loggers(self.loggers)
         self._check_places()
         self._check_ledger()
         parse_listen_address(self.web)
         read_limits(self.limits)
+        read_guest(self.guest)
         _check_seeds("seeds", self.seeds)
         if any(map(is_dns_seed, _check_seeds("dht_bootstrap", self.dht_bootstrap))):
             raise ConfigError("dht_bootstrap: /dnsaddr is for seeds", hint="for example /dns4/NAME/tcp/4710/p2p/…")
 
     def _check_ledger(self) -> None:
+        check_range("shard_bytes", self.shard_bytes, 1 << 20, 1 << 50)
         check_range("ledger_bytes", self.ledger_bytes, 1 << 24, 1 << 50)
         check_range("ledger_author_bytes", self.ledger_author_bytes, 1 << 20, self.ledger_bytes)
         check_range("ledger_newcomers", self.ledger_newcomers, 8, 1024)
@@ -205,17 +222,24 @@ def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
     A flag that is None was not given. `auto` and 0 are replaced by what this machine has.
     """
     given = {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
-    rates = {key: given.pop(key) for key in ("up", "down") if key in given}
-    values = _read(path) | given
-    if rates and isinstance(values.setdefault("limits", {}), dict):
-        values["limits"] = values["limits"] | rates
+    inner = {table: {key: given.pop(key) for key in keys if key in given} for table, keys in _TABLES.items()}
+    values = read_values(path) | given
+    for table, flagged in inner.items():
+        if flagged and isinstance(values.setdefault(table, {}), dict):
+            values[table] = values[table] | flagged
     try:
-        config = to_struct(values, NodeConfig)
-        config.check()
+        config = check_values(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}" if path.exists() else str(error), hint=error.hint) from error
     device = config.device if config.device != "auto" else "cuda" if _cuda_here() else "cpu"
-    return msgspec.structs.replace(config, device=device, threads=config.threads or os.cpu_count() or 1)
+    return msgspec.structs.replace(config, device=device, threads=config.threads or usable_cpus())
+
+
+def check_values(values: dict[str, Any]) -> NodeConfig:
+    """The configuration that these values of a file give. Raises ConfigError, with the key's name."""
+    config = to_struct(values, NodeConfig)
+    config.check()
+    return config
 
 
 def to_struct(values: dict[str, Any], kind: type[S], *, strict: bool = True) -> S:
@@ -226,7 +250,8 @@ def to_struct(values: dict[str, Any], kind: type[S], *, strict: bool = True) -> 
         raise ConfigError(_readable(str(error)), hint=_suggestion(str(error), kind)) from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, Any]:
+    """What the file at `path` says, not checked; nothing where there is none. Raises ConfigError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)

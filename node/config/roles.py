@@ -14,6 +14,8 @@ class Work(NamedTuple):
     has_model: bool = True
     """Whether it has a worker."""
     relays: bool = False
+    seeds: bool = False
+    """Whether it keeps what others may need: all of a packed text, too."""
     eval_every: int = 0
     """Rounds from one own validation to the next; 0: as often as that costs little."""
 
@@ -44,5 +46,6 @@ def work_of(roles: tuple[Role, ...], *, relay: bool, eval_every: int) -> Work:
         evaluates="evaluate" in roles,
         has_model=set(roles) != {"relay"},
         relays=relay or "relay" in roles,
+        seeds="seed" in roles,
         eval_every=eval_every,
     )

@@ -6,16 +6,16 @@ socket stop, and the host at last. A second signal ends at once; kill −9 loses
 
 import asyncio
 import logging
-import os
-import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeAlias
 
+from atoll.node.daemon.assets.last_holder import stay_while_last
+from atoll.node.daemon.assets.moments import fetch_moments
+from atoll.node.daemon.assets.tokenizer import fetch_tokenizer
 from atoll.node.daemon.build import NodeParts, build
-from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.join_plan import JoinPlan
-from atoll.node.daemon.run_tokenizer import fetch_tokenizer
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.ipc.worker_pipe import KeptWorker
@@ -35,27 +35,6 @@ PART_S = 5.0
 
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round], None]], NodeParts]
-
-
-class StopSignals:
-    """SIGINT and SIGTERM: the first one calls `stop`, the second one ends the process at once."""
-
-    def __init__(self, stop: Callable[[], object], on_end: Callable[[], object] = lambda: None) -> None:
-        """Must be called in the running loop. `stop` may be replaced; `on_end` runs before the process ends."""
-        self.stop = stop
-        self._on_end = on_end
-        self.has_come = False
-        """The user asked to stop."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def _on_signal(self) -> None:
-        if self.has_come:  # an exception would unwind the loop, and each task that it interrupts would complain
-            self._on_end()
-            os._exit(130)
-        self.has_come = True
-        self.stop()
 
 
 class Daemon:
@@ -121,6 +100,8 @@ class Daemon:
         await self._begin_ready(group, "network", parts.swarm.serve)
         await self._begin_ready(group, "control", parts.control.serve)
         self._begin(group, "web", parts.web.serve())
+        self._begin(group, "loggers", parts.loggers.serve())
+        await self._begin_ready(group, "guest", parts.guest.serve)
         await self._begin_ready(group, "driver", parts.driver.serve)
         self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
         self._begin(group, "goodput", parts.goodput.serve())
@@ -152,10 +133,17 @@ class Daemon:
         if self._fault is None and not self.is_outranked and self._parts.driver.leave():
             async with _deadline("telling the others", LEAVE_S):
                 await self._parts.swarm.hand_over()
+            await self._stay_while_last()
         await self._end("network", "addresses")
-        await self._end("web", "control")
+        await self._end("web", "control", "loggers", "guest")
         async with _deadline("the host", PART_S):
             await self._plan.host.stop()
+
+    async def _stay_while_last(self) -> None:
+        driver, net = self._parts.driver, self._parts.net
+        view = driver.view()
+        staying = partial(net.staying, without=view.left)
+        await stay_while_last(view.applied, driver.finality.voters, staying, self._parts.log)
 
     def _begin(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks[name] = group.create_task(self._guarded(work), name=name)
@@ -187,14 +175,18 @@ class Daemon:
     async def _serve_worker(self) -> None:
         """Get the files that the worker starts with, then keep a worker alive."""
         spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.driver
-        if spec.data.tokenizer_blob and self._plan.config.work.reads_text:
+        work = self._plan.config.work
+        if spec.data.tokenizer_blob and work.reads_text:
             await fetch_tokenizer(spec, net, driver.on_behind)
-        if (
-            self._plan.restored is None and self._plan.config.work.trains
-        ):  # a restored state has moments of a later round
+        if spec.data.index is not None and (work.reads_text or work.seeds):
+            await self._parts.text.begin(driver.on_behind)
+        if self._plan.restored is None and work.trains:  # a restored state has moments of a later round
             files = files_for(spec.model, () if splits(spec) else range(spec.model.expert_count))
             await fetch_moments(spec, files, net, driver.on_behind, driver.has_begun)
-        await self._parts.trainer.serve()
+        async with asyncio.TaskGroup() as group:
+            if spec.data.index is not None and work.seeds:
+                group.create_task(self._parts.text.hold_all(), name="packed text")
+            await self._parts.trainer.serve()
 
 
 @asynccontextmanager

@@ -1,26 +1,36 @@
 """Phase 2 of `node start`: construct every part of the daemon from the plan. Nothing runs yet, and no torch."""
 
+import asyncio
+import logging
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.config.guest import read_guest
 from atoll.node.config.node_config import devices_of
+from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.loggers.feed import LoggerFeed, loggers_of
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.daemon.telemetry.measured import NodeMeasurements
+from atoll.node.daemon.telemetry.page_source import PageSource
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.daemon.web.server import WebServer, parse_listen_address
 from atoll.node.daemon.web.site import Site
+from atoll.node.guest.sensors import MachineFiles, MachineSensors
+from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
+from atoll.node.runs.given_invites import find_given
 from atoll.node.runs.invites import opening_entry
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
@@ -33,13 +43,16 @@ from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.announcements import DhtUse
+from atoll.p2p.swarm.invite_fetch import serve_invites
 from atoll.p2p.swarm.run_fetch import serve_run
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols import codec
-from atoll.protocols.errors import PeerFault
+from atoll.protocols.errors import LocalFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import StartRequest
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +63,13 @@ class NodeParts:
     net: SwarmNetwork
     log: RoundLog
     driver: Driver
+    text: RunText
     trainer: Trainer
     goodput: GoodputCollector
     control: ControlServer
     web: WebServer
+    loggers: LoggerFeed
+    guest: GuestWatch
 
 
 def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], None]) -> NodeParts:
@@ -69,8 +85,14 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], No
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
-    trainer, driver, goodput = _build_training(plan, swarm=swarm, net=net, log=log, on_other_chain=on_other_chain)
+    context = RunContext(plan.run.spec, me, log, time.monotonic, len(devices_of(plan.config.device)))
+    copy = Path(plan.config.data).expanduser() if plan.config.data else None
+    text = RunText(context, net, limit_bytes=plan.config.shard_bytes, folder=copy)
+    trainer, driver, goodput = _build_training(plan, context, swarm=swarm, net=net, text=text)
+    driver.on_other_chain = on_other_chain
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
+    loggers = loggers_of(plan.config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
+    guest = GuestWatch(read_guest(plan.config.guest), MachineSensors(MachineFiles()), driver.hold)
     operator = DaemonOperator(
         plan=plan,
         log=log,
@@ -82,18 +104,26 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], No
         trainer=trainer,
         goodput=goodput,
         web=web,
+        loggers=loggers,
+        guest=guest,
         stop_daemon=stop,
     )
-    site = Site(operator)
+    measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
+    site = Site(PageSource(plan, swarm.ledger, log, operator), time.monotonic, measured)
+    log.listeners += goodput.durations.on_event, loggers.on_event
+    swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(
         swarm=swarm,
         net=net,
         log=log,
         driver=driver,
+        text=text,
         trainer=trainer,
         goodput=goodput,
         control=ControlServer(plan.home.control_socket, plan.home.log, operator),
         web=web,
+        loggers=loggers,
+        guest=guest,
     )
 
 
@@ -108,6 +138,15 @@ def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost
     limited = LimitedHost(plan.host.host, read_limits(config.limits), plan.home.month, is_started=True)
     routed = route_host(limited, config, identity, spec.id, seeds, blame)
     serve_run(routed, plan.run.data)
+
+    async def find_invite(wanted: bytes) -> str:
+        try:
+            return await asyncio.to_thread(find_given, plan.home, spec.id, wanted, time.time())
+        except LocalFault as error:
+            logger.warning("an invite is asked for that cannot be read: %s", error.line())
+            return ""
+
+    serve_invites(routed, find_invite)
     swarm = Swarm(
         host=routed,
         identity=identity,
@@ -139,12 +178,7 @@ def _dht_use(plan: JoinPlan, host: RouteHost) -> DhtUse:
 
 
 def _build_training(
-    plan: JoinPlan,
-    *,
-    swarm: Swarm,
-    net: SwarmNetwork,
-    log: RoundLog,
-    on_other_chain: Callable[[Round], None],
+    plan: JoinPlan, context: RunContext, *, swarm: Swarm, net: SwarmNetwork, text: RunText
 ) -> tuple[Trainer, Driver, GoodputCollector]:
     """The worker's supervisor, the driver that asks the worker, and the account of the worker's time."""
     folder = plan.home.run(plan.run.spec.id)
@@ -156,18 +190,19 @@ def _build_training(
         lambda progress: driver.on_progress(progress),
         on_gone=lambda why: _on_worker_gone(goodput, driver, why),
         on_spent=lambda spent: goodput.on_spent(spent),
+        nice=plan.config.guest.nice,
     )
     driver = build_driver(
-        RunContext(plan.run.spec, plan.identity.peer_id, log, time.monotonic, len(devices_of(plan.config.device))),
+        context,
         net,
         trainer,
         folder / "spool",
+        text=text,
         work=plan.config.work,
         room=0 if not plan.config.work.trains else plan.room.experts if plan.room else None,
     )
-    driver.on_other_chain = on_other_chain
     goodput = GoodputCollector(
-        log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
+        context.log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
     )
     return trainer, driver, goodput
 

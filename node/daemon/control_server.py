@@ -48,8 +48,8 @@ class Operator(Protocol):
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop; return at once with a line for the user."""
 
-    async def pause(self, reason: str) -> str:
-        """Start no further round; return a line for the user."""
+    async def pause(self, reason: str, for_s: float | None) -> str:
+        """Start no further round, for so many seconds or until `resume`; return a line for the user."""
 
     async def resume(self) -> str:
         """Go on after a pause; return a line for the user."""
@@ -142,7 +142,7 @@ class ControlServer:
             case control_messages.StopNode():
                 return control_messages.CommandDone(await self._operator.stop(finish=ask.finish))
             case control_messages.PauseNode():
-                return control_messages.CommandDone(await self._operator.pause(ask.reason))
+                return control_messages.CommandDone(await self._operator.pause(ask.reason, ask.for_s))
             case control_messages.ResumeNode():
                 return control_messages.CommandDone(await self._operator.resume())
             case control_messages.ExcludePeer():

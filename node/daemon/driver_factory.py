@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from atoll.node.config.roles import TRAINS, Work
+from atoll.node.daemon.assets.run_files import RoundFiles
+from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
 from atoll.node.daemon.consensus import machine as finality_machine
@@ -73,17 +75,20 @@ def build_driver(
     worker_process: WorkerProcess,
     spool: Path,
     *,
+    text: RunText | None = None,
     work: Work = TRAINS,
     room: int | None = None,
     rng: random.Random | None = None,
 ) -> Driver:
     """Return the driver of one node in one run.
 
+    `text`: the run's text, by default one without a limit of the disk.
     `work`: what the node does; by default it trains. `room`: experts of each layer that this node may train, where
     members train some only; None: any number. `rng` chooses which Reductions are opened, and what an audit looks
     at; by default nobody can foresee it.
     """
     common = _build_common(context, net, worker_process, spool, work)
+    text = text or RunText(context, net)
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
 
     def applied() -> Round:
@@ -99,7 +104,7 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng or random.SystemRandom(),
         )
-    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng or random.SystemRandom())
+    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng or random.SystemRandom(), text)
     sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
     evaluator = _build_evaluator(common, work)
     finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=evaluator.on_final)
@@ -114,7 +119,7 @@ def build_driver(
         sets=sets,
         reducer=reducer,
         finalizer=finalizer,
-        **_build_training(common, contributions, finalizer, reducer, auditor, room)._asdict(),
+        **_build_training(common, contributions, finalizer, reducer, auditor, room, text)._asdict(),
         on_set=on_set,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=evaluator,
@@ -166,12 +171,14 @@ def _build_evaluator(common: _Common, work: Work) -> Evaluator:
         worker=common.worker,
         start_task=common.queue.start_task,
         is_newest=lambda number: number >= common.machines.finality.last_final,
-        is_paused=lambda: bool(common.machines.round.resting),
+        is_paused=lambda: bool(common.machines.round.resting or common.machines.round.held),
         work=work,
     )
 
 
-def _build_auditor(common: _Common, contributions: ContributionIndex, rng: random.Random) -> Auditor | None:
+def _build_auditor(
+    common: _Common, contributions: ContributionIndex, rng: random.Random, text: RunText
+) -> Auditor | None:
     audits = common.context.spec.audit
     if not audits:
         return None
@@ -184,6 +191,7 @@ def _build_auditor(common: _Common, contributions: ContributionIndex, rng: rando
         machines=common.machines,
         worker=common.worker,
         rng=rng,
+        prepare=text.prepare_audit,
     )
 
 
@@ -209,11 +217,11 @@ def _build_sets(
 
 
 def _build_weights(
-    common: _Common, contributions: ContributionIndex, rng: random.Random
+    common: _Common, contributions: ContributionIndex, rng: random.Random, text: RunText
 ) -> tuple[Auditor | None, Weigh, OnSet, Callable[[PeerId], int]]:
     """The auditor, what weighs a set's contributions, what must learn of each set for that, and probation's share
     of a member's weight, in 256ths."""
-    auditor = _build_auditor(common, contributions, rng)
+    auditor = _build_auditor(common, contributions, rng, text)
     weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
     share_of: Callable[[PeerId], int] = lambda peer: 256  # noqa: E731
     pace = common.context.spec.pace
@@ -264,6 +272,7 @@ def _build_training(
     reducer: RoundReducer,
     auditor: Auditor | None,
     room: int | None,
+    text: RunText,
 ) -> _Training:
     context, net = common.context, common.net
     assignment = ExpertAssignment(context.spec, context.me, net, room)
@@ -305,6 +314,7 @@ def _build_training(
         assignment=assignment,
         moments=moments,
         leases=leases,
+        assets=RoundFiles(context=context, net=net, text=text, start_task=common.queue.start_task),
         verdicts=auditor.verdicts if auditor else lambda: None,
         applied=lambda: finalizer.applied,
     )

@@ -9,16 +9,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from atoll.node.config.guest import read_guest
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
-from atoll.node.daemon.feed_recovery import LostFeed, read_mark
+from atoll.node.daemon.assets.feed_recovery import LostFeed, read_mark
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
 from atoll.node.daemon.run_outlook import RunOutlook, ask_outlook
+from atoll.node.guest.sensors import MachineFiles, check_sensors
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
@@ -39,16 +41,19 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
+from atoll.p2p.swarm.invite_fetch import fetch_invite
 from atoll.p2p.system import key_file
 from atoll.p2p.system.atomic_files import write_whole
-from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, counted
-from atoll.protocols.file_source import FILE, no_text_at, parse_file_source
+from atoll.protocols.data.file_source import FILE, no_text_at, parse_file_source
+from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, PeerFault, Unreachable, counted
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Room
-from atoll.protocols.run.invite import Invite, decode_invite, read_invite
+from atoll.protocols.run.invite import Invite, decode_invite, invite_id, link_again, read_invite, read_short
 from atoll.protocols.run.run_spec import RunSpec
 
 Report = Callable[[str], None]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,11 +128,13 @@ async def read_plan(
     `group` owns the host's task. `free`: what a node that begins again found free at first. Raises ConfigError
     where the user must change something, LocalFault, DiskFault.
     """
+    check_sensors(read_guest(config.guest), MachineFiles())
     new_seed = b"" if home.identity.exists() else os.urandom(key_file.SEED_BYTES)
     identity = Identity(new_seed) if new_seed else key_file.load(home.identity)
     listen = plan_listen(config.listen, config.port, home.port)
     host = NodeHost(make_host(listen.maddrs, config, identity), group)
     if link is not None:
+        link = await _long_link(home, link, host, report)
         choice = await _invited(home, link, unix_s, host, report)
     else:
         choice = await _named(home, wanted, host, lambda: client_of(home, config, host.host, identity), report)
@@ -196,6 +203,35 @@ async def _invited(home: Home, link: str, unix_s: float, host: NodeHost, report:
     return _Choice(known or await _invited_run(home, invite, host, report), invite, is_new=True)
 
 
+async def _long_link(home: Home, link: str, host: NodeHost, report: Report) -> str:
+    """The link of version 1 for `link`: of this home if it joined with it before, else of the node that made it.
+
+    Raises Unreachable if that node cannot be asked, and ConfigError if it gives the invite no more.
+    """
+    wanted = _decoded(lambda: read_short(link))
+    if wanted is None:
+        return link
+    for known in filter(None, (load_invite(home, run.spec.id) for run in runs_of(home))):
+        if invite_id(known) == wanted.id:
+            return link_again(known)
+    report(f"asking {short(wanted.peer)} for the invite …")
+    await host.start()
+    try:
+        found = await fetch_invite(host.host, wanted)
+    except (Unreachable, PeerFault) as error:
+        host.check()
+        raise Unreachable(
+            f"a short invite needs the node that made it, {short(wanted.peer)}: {error}",
+            hint="try again when it runs, or ask for a long invite (`atoll invite create --embed`)",
+        ) from error
+    if not found:
+        raise ConfigError(
+            f"{short(wanted.peer)} gives this invite to nobody any more: it has expired or was revoked",
+            hint="ask for a new one",
+        )
+    return found
+
+
 def _askable(choice: _Choice) -> list[PeerAddress]:
     """Peers that may know how the run is doing. Names in DNS are left out: their peers are not known here."""
     seeds = map(parse_seed, choice.invite.seed_texts if choice.invite else ())
@@ -207,7 +243,7 @@ def _has_worked(home: Home, spec: RunSpec, restored: LostFeed | None) -> bool:
     return (home.run(spec.id) / LEDGER_FILE).exists() or (restored is not None and restored.entries > 0)
 
 
-def _decoded(read: Callable[[], Invite]) -> Invite:
+def _decoded(read: Callable[[], Read]) -> Read:
     try:
         return read()
     except DecodeError as error:

@@ -13,12 +13,14 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.loggers.feed import LoggerFeed
 from atoll.node.daemon.rounds.queries import reason, untrained
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.web.server import WebServer
+from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
 from atoll.p2p.discovery.seed_table import short_text
 from atoll.p2p.limits.limited_host import LimitedHost
@@ -59,6 +61,8 @@ class DaemonOperator:
     trainer: Trainer
     goodput: GoodputCollector
     web: WebServer
+    loggers: LoggerFeed
+    guest: GuestWatch
     stop_daemon: StopDaemon
     started_s: float = field(default_factory=time.monotonic)
     version: str = field(default_factory=lambda: importlib.metadata.version("atoll"))
@@ -116,6 +120,7 @@ class DaemonOperator:
             blob_bytes_down=blobs.bytes_down,
             web=self.web.url,
             web_trouble=self.web.trouble,
+            loggers=self.loggers.states(),
             ledger=self._ledger(),
             **self._validation(),
             **self._network(),
@@ -225,9 +230,10 @@ class DaemonOperator:
         self.stop_daemon(finish=finish)
         return "stopping after this round" if finish else "stopping"
 
-    async def pause(self, reason: str) -> str:
-        """Start no further round."""
-        self.control.pause(reason)
+    async def pause(self, reason: str, for_s: float | None) -> str:
+        """Start no further round, for so many seconds or until `resume`."""
+        is_excluded = any(one.peer == self.plan.identity.peer_id for one in self.control.view().excluded)
+        self.control.pause(reason, None if is_excluded else for_s)  # an excluded node rests for good
         return "the round at hand is finished, then the node pauses"
 
     async def resume(self) -> str:
@@ -271,8 +277,19 @@ class DaemonOperator:
         is_owner = self.plan.run.spec.owner == self.plan.identity.peer_id
         if is_owner and not self.plan.config.work.has_model and node.applied < 0:
             return "round 0 waits for this node, the run's owner, which holds no model: give it another --role"
-        own = node.trouble or node.standings.trouble() or untrained(node.round) or (fault.line() if fault else "")
-        return own or (f"peers do not admit this node: {refusal}" if refusal else "") or node.missing
+        own = (
+            node.trouble
+            or self.trainer.trouble
+            or node.standings.trouble()
+            or untrained(node.round)
+            or (fault.line() if fault else "")
+        )
+        return (
+            own
+            or (f"peers do not admit this node: {refusal}" if refusal else "")
+            or node.missing
+            or self.guest.trouble
+        )
 
     def _peer_row(self, row: PeerView, lease: Lease | None, left_s: float) -> control_messages.PeerStatus:
         return control_messages.PeerStatus(

@@ -3,11 +3,11 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
+from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_for_feed
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
-from atoll.node.daemon.feed_recovery import clear_mark, read_mark, wait_for_feed
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
 from atoll.p2p.ledger.orphans import WantedEntries
@@ -15,7 +15,7 @@ from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Body, Entry
+from atoll.protocols.ledger.records import Body, Entry, Leave
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
 from atoll.protocols.ledger.registers import Holding, Lease, Validation
 from atoll.protocols.wires import REDUCTION
@@ -43,7 +43,7 @@ class SwarmNetwork:
     ) -> None:
         """`opening`: what our feed must begin with, if it has not begun, after None for each part of its work.
 
-        `folder`: the run's, which may be marked as restored (node/daemon/feed_recovery.py).
+        `folder`: the run's, which may be marked as restored (node/daemon/assets/feed_recovery.py).
         """
         self._opening, self._folder = opening, folder
         self._lost_feed = read_mark(folder) if folder is not None else None
@@ -120,6 +120,15 @@ class SwarmNetwork:
             for peer, lease in live.items()
             if peer != self._me
         }
+
+    def staying(self, without: Collection[PeerId]) -> dict[PeerId, Lease]:
+        """Leases of the neighbours that did not leave: `without` did, and others since `carry` ended."""
+        left = dict.fromkeys(without, True)
+        for _, entry in self._swarm.ledger.since(max(self._carried, self._replayed)):
+            left[entry.author] = isinstance(entry.body, Leave)
+        connected = set(self.neighbours())
+        leases = self.leases().items()
+        return {peer: lease for peer, (lease, _) in leases if peer in connected and not left.get(peer)}
 
     def add_blob(self, path: Path, *, move: bool = False) -> Digest:
         """See BlobStore.add_file."""

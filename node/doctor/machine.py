@@ -23,6 +23,7 @@ from atoll.node.runs.capacity.machine_fit import measure_machine
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.control_group import usable_cpus
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.bounds import snapshot_max_bytes
@@ -201,7 +202,7 @@ def gpu_finding(torch: dict[str, object], cards: list[str], wanted: str) -> Find
         return Finding("gpu", state, f"{cards[0]} is here, but {build} cannot use it", remedy)
     if wanted.startswith("cuda"):
         return Finding("gpu", "fail", f"no NVIDIA GPU, but device = {wanted!r}", "set device to auto or cpu")
-    return Finding("gpu", "pass", f"none; trains on {os.cpu_count()} CPU threads, {build}")
+    return Finding("gpu", "pass", f"none; trains on {usable_cpus()} CPU threads, {build}")
 
 
 def _judge_cards(torch: dict[str, object], build: str, wanted: str) -> Finding:

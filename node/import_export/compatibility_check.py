@@ -61,6 +61,10 @@ def measure_fit(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str
     `path` is the text of a `file:` source; `tokenizer` has the bytes of its file, None for a built-in one. Raises
     ConfigError, CorruptFault, DiskFault, Unreachable.
     """
+    if spec.data.index is not None:
+        raise ConfigError(
+            "whether weights and a packed text fit is not measured", hint="make the run with --without-fit"
+        )
     text = corpus.load_corpus(spec.data.source, path, default_cache())
     tokens: TextTokenizer = (
         built_in_tokenizer(spec.data.tokenizer, text.train)

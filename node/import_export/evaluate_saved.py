@@ -6,7 +6,7 @@ import torch
 
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.import_export.export_run import load_saved
-from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
+from atoll.node.learning.data.dataset import GivenTokenizer, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.learner import Learner
@@ -27,7 +27,7 @@ def evaluate_saved(spec: RunSpec, run_folder: Path, config: NodeConfig) -> Evalu
     torch.set_num_threads(config.threads)
     blob = spec.data.tokenizer_blob
     given = GivenTokenizer(run_folder / BLOBS / f"{blob.hex()}.blob", spec.model.vocab) if blob else None
-    data = open_dataset(spec.data, spec.model.context, config.data, default_cache(), given)
+    data = open_text(spec, config.data, default_cache(), run_folder / BLOBS, given)
     learner = Learner(spec, devices_of(config.device)[0], config.frozen, config.frozen_on_host)
     windows_WT1, size_bytes = data.validation(VAL_WINDOWS), data.validation_bytes(VAL_WINDOWS)
     loss = learner.evaluate(found.tensors["final"], windows_WT1, size_bytes)

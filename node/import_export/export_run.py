@@ -24,7 +24,7 @@ from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.control_messages import RoundStatus
-from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.arena import arena_of, state_arena_of
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
 STATE = "state"
@@ -59,7 +59,7 @@ def export_run(
     if snapshot is None:
         found = saved_weights(spec, run_folder)
     else:
-        found = read_own_snapshot(snapshot, arena, state_digest)
+        found = read_own_snapshot(snapshot, state_arena_of(spec.model, spec.outer.momenta), state_digest)
     places = {place.name: place for place in arena.placements}
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)

@@ -1,7 +1,7 @@
 """Joins the shards of a run's members into a universal checkpoint (node/checkpoint/universal.py), and reads it.
 
 Nothing in a folder is trusted. Sizes follow from the run; every file has the hash that its member signed; the
-weights have the state digest that the voters of their round signed (node/daemon/consensus/certificate.py).
+weights have the state digest that the voters of their round signed (node/daemon/certificates/certificate.py).
 Joining needs shards of a quorum of the run's members, unless the user gives up what the others had not sent.
 """
 
@@ -32,7 +32,7 @@ from atoll.node.checkpoint.universal import (
     shard_specs,
     to_json,
 )
-from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, Proven, read_proof
+from atoll.node.daemon.certificates.certificate import PROOF_MAX_BYTES, Proven, read_proof
 from atoll.node.learning.outer.fixed import state_digest
 from atoll.p2p.system.atomic_files import disk, read_whole
 from atoll.protocols.codec import MESSAGE_MAX_BYTES

@@ -16,7 +16,7 @@ from torch import Tensor
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.node.checkpoint.tensorfile import write_atom
 from atoll.node.checkpoint.universal import ERROR, SHARED, STEP, WEIGHT, Shard, is_optimised
-from atoll.node.daemon.feed_recovery import mark_restored, read_mark
+from atoll.node.daemon.assets.feed_recovery import mark_restored, read_mark
 from atoll.node.import_export.export_run import STATE
 from atoll.node.import_export.join_shards import TOKENIZER, ShardedCheckpoint
 from atoll.p2p.blobs.store import BLOBS, BlobStore
@@ -45,8 +45,8 @@ class Restored(NamedTuple):
 def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) -> Restored:
     """Write the state of `me` below the folder of its run. No node may run there.
 
-    If its feed is lost too, the folder is marked (node/daemon/feed_recovery.py). Raises ConfigError if there is a
-    state already, CorruptFault for a damaged mark, DiskFault; then no state is written.
+    If its feed is lost too, the folder is marked (node/daemon/assets/feed_recovery.py). Raises ConfigError if
+    there is a state already, CorruptFault for a damaged mark, DiskFault; then no state is written.
     """
     spec, manifest = checkpoint.spec, checkpoint.manifest
     _check_empty(checkpoint, run_folder)

@@ -20,7 +20,7 @@ from atoll.node.checkpoint.universal import (
     signed,
     to_json,
 )
-from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, gather, read_proof
+from atoll.node.daemon.certificates.certificate import PROOF_MAX_BYTES, gather, read_proof
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.import_export.export_run import STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
@@ -51,6 +51,11 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     nothing of this node is there.
     """
     spec = open_run(run_file)
+    if spec.outer.momenta:
+        raise ConfigError(
+            f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
+            hint="export the weights: atoll export",
+        )
     found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")

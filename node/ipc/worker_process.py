@@ -77,6 +77,8 @@ class Trainer:
     """Given the worker's account of time with every reply, before the answer is delivered, and an empty one when
     its process begins."""
     command: tuple[str, ...] = WORKER
+    nice: int = 0
+    """Added to the worker's niceness; its further processes and threads inherit it."""
     _replied_at: float = 0.0
     given: WorkerPipe | None = None
     """A worker to begin with: of the daemon before, which changed its chain."""
@@ -98,6 +100,12 @@ class Trainer:
         """The worker's process id and restarts."""
         pid = self._pipe.process.pid if self._pipe else 0
         return TrainerStatistics(pid, self._restarts)
+
+    @property
+    def trouble(self) -> str:
+        """What the user must set if the kernel ended the worker last, until a round is saved; else empty."""
+        is_short = self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 0
+        return f"{OUT_OF_MEMORY}: {MORE_MEMORY}" if is_short else ""
 
     async def serve(self) -> None:
         """Run a worker, and restart it when it dies, until `stop`. Raises LocalFault when it dies too often."""
@@ -213,7 +221,7 @@ class Trainer:
                 *self.command,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
                 start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
-                preexec_fn=die_with_parent(os.getpid()),
+                preexec_fn=die_with_parent(os.getpid(), self.nice),
             )  # fmt: skip
         return WorkerPipe(process), log_start
 

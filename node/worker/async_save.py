@@ -148,7 +148,7 @@ class WorkerState:
         )
         moments, parts = self.learner.moments()
         tensors = {
-            "final": self.fold.final_C4096,
+            "final": self.fold.final_state_S4096,
             "residual": self.feedback.residual_C4096,
             **(self.slices.tensors() if self.slices is not None else {}),
             **(weights.tensors() if carried else {}),

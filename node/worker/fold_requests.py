@@ -27,6 +27,7 @@ from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
+from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.p2p.system.atomic_files import disk
@@ -35,7 +36,7 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.rows import check_root
 from atoll.protocols.local import worker_messages
-from atoll.protocols.run.arena import CHUNK, Span, arena_of
+from atoll.protocols.run.arena import CHUNK, Arena, Span, arena_of, state_arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ class SetUpdate:
         """`slices`: None in a run that reduces no rounds."""
         self._spec = spec
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
-        self._step = OuterStep(spec.outer.alpha_256, spec.outer.floor_256)
+        # A rule with momentum has the rate in its own step: it is given the mean as it is.
+        alpha_256 = 256 if spec.outer.momenta else spec.outer.alpha_256
+        self._step = OuterStep(alpha_256, spec.outer.floor_256)
         self._slices = slices
         self._threads = threads
 
@@ -79,7 +82,7 @@ class SetUpdate:
         return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
 
 
-def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
+def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1) -> Fold:
     """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot."""
     arena, number = arena_of(spec.model), -1
     if spec.start:
@@ -88,7 +91,11 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate) -> Fold:
         made = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         theta_C4096 = bridge.gather(made, arena)
     covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
-    return Fold(theta_C4096, arena, apply_update, covers, number, moves)
+    if not spec.outer.momenta:
+        return Fold(theta_C4096, arena, apply_update, covers, number, moves)
+    # Every momentum is zero at the start.
+    state_S4096 = torch.cat([theta_C4096, *[torch.zeros_like(theta_C4096)] * spec.outer.momenta])
+    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule_of(spec.outer, threads))
 
 
 @dataclass(slots=True)
@@ -137,7 +144,7 @@ class FoldRequests:
     def adopt(self, ask: worker_messages.AdoptRequest) -> worker_messages.AdoptReply:
         """Replace everything by a verified snapshot. Raises DecodeError for another one than asked for."""
         if ask.round != self.fold.final_round:  # else: it was done, but could not be saved
-            found = read_snapshot(Path(ask.path), arena_of(self.spec.model), state_digest)
+            found = read_snapshot(Path(ask.path), self._state_arena, state_digest)
             if found.round != ask.round or found.state != ask.state:
                 raise DecodeError(
                     f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
@@ -154,8 +161,12 @@ class FoldRequests:
         number, state = self.fold.final_round, self.fold.state_digest()
         with disk(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        size = write_snapshot(path, Snapshot(self.fold.final_C4096, number, state), arena_of(self.spec.model))
+        size = write_snapshot(path, Snapshot(self.fold.final_state_S4096, number, state), self._state_arena)
         return worker_messages.SnapshotReply(Round(number), state, str(path), size)
+
+    @property
+    def _state_arena(self) -> Arena:
+        return state_arena_of(self.spec.model, self.spec.outer.momenta)
 
     def _verify(self, ask: worker_messages.VerifyRequest) -> worker_messages.VerifyReply:
         if ask.reduced:

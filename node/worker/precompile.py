@@ -15,6 +15,7 @@ from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
+from atoll.node.learning.outer.rules.choice import KERNELS
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
 
@@ -30,6 +31,9 @@ def warm(codec: Codec) -> None:
     plus(theta, theta)
     plus(theta, theta, theta)
     codec.give_back(residual, payload)
+    one = np.zeros(1, np.int32)
+    for kernel in KERNELS.values():
+        kernel(np.zeros(1, np.int32), np.zeros(1, np.int32), one, one, one, 256, 0)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from atoll.node.learning.data.dataset import Dataset, WindowPlace, assigned, windows_at
+from atoll.node.learning.data.dataset import RunText
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
@@ -15,6 +15,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import MAX_WEIGHT
 from atoll.protocols.ledger.rows import RowTree
@@ -80,7 +81,7 @@ class RoundTrainer:
     spec: RunSpec
     peer: PeerId
     """PeerID of this node."""
-    data: Dataset | None
+    data: RunText | None
     """None where nothing is trained."""
     learner: Learner
     fold: Fold
@@ -96,13 +97,14 @@ class RoundTrainer:
         began = self._now_s()
         overlap = self._begin(ask)
         base, losses = self.fold.view_digest(), list[float]()
-        place, budget = self._place(ask), Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
+        turn = Turn(ask.round, self.peer, ask.slot, ask.slots)
+        budget = Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
         while True:
             if (yield from self._merge_due_fold(overlap, len(losses))):
                 base = self.fold.view_digest()
             if len(losses) == budget.steps:
                 break
-            losses.append(self._step(place, budget, self.spec.steps_before(ask.round) + len(losses)))
+            losses.append(self._step(turn, budget, self.spec.steps_before(ask.round) + len(losses)))
             self.steps_taken += 1
             trained_s = max(1e-9, self._now_s() - began - overlap.held_s)
             budget.took_step(len(losses), trained_s)
@@ -153,17 +155,12 @@ class RoundTrainer:
         overlap.fold_arrived(taken)
         return True
 
-    def _place(self, ask: TrainRequest) -> WindowPlace:
-        if self.spec.audit:
-            return assigned(self.spec.seed, ask.round, self.peer, self.spec.inner.batch)
-        first = self.spec.steps_before(ask.round)
-        return WindowPlace(self.spec.seed, first, ask.slot, ask.slots, self.spec.inner.batch)
-
-    def _step(self, place: WindowPlace, budget: Budget, at: int) -> float:
-        """Global step `at`, on the next windows of our place; returns its loss."""
+    def _step(self, turn: Turn, budget: Budget, at: int) -> float:
+        """Global step `at`, on the next windows of our turn; returns its loss."""
         assert self.data is not None, "who trains has the text"
         at_W = np.arange(budget.taken, budget.taken + budget.sequences)
-        return self.learner.step(self.data.batch(windows_at(place, at_W, self.data.num_windows)), at)
+        with self.spent.one_step():
+            return self.learner.step(self.data.batch(self.data.windows_of(self.spec, turn, at_W)), at)
 
     def _pending(
         self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int

@@ -22,7 +22,7 @@ from atoll.node.checkpoint.disk import map_payload
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.dataset import Dataset, GivenTokenizer, open_dataset
+from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
@@ -39,6 +39,7 @@ from atoll.node.worker.precompile import warm
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.time_account import TimeAccount
+from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
@@ -92,7 +93,7 @@ class Session:
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = None
         if start.reads_text:
-            self._data = open_dataset(spec.data, spec.model.context, start.data, default_cache(), given)
+            self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given)
         if self._ranks is not None:
             self._ranks.join()
         encoder = encoder_for(spec, start)
@@ -106,7 +107,7 @@ class Session:
             memory=StepMemory(start.micro_batch, start.recompute),
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
-        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads))
+        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads), threads)
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
@@ -244,7 +245,7 @@ class Session:
             return ()
 
     @property
-    def _text(self) -> Dataset:
+    def _text(self) -> RunText:
         """Raises ConfigError where the worker was started without the text."""
         if self._data is None:
             raise ConfigError(

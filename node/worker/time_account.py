@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from atoll.protocols.local.durations import STEP_BOUNDS_S, DurationCounts
 from atoll.protocols.local.time_spent import TimeSpent
 
 Doing = Literal["start", "steps", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "wait"]
@@ -25,6 +26,8 @@ class TimeAccount:
         self._booked_ns: dict[Doing, int] = {}
         self._unsaved_ns = 0
         self._saving_ns = 0
+        self._each_step_ns = 0
+        self._step_counts = DurationCounts(STEP_BOUNDS_S)
 
     def enter(self, doing: Doing) -> None:
         """Book the time since the last call, and that the worker does this from now on."""
@@ -44,6 +47,15 @@ class TimeAccount:
             yield
         finally:
             self.enter(before)
+
+    @contextmanager
+    def one_step(self) -> Iterator[None]:
+        """Count the block's duration as that of one inner step."""
+        began_ns = self._now_ns()
+        yield
+        took_ns = self._now_ns() - began_ns
+        self._each_step_ns += took_ns
+        self._step_counts.add(took_ns / 1e9)
 
     @property
     def besides_s(self) -> float:
@@ -72,4 +84,9 @@ class TimeAccount:
         """All entries up to now."""
         self.enter(self._doing)
         booked_ns = {f"{doing}_ns": value_ns for doing, value_ns in self._booked_ns.items()}
-        return TimeSpent(**booked_ns, unsaved_ns=self._unsaved_ns + self._saving_ns)
+        return TimeSpent(
+            **booked_ns,
+            unsaved_ns=self._unsaved_ns + self._saving_ns,
+            each_step_ns=self._each_step_ns,
+            step_counts=tuple(self._step_counts.counts) if self._each_step_ns else (),
+        )

@@ -35,11 +35,17 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Rates: `20mbit`, `2.5MB/s`, `` for no limit, `off` for no bulk traffic. Sizes: `500GB`, `` for no quota."""
 
     up: str = ""
+    """Cap of what is sent, all protocols together: `20mbit`, `2.5MB/s`; empty: none; `off`: no large transfers."""
     down: str = ""
+    """Cap of what is received, in the same form."""
     schedule: list[Window] = []
+    """Rates at other times of day, the first one that fits counts: `from` and `to` as `HH:MM`, local time, `days`
+    (`mon` … `sun`; none: every day), `up`, `down`."""
     monthly: str = ""
-    """Up and down together. When it is used up only control traffic goes on until the next month."""
+    """Most bytes a month, up and down together, for example `500GB`; empty: no limit. When it is used up only
+    control traffic goes on until the next month."""
     monthly_start_day: Annotated[int, Meta(ge=1, le=28)] = 1
+    """Day of the month on which that count begins anew, 1 … 28."""
 
 
 class Caps(msgspec.Struct, frozen=True):

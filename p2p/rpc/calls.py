@@ -35,6 +35,8 @@ class Calls:
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()
         """Set once `serve` runs: from then on calls can be made."""
+        self.on_answer: Callable[[float], None] = lambda round_trip_s: None
+        """Receives the seconds from each request to its reply, time at the peer included. Failures have none."""
         if answers:
             host.set_handler(frames.PROTOCOL, self._answers.serve)
 
@@ -83,7 +85,10 @@ class Calls:
         Raises Unreachable (the network, or a fault on the peer's machine), RunMismatch, PeerFault (the peer
         refused the request), DecodeError (the peer sent bad bytes).
         """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         body = await self._link(peer).request(method, codec.encode(request), max_bytes)
+        self.on_answer(loop.time() - began)
         return codec.decode(body, reply, max_bytes=max_bytes)
 
     def notify(self, peer: PeerId, method: str, message: Any) -> None:

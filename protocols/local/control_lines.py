@@ -10,6 +10,8 @@ from atoll.protocols.local import control_messages
 from atoll.protocols.wires import CONTROL
 
 REQUEST_MAX_BYTES = 64 * 1024
+MAX_PAUSE_S = 3650 * 86400
+"""Longest pause that ends by itself."""
 REPLY_MAX_BYTES = 32 * 1024 * 1024
 """Largest reply: the rounds of a long run. Both ends belong to the same user."""
 
@@ -45,8 +47,10 @@ def decode_ask(line: bytes) -> control_messages.Ask:
             _within("last", ask.last, 1, control_messages.MAX_ROUNDS)
         case control_messages.GetLogs():
             _within("tail", ask.tail, 0, control_messages.MAX_LINES)
-        case control_messages.PauseNode() if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
-            raise DecodeError("reason must have at most 200 printable characters")
+        case control_messages.PauseNode():
+            if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
+                raise DecodeError("reason must have at most 200 printable characters")
+            _within("for_s", 1.0 if ask.for_s is None else ask.for_s, 1.0, MAX_PAUSE_S)
         case control_messages.ExcludePeer():
             if not (len(ask.reason) <= control_messages.MAX_REASON and ask.reason.isprintable()):
                 raise DecodeError(f"reason must have at most {control_messages.MAX_REASON} printable characters")

@@ -19,7 +19,6 @@ MAX_LINES = 10_000
 """Most log lines that one request may ask for."""
 MAX_ROUNDS = 10_000
 """Most rounds that one request may ask for."""
-
 MAX_REASON = 100
 """Longest reason of an exclusion, in characters: as long as its record holds."""
 
@@ -66,9 +65,10 @@ class StopNode(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class PauseNode(msgspec.Struct, frozen=True, tag="pause"):
-    """Finish the current round and start no other. Contributions of other members are still folded."""
+    """Finish the current round and start no other for so many seconds, or until ResumeNode. Others are folded."""
 
     reason: str = "paused by the operator"
+    for_s: float | None = None
 
 
 class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
@@ -329,6 +329,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Address of the node's web page; empty while there is none."""
     web_trouble: str = ""
     """Why the configured web page is not served; empty otherwise."""
+    loggers: dict[str, str] = {}
+    """By name: what each logger wrote and lost, and why it does not work, as one line."""
     ledger: LedgerUse | None = None
     """Who is in the ledger; null from an older daemon."""
     excluded: tuple[Exclusion, ...] = ()

@@ -2,9 +2,12 @@
 
 import msgspec
 
+ENTRIES = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "wait")
+"""Activities of a worker; at each moment it is busy with exactly one."""
+
 
 class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
-    """Nanoseconds of the worker's life by activity. All fields but the last add up to its age."""
+    """Nanoseconds of the worker's life by activity. All fields up to `wait_ns` add up to its age."""
 
     start_ns: int = 0
     """Loading program, model, data and checkpoint."""
@@ -26,9 +29,12 @@ class TimeSpent(msgspec.Struct, frozen=True, array_like=True):
     """Idle: no request to serve."""
     unsaved_ns: int = 0
     """The part of `steps_ns` whose result is not saved yet."""
+    each_step_ns: int = 0
+    """The durations of all inner steps that were taken, those thrown away too; a part of the above."""
+    step_counts: tuple[int, ...] = ()
+    """How many inner steps took how long, in the buckets of `durations.STEP_BOUNDS_S`; empty before the first."""
 
     @property
     def age_ns(self) -> int:
         """Nanoseconds since the account was opened."""
-        entries_ns: tuple[int, ...] = msgspec.structs.astuple(self)
-        return sum(entries_ns) - self.unsaved_ns
+        return sum(getattr(self, f"{entry}_ns") for entry in ENTRIES)

@@ -95,6 +95,23 @@ def arena_of(model: ModelSpec) -> Arena:
     return Arena(tuple(placed), chunk - (-offset // CHUNK), model.parameters)
 
 
+@lru_cache(maxsize=32)
+def state_arena_of(model: ModelSpec, momenta: int) -> Arena:
+    """Layout of a state: the model's arena, then as many others of this shape, one for each momentum.
+
+    The atoms of the first momentum are named `momentum1.ATOM`.
+    """
+    arena = arena_of(model)
+    placed = list(arena.placements)
+    for at in range(1, momenta + 1):
+        placed += [
+            Placement(f"momentum{at}.{one.name}", one.shape, one.first_chunk + at * arena.chunks, one.offset)
+            for one in arena.placements
+        ]
+    copies = 1 + momenta
+    return Arena(tuple(placed), copies * arena.chunks, copies * arena.values)
+
+
 def edges(arena: Arena) -> tuple[Edge, ...]:
     """All chunks with padding, in rising order. Padding is zero in every state: no contribution may change it."""
     found: list[Edge] = []

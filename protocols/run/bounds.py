@@ -14,5 +14,6 @@ def moments_max_bytes(spec: RunSpec, number: int) -> int:
 
 
 def snapshot_max_bytes(spec: RunSpec) -> int:
-    """Return an upper bound of a snapshot of the run: 4 bytes a value and a header entry per atom."""
-    return 4 * spec.model.parameters + 512 * len(atoms(spec.model)) + 4096
+    """Return an upper bound of a snapshot: 4 bytes a value and a header entry per atom, again for a momentum."""
+    one = 4 * spec.model.parameters + 512 * len(atoms(spec.model))
+    return (1 + spec.outer.momenta) * one + 4096

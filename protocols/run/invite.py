@@ -2,12 +2,17 @@
 
     atoll:<base32>      version u8 | length u16 | check 4 bytes | body
 
+Version 1 is the invite itself. Version 2, the short link, has 106 characters with an IPv4 address: the id of an
+invite of version 1, and the key and one address of the node that signed it and gives it to whoever names that id.
+
 Lower-case base32 (RFC 4648, no padding) survives line breaks, double clicks and changes of case; in capitals a QR
 code packs it tighter than base64. Length and check distinguish links that are cut off, mistyped or forged; their
 places are the same in every version.
 """
 
 import base64
+import ipaddress
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -20,6 +25,11 @@ from atoll.protocols.ids import PeerId, RunId, digest, peer_id_of, public_key_of
 from atoll.protocols.run.admission import Expiry, Token, check_name
 
 INVITE_VERSION = 1
+SHORT_VERSION = 2
+INVITE_ID_BYTES = 16
+"""First bytes of a hash of the body. Another invite with the same id would take 2^128 tries."""
+LINK_MAX_CHARACTERS = 1 << 14
+"""More than any link of version 1 has."""
 SCHEME = "atoll:"
 EMBED_MAX_BYTES = 1536
 """Largest signed run, in bytes, that travels inside the link; larger ones are fetched from a seed."""
@@ -30,6 +40,12 @@ _HEADER_BYTES = 7
 _HEADER_CHARACTERS = 16
 _ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyz234567")
 _DOMAIN = "invite/1"
+_SHORT_HEAD_BYTES = INVITE_ID_BYTES + 32 + 1
+_IP_BYTES = {4: 4, 6: 16}
+_TCP, _QUIC = 0x10, 0x20
+_TRANSPORTS = {_TCP: "tcp/{}", _QUIC: "udp/{}/quic-v1"}
+_PORT_BYTES = 2
+_TEXT_MAX_BYTES = 256
 _Maddr: TypeAlias = Annotated[str, Meta(max_length=256, pattern=r"^/[!-~]*\Z")]
 
 
@@ -68,6 +84,23 @@ class Invite(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         """The seeds as configuration texts: `…/p2p/PEERID`, or a `/dnsaddr/…` name alone."""
         tails = [(seed, f"/p2p/{peer_id_of(seed.key)}" if seed.key else "") for seed in self.seeds]
         return tuple(maddr + tail for seed, tail in tails for maddr in seed.maddrs)
+
+
+@dataclass(frozen=True, slots=True)
+class ShortInvite:
+    """The body of a short link."""
+
+    id: bytes
+    """Id of the invite that it stands for, INVITE_ID_BYTES."""
+    key: bytes
+    """Public key of the node that gives the invite, 32 bytes."""
+    maddrs: tuple[str, ...]
+    """Multiaddrs of that node: one IP address and port, by one transport or both; or any one multiaddr."""
+
+    @property
+    def peer(self) -> PeerId:
+        """PeerID of the node that gives the invite."""
+        return peer_id_of(self.key)
 
 
 def seeds_of(texts: list[str]) -> tuple[Seed, ...]:
@@ -109,14 +142,53 @@ def make_invite(
     return sign_invite(signer, draft)
 
 
-def read_invite(text: str) -> Invite:
-    """The verified invite of a link, expired or not. Raises DecodeError with the reason."""
+def invite_id(invite: Invite) -> bytes:
+    """Id of a signed invite. Only who has seen the invite knows it: the signature goes into the hash."""
+    return digest(b"invite id", codec.encode(invite))[:INVITE_ID_BYTES]
+
+
+def shorten(link: str) -> str:
+    """The short form of a link; empty if the link names no address at which its signer can be dialled directly.
+
+    Raises DecodeError.
+    """
+    invite = read_invite(link)
+    maddrs = [maddr for seed in invite.seeds if seed.key == invite.key for maddr in seed.maddrs]
+    maddrs = [maddr for maddr in maddrs if "/p2p-circuit" not in maddr]  # newcomers open no circuits
+    packed = [place for place in map(_packed_ip, maddrs) if place]
+    if packed:
+        best = min(packed, key=len)  # IPv4 before IPv6
+        kinds = [place[0] for place in packed if place[1:] == best[1:]]
+        place = bytes([best[0] | max(kinds) | min(kinds)]) + best[1:]
+    else:
+        texts = [maddr.encode() for maddr in maddrs if len(maddr) < _TEXT_MAX_BYTES]
+        if not texts:
+            return ""
+        place = b"\0" + min(texts, key=len)
+    return link_of(invite_id(invite) + invite.key + place, SHORT_VERSION)
+
+
+def read_short(text: str) -> ShortInvite | None:
+    """The body of a short link; None for a link of another version. Raises DecodeError with the reason."""
     version, body = _unpack(text)
-    if version > INVITE_VERSION:
+    if version != SHORT_VERSION:
+        return None
+    if len(body) < _SHORT_HEAD_BYTES:
+        raise DecodeError("short invite: no address")
+    key = body[INVITE_ID_BYTES : _SHORT_HEAD_BYTES - 1]
+    return ShortInvite(body[:INVITE_ID_BYTES], key, _short_maddrs(body[_SHORT_HEAD_BYTES - 1 :]))
+
+
+def read_invite(text: str) -> Invite:
+    """The verified invite of a link of version 1, expired or not. Raises DecodeError with the reason."""
+    version, body = _unpack(text)
+    if version > SHORT_VERSION:
         raise DecodeError(
-            f"the invite was made by a newer atoll (version {version}; this one reads {INVITE_VERSION})",
+            f"the invite was made by a newer atoll (version {version}; this one reads {SHORT_VERSION})",
             hint="upgrade atoll",
         )
+    if version == SHORT_VERSION:
+        raise DecodeError("this is a short invite: its node has the rest", hint="ask for one made with --embed")
     if version != INVITE_VERSION:
         raise DecodeError(f"the invite has version {version}, which never was")
     invite = _decoded(body)
@@ -143,6 +215,11 @@ def decode_invite(text: str, unix_s: float) -> Invite:
 def is_invite(text: str) -> bool:
     """Whether `text` looks like an atoll link, legal or not."""
     return text.strip().lower().startswith(SCHEME)
+
+
+def link_again(invite: Invite) -> str:
+    """The link that `invite` was read from."""
+    return link_of(codec.encode(invite))
 
 
 def link_of(body: bytes, version: int = INVITE_VERSION) -> str:
@@ -177,6 +254,38 @@ def _unpack(text: str) -> tuple[int, bytes]:
     if base64.b32encode(blob).decode().rstrip("=").lower() != packed:
         raise _mistyped("its last character does not fit")
     return blob[0], blob[_HEADER_BYTES:]
+
+
+def _packed_ip(maddr: str) -> bytes:
+    """An IP address and port as `kind u8 | address | port u16`; empty for every other multiaddr."""
+    try:
+        _, _, host, *rest = maddr.split("/")
+        address = ipaddress.ip_address(host)
+        port = int(rest[1])
+        text = "/".join(rest)
+        kind = next(kind for kind, form in _TRANSPORTS.items() if form.format(port) == text)
+        place = bytes([address.version | kind]) + address.packed + port.to_bytes(_PORT_BYTES, "big")
+    except (ValueError, IndexError, OverflowError, StopIteration):
+        return b""
+    return place if f"/ip{address.version}/{address}/{text}" == maddr else b""
+
+
+def _short_maddrs(place: bytes) -> tuple[str, ...]:
+    """The multiaddrs of a short link, from its kind on. Raises DecodeError."""
+    kind, data = place[0], place[1:]
+    version, transports = kind & 0x0F, kind & 0xF0
+    if kind == 0:
+        text = data.decode("ascii", "replace")
+        if not 1 < len(data) < _TEXT_MAX_BYTES or text[0] != "/" or not all("!" <= sign <= "~" for sign in text):
+            raise DecodeError("short invite: an illegal address")
+        return (text,)
+    size = _IP_BYTES.get(version)
+    if size is None or not transports or transports & ~(_TCP | _QUIC) or len(data) != size + _PORT_BYTES:
+        raise DecodeError("short invite: an illegal address")
+    address = ipaddress.ip_address(data[:size])
+    port = int.from_bytes(data[size:], "big")
+    forms = [form for kind, form in _TRANSPORTS.items() if transports & kind]
+    return tuple(f"/ip{version}/{address}/{form.format(port)}" for form in forms)
 
 
 def _check_of(head: bytes, body: bytes) -> bytes:

@@ -35,6 +35,8 @@ WHOLE_VERSION = 3
 """Older version that is still read for runs with one fragment: it cuts several fragments differently."""
 _VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, ONE_AUDIT_VERSION, FULL_WEIGHT_VERSION, SPEC_VERSION)
 _DOMAIN = "run/1"
+PACKED = "packed:"
+"""Begins the source of a run whose text is packed: shards that members fetch from each other."""
 _UNREDUCED = "set reduce to null: then every node gets every payload"
 TOKENIZER_MAX_BYTES = 32 << 20
 """Largest tokenizer file, in bytes. Those of published models have up to 20 MB."""
@@ -43,6 +45,10 @@ Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
 Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag"]
+Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
+DEFAULT_MOMENTUM_256 = 230
+"""β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
+_MOMENTUM_RULES = ("nesterov", "slowmo")
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -50,13 +56,19 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """The training text and its tokenizer."""
 
     source: Annotated[str, Meta(min_length=1, max_length=1024)]
-    """`builtin:shakespeare`, `synthetic:markov`, or `file:NAME`, for which each node has its own path."""
+    """`builtin:shakespeare`, `synthetic:markov`, `packed:NAME`, or `file:NAME`, of which each node has a copy."""
     tokenizer: Tokenizer
     """`bytes` (256 tokens), `bpe8k` (8192 tokens) or `file`: the blob `tokenizer_blob`, a `tokenizer.json`."""
     digest: Link
-    """BLAKE3 of the source's text, so that all members read the same; empty: not checked."""
+    """BLAKE3 of the source's text, so that all members read the same; empty: not checked. With `packed:` the blob
+    id of the index of its shards (protocols/data/shard_index.py)."""
     tokenizer_blob: Link = b""
     """Blob id of the tokenizer file, which travels with the run; empty unless `tokenizer` is `file`."""
+
+    @property
+    def index(self) -> Digest | None:
+        """Blob id of the index of a packed text; None for other texts."""
+        return Digest(self.digest) if self.source.startswith(PACKED) else None
 
 
 class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -142,6 +154,20 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     most_256: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Largest norm of a contribution to an atom, in 256ths of what steps at the peak rate can move it by, for
     `aggregate`; unset: 256."""
+    rule: Step | msgspec.UnsetType = msgspec.UNSET
+    """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
+    momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
+    """Outer momentum β of the rules that have one; unset: DEFAULT_MOMENTUM_256."""
+
+    @property
+    def momenta(self) -> int:
+        """Arrays of the model's size that the rule keeps beside Θ; they are part of the state and its digest."""
+        return 1 if self.rule in _MOMENTUM_RULES else 0
+
+    @property
+    def beta_256(self) -> int:
+        """Outer momentum β of a rule that has one."""
+        return DEFAULT_MOMENTUM_256 if self.momentum_256 is msgspec.UNSET else self.momentum_256
 
     @property
     def overlap_bounds(self) -> tuple[int, int]:
@@ -215,7 +241,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def given(self) -> tuple[Digest, ...]:
         """Blob ids of the files that travel with the run."""
         start = (self.start.weights, *self.start.moment_blobs) if self.start else ()
-        found = (*start, self.data.tokenizer_blob)
+        found = (*start, self.data.tokenizer_blob, self.data.index or b"")
         return tuple(Digest(blob) for blob in found if blob)
 
     @property
@@ -264,6 +290,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.inner.expert_lr != 1 and self.model.experts is None:
             raise ConfigError("inner.expert_lr is for runs whose model has experts")
         _check_outer(self.outer, self.model)
+        _check_rule(self)
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
@@ -326,6 +353,8 @@ def _check_names(spec: RunSpec) -> None:
     _check_given(spec)
     if len(spec.data.digest) not in (0, DIGEST_BYTES):
         raise ConfigError("data.digest must have 0 or 32 bytes")
+    if spec.data.source.startswith(PACKED) and (not spec.data.digest or spec.data.tokenizer == "bpe8k"):
+        raise ConfigError(f"{PACKED} needs data.digest, the id of its index, and the tokenizer `bytes` or `file`")
     check_codec(spec.compress.codec, spec.compress.k)
 
 
@@ -385,6 +414,28 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     firsts = [stage.first for stage in outer.stages]
     if firsts[0] != 0 or firsts != sorted(set(firsts)):
         raise ConfigError("outer.stages must start at round 0 and rise")
+
+
+def _check_rule(spec: RunSpec) -> None:
+    """Refuse a rule of the outer step beside settings that it cannot work with."""
+    outer, rule = spec.outer, spec.outer.rule
+    if outer.momentum_256 is not msgspec.UNSET and not outer.momenta:
+        raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov or slowmo")
+    if rule == "average" and outer.alpha_256 != 256:
+        raise ConfigError("outer.rule average needs outer.alpha_256 256: the whole mean is the step")
+    if rule == "average" and spec.compress.codec not in ("int8", "e3m0"):
+        raise ConfigError("outer.rule average needs compress.codec int8 or e3m0: weights not sent have no average")
+    if not outer.momenta:
+        return
+    refused = (
+        (spec.reduce is not None, "reduce", "slices of a reduced round are added to the weights one by one"),
+        (bool(outer.holders), "outer.holders", "an expert that nobody trained would move by its momentum"),
+        (bool(outer.merge), "outer.merge", "a merged expert would keep the momentum of the one that it was"),
+        (bool(spec.start), "start", "imported weights are a state without momentum"),
+    )
+    for is_set, key, why in refused:
+        if is_set:
+            raise ConfigError(f"outer.rule {rule} and {key} cannot go together: {why}")
 
 
 def _check_aggregate(outer: OuterSpec) -> None:

@@ -80,8 +80,8 @@ class FakeOperator:
     async def stop(self, *, finish: bool) -> str:
         return self._order(f"stop finish={finish}")
 
-    async def pause(self, reason: str) -> str:
-        return self._order(f"pause {reason}")
+    async def pause(self, reason: str, for_s: float | None) -> str:
+        return self._order(f"pause {reason}" + (f" for {for_s:.0f}" if for_s else ""))
 
     async def resume(self) -> str:
         return self._order("resume")

@@ -1,8 +1,13 @@
 """The command table, help, exit codes: every failure is one line."""
 
+import contextlib
+import fcntl
 import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 
 import click
 import pytest
@@ -30,7 +35,14 @@ def leaf_commands(command: click.Command, ctx: click.Context, path: tuple[str, .
 
 def test_every_command_speaks_json_in_a_home():
     """`sim` has homes of its own and a file for its JSON; a checkpoint is a folder that belongs to no home."""
-    homeless = (("sim",), ("bench",), ("checkpoint", "join"), ("checkpoint", "show"))
+    homeless = (
+        ("sim",),
+        ("bench",),
+        ("checkpoint", "join"),
+        ("checkpoint", "show"),
+        ("data", "pack"),
+        ("data", "show"),
+    )
     for path, command in leaf_commands(cli, click.Context(cli)):
         options = {option for param in command.params for option in param.opts}
         assert "--json" in options, path
@@ -38,14 +50,19 @@ def test_every_command_speaks_json_in_a_home():
         assert command.help, path
 
 
+LINES_OF_HELP = 36
+"""Ten lines, and one for each of up to 22 commands."""
+
+
 def test_help_fits_a_small_screen(atoll):
     ran = atoll("--help")
     assert ran.code == 0
-    assert len(ran.out.splitlines()) <= 30
+    assert len(ran.out.splitlines()) <= LINES_OF_HELP
     assert all(f"  {name} " in ran.out for name in COMMANDS)
 
 
 HEAVY = {"asyncio", "difflib", "importlib.metadata", "numba", "numpy", "rich", "torch", "uvloop"}
+RUN_VERBS = ([], ["new"], ["list"], ["show"], ["find"], ["exclude"], ["rm"])
 LOADED = """
 import sys
 before = set(sys.modules)
@@ -57,7 +74,11 @@ print(*sorted(set(sys.modules) - before))
 
 @pytest.mark.parametrize(
     ("args", "also"),
-    [(["--help"], {"msgspec", "platformdirs", "socket"}), (["status"], {"tomllib", "subprocess"})],
+    [
+        (["--help"], {"msgspec", "platformdirs", "socket"}),
+        (["status"], {"tomllib", "subprocess"}),
+        *((["run", *words, "--help"], set()) for words in RUN_VERBS),
+    ],
 )
 def test_light_commands_load_nothing_heavy(tmp_path, args, also):
     """Each of these takes as long as all of `--help`; `atoll bench cli` measures the start."""
@@ -125,6 +146,27 @@ def test_home_from_the_environment(tmp_path):
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (3, "")
     assert ran.stderr == f"error: no node runs in {tmp_path}/from-env; start it with `atoll start`\n"
+
+
+def test_on_a_terminal_a_watched_status_is_drawn_over_the_one_before(daemon):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "atoll.cli.main", "status", "--watch", "--home", str(daemon.home.root)]
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 60, 200, 0, 0))
+        watching = subprocess.Popen(command, stdout=theirs, stderr=theirs, env=os.environ | {"TERM": "xterm"})
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"round 7 of 54") < 2:
+            shown += terminal.read(4096)
+        watching.send_signal(2)
+        with contextlib.suppress(OSError):  # nobody has the other end open any more
+            while more := terminal.read(4096):
+                shown += more
+        assert watching.wait(HANGS_S) == 130
+    second = shown.split(b"round 7 of 54")[1]
+    assert b"\x1b[1A" in second, "the cursor goes up between two"
+    assert b"Traceback" not in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l"), "the cursor is shown again"
 
 
 def test_interrupt_is_exit_130(daemon, tmp_path):

@@ -45,5 +45,8 @@ def test_the_image_runs_as_nobody_in_particular():
 
 
 def test_only_the_seed_has_ports():
+    """And the dashboard, of this machine only."""
     assert COMPOSE.split("  trainer:")[0].count("4710/tcp") == 1
-    assert "ports:" not in COMPOSE.split("  trainer:")[1]
+    nodes, _, beside = COMPOSE.split("  trainer:")[1].partition("  prometheus:\n")
+    assert "ports:" not in nodes
+    assert re.findall(r"ports:\n +- (.+)", beside) == ['"127.0.0.1:${ATOLL_GRAFANA_PORT:-3000}:3000/tcp"']

@@ -21,15 +21,14 @@ def test_roles_besides_training(nodes, until, tmp_path):
     relay.start(*join, "--role", "relay")
 
     until("an evaluator is believed", lambda: owner.status()["val_by"] == evaluator.status()["peer"])
-    found = {row["round"]: row["val_bpb"] for row in evaluator.rows() if row["val_bpb"] is not None}
-    taken = {row["round"]: row["val_bpb"] for row in owner.rows() if row["val_by"]}
+    rows = [row for row in owner.rows() if row["val_bpb"] is not None]
+    found = {row["digest"]: row["val_bpb"] for row in evaluator.rows() if row["val_bpb"] is not None}
+    taken = {row["digest"]: row["val_bpb"] for row in rows if row["val_by"]}
     assert taken
     assert taken.items() <= found.items()
-    own = {
-        row["round"]: row["val_bpb"] for row in owner.rows() if row["val_bpb"] is not None and not row["val_by"]
-    }
+    own = {row["digest"]: row["val_bpb"] for row in rows if not row["val_by"]}
     assert own.keys() & found.keys()
-    assert all(abs(own[number] - found[number]) <= 1e-6 for number in own.keys() & found.keys())
+    assert all(abs(own[state] - found[state]) <= 1e-6 for state in own.keys() & found.keys())
 
     until("all know the final rounds", lambda: min(node.final() for node in (evaluator, seeder, relay)) >= 5)
     now = relay.status()

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.node.checkpoint import generations, local, universal
-from atoll.node.daemon.consensus import ballots, certificate
+from atoll.node.daemon.certificates import certificate
+from atoll.node.daemon.consensus import ballots
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
@@ -22,6 +23,7 @@ from atoll.p2p.membership.register_store import KnownVersions, RegisterBatch
 from atoll.p2p.nat import held_circuits
 from atoll.p2p.rpc import frames as call_frames
 from atoll.protocols import blobs, codec, nat, wires
+from atoll.protocols.data.shard_index import ShardIndex
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId
 from atoll.protocols.ledger import records, reduction, registers
@@ -158,6 +160,7 @@ OPENING = reduction.Opening(
 )
 PUNCH = nat.sign_punch(RUN, ME, OTHER.peer_id, bytes(16), (PLACE,))
 SEEDS = invite.Seed(OTHER.public_key, (PLACE,)), invite.Seed(b"", ("/dnsaddr/example.org",))
+OWN_SEED = (invite.Seed(ME.public_key, (PLACE, "/ip4/203.0.113.7/udp/4001/quic-v1")),)
 INVITED = invite.make_invite(ME, RUN, SEEDS, UNIX_S, TOKEN, b"r")
 MEMBER = worker.Member(A, ME.peer_id, 64, B, "/home/payload", b"\x03")
 SLICE = worker.Slice(Span(0, 4), (MEMBER,), (MEMBER,), True)
@@ -177,6 +180,8 @@ def _feed() -> Iterator[tuple[str, Case]]:
     yield "FoundEntries", Case(FoundEntries((b"e", b"f")), FoundEntries)
     yield "gossip: Ids", Case(Ids(have=bytes(range(16)), want=bytes(range(8)), prune=b""), Ids)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
+    index = ShardIndex(vocab=300, shard_tokens=4096, shards=A + B, held_out=B, held_out_tokens=2048)
+    yield "ShardIndex", Case(index, ShardIndex)
     yield "FinalProof", Case(proof, certificate.FinalProof)
 
 
@@ -399,6 +404,7 @@ def golden() -> dict[str, Any]:
         "messages": {name: codec.encode(case.value).hex() for name, case in CASES.items()},
         "other bytes": {name: data.hex() for name, data in raw.items()},
         "invite": INVITED,
+        "short invite": invite.shorten(invite.make_invite(ME, RUN, OWN_SEED, UNIX_S, TOKEN, b"r")),
         "voters": ballots.voter_order(RUN, ROUND, PEERS),
         "reducers": plan.reducers,
     }

@@ -27,9 +27,11 @@ LARGEST = 2.0**40
 """No legal float of a peer is larger: Unix seconds, and tokens per second."""
 FOREIGN_DECODERS = {
     "node/checkpoint/universal.py": "JSON with a cap, and without floats",
+    "node/daemon/loggers/child.py": "events of this node's own daemon",
     "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",
     "node/learning/data/documents.py": "the user's own text",
+    "node/serving/requests.py": "the local user's own requests, after the cap of a body",
     "p2p/membership/address_book.py": "this node's own cache",
     "protocols/codec.py": "the decoder of all messages",
     "protocols/local/control_lines.py": "the control socket, whose other end is the same user",

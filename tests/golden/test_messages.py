@@ -12,7 +12,7 @@ from atoll.p2p.discovery import dht_records
 from atoll.protocols import codec, wires
 from atoll.protocols.ledger import records, registers
 from atoll.protocols.nat import Punch, check_punch
-from atoll.protocols.run.invite import read_invite
+from atoll.protocols.run.invite import read_invite, read_short
 from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
 from tests.golden.__main__ import FOLDER, SOURCES, computed, recorded, rewrite
 from tests.golden.messages import CASES, DENSE, JSON, ME, MIXTURE, RUN, UNIX_S, names
@@ -22,11 +22,14 @@ NOT_SENT = {
     "cli/stopped_node.py": "printed",
     "node/config": "the user's own files, TOML and JSON",
     "node/daemon/consensus": "states in memory",
+    "node/daemon/loggers": "lines of JSON to the node's own child, and files of the user",
     "node/daemon/rounds": "states in memory",
     "node/daemon/web": "an answer to this machine's browser",
     "node/doctor": "printed",
+    "node/guest": "values in memory",
     "node/learning": "values in memory; text files of the user",
     "node/runs": "values in memory",
+    "node/serving/requests.py": "OpenAI's, from clients on this machine; its version is in the path (/v1)",
     "p2p/limits/config.py": "the user's own settings",
     "p2p/membership/address_book.py": "a cache of this node in JSON; without it the node starts anew",
     "p2p/nat/relay.py": "the user's own settings",
@@ -99,6 +102,9 @@ def test_recorded_signatures_verify() -> None:
         assert dht_records.decode_record(data[name], UNIX_S) == CASES[name].value
     check_punch(codec.decode(data["Punch"], Punch))
     assert read_invite(recorded("wires")["invite"]) == CASES["Invite"].value
+    seen = read_short(recorded("wires")["short invite"])
+    assert seen is not None
+    assert (seen.key, seen.maddrs[1]) == (ME.public_key, "/ip4/203.0.113.7/udp/4001/quic-v1")
     assert open_run(data["SignedRun"]).name == "golden"
 
 

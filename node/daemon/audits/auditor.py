@@ -1,7 +1,7 @@
 """This node's part in audits: it audits what it drew, publishes what it found, and keeps the weights."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,7 +19,8 @@ from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, F
 from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Reweighed
-from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.data.shard_order import Turn
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import MAX_VERDICTS, Contribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
@@ -40,6 +41,8 @@ class Auditor:
     queue: EventQueue
     machines: Machines
     worker: WorkerClient
+    prepare: Callable[[Turn], Awaitable[None]]
+    """Fetches what a member's turn read of a packed text. Raises TimeoutError, DiskFault."""
     rng: random.Random
     """Chooses the others; a set that could be foreseen could be hidden in."""
     judgement: Judgement = NOBODY
@@ -156,11 +159,13 @@ class Auditor:
             await self._audit(request)
 
     async def _audit(self, request: AuditRequest) -> None:
-        """Ask the worker. A payload that the disk lost meanwhile is not audited."""
+        """Ask the worker. A payload that the disk lost is not audited, nor work on a text that nobody sends."""
         try:
+            await self.prepare(Turn(request.round, PeerId(request.audited.author)))
             done = await self.worker.ask(request, AuditReply)
-        except (CorruptFault, DecodeError) as error:
-            self.context.log.event("not_audited", round=request.round, error=error.line())
+        except (CorruptFault, DecodeError, DiskFault, TimeoutError) as error:
+            why = error.line() if isinstance(error, AtollError) else "nobody sends the text that it is about"
+            self.context.log.event("not_audited", round=request.round, error=why)
             return
         entry, author = request.audited.entry, request.audited.author
         newest = [*self._waiting.items(), (entry, Verdict(entry, done.excess))]

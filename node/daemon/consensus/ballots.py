@@ -5,6 +5,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 
 import msgspec
 from msgspec.structs import replace
@@ -13,7 +14,7 @@ from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
 
 
-class Book(msgspec.Struct, frozen=True):
+class Book(msgspec.Struct, frozen=True, dict=True):
     """All entries about one round, of all epochs. Prepares and Proposals in another peer's ballot never get in."""
 
     contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = msgspec.field(default_factory=dict)
@@ -28,14 +29,14 @@ class Book(msgspec.Struct, frozen=True):
     """Newest set digest that an author acknowledged."""
     prepares: Mapping[records.Ballot, Digest] = msgspec.field(default_factory=dict)
     """Entry id of the Prepare that opened a ballot."""
-    promises: Mapping[tuple[PeerId, records.Ballot], records.Promise] = msgspec.field(default_factory=dict)
-    """Promises by author and ballot."""
+    promises: Mapping[records.Ballot, Mapping[PeerId, records.Promise]] = msgspec.field(default_factory=dict)
+    """Promises by ballot and author."""
     proposals: Mapping[Digest, records.Proposal] = msgspec.field(default_factory=dict)
     """Proposals by entry id."""
-    votes: Mapping[tuple[PeerId, records.Ballot], tuple[Digest, records.Vote]] = msgspec.field(
+    votes: Mapping[records.Ballot, Mapping[PeerId, tuple[Digest, records.Vote]]] = msgspec.field(
         default_factory=dict
     )
-    """First vote of an author in a ballot: a second one is equivocation and does not count."""
+    """By ballot, the first vote of each author: a second one is equivocation and does not count."""
     epochs: frozenset[bytes] = frozenset()
     """The epochs of all ballots that were seen."""
     orphans: frozenset[Digest] = frozenset()
@@ -54,14 +55,21 @@ class Book(msgspec.Struct, frozen=True):
         """The book with the ballots of one epoch only: its voters' ballots elsewhere do not bind them in it."""
         if not self.epochs or (len(self.epochs) == 1 and epoch in self.epochs):
             return self
-        return replace(
-            self,
-            prepares={at: entry for at, entry in self.prepares.items() if at.epoch == epoch},
-            promises={key: found for key, found in self.promises.items() if key[1].epoch == epoch},
-            proposals={entry: found for entry, found in self.proposals.items() if found.ballot.epoch == epoch},
-            votes={key: found for key, found in self.votes.items() if key[1].epoch == epoch},
-            other_votes={key: entry for key, entry in self.other_votes.items() if key[1].epoch == epoch},
-        )
+        if epoch not in self._parts:
+            self._parts[epoch] = replace(
+                self,
+                prepares={at: entry for at, entry in self.prepares.items() if at.epoch == epoch},
+                promises={at: found for at, found in self.promises.items() if at.epoch == epoch},
+                proposals={entry: found for entry, found in self.proposals.items() if found.ballot.epoch == epoch},
+                votes={at: found for at, found in self.votes.items() if at.epoch == epoch},
+                other_votes={key: entry for key, entry in self.other_votes.items() if key[1].epoch == epoch},
+            )
+        return self._parts[epoch]
+
+    @cached_property
+    def _parts(self) -> dict[bytes, "Book"]:
+        """What `within` found of each epoch."""
+        return {}
 
     def unknown(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
         """The entry ids of a set whose entries are not here."""
@@ -79,14 +87,14 @@ class Book(msgspec.Struct, frozen=True):
 
     def highest_vote(self, author: PeerId) -> tuple[Digest, records.Vote] | None:
         """An author's vote in its highest ballot."""
-        own = [(ballot, found) for (who, ballot), found in self.votes.items() if who == author]
-        return max(own, key=lambda item: item[0])[1] if own else None
+        newest = max((ballot for ballot, given in self.votes.items() if author in given), default=None)
+        return None if newest is None else self.votes[newest][author]
 
     def promised(self, author: PeerId) -> records.Ballot | None:
         """The lowest ballot that an author may still vote in; None: any."""
         # A vote binds like a promise: an author never goes back to a lower ballot.
-        ballots = [b for who, b in self.promises if who == author] + [b for who, b in self.votes if who == author]
-        return max(ballots, default=None)
+        answers = (*self.promises.items(), *self.votes.items())
+        return max((ballot for ballot, given in answers if author in given), default=None)
 
     def first_proposals(self) -> dict[records.Ballot, tuple[Digest, records.Proposal]]:
         """The proposal of each ballot; of two (equivocation) the one with the lower entry id."""
@@ -97,11 +105,15 @@ class Book(msgspec.Struct, frozen=True):
 
     def promised_by(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that promised a ballot."""
-        return {peer for peer in voters if (peer, ballot) in self.promises}
+        return self.promises.get(ballot, {}).keys() & voters
 
     def answered_by(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that promised a ballot, or voted in it."""
-        return {peer for peer in voters if (peer, ballot) in self.promises or (peer, ballot) in self.votes}
+        return self.promised_by(voters, ballot) | self.voted_in(voters, ballot)
+
+    def voted_in(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
+        """The voters that voted in a ballot."""
+        return self.votes.get(ballot, {}).keys() & voters
 
 
 def voter_order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
@@ -129,7 +141,7 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
 def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     after, fault = _with_entry(book, entry, author, body)
-    if after is not book and isinstance(body, records.BallotBody):
+    if after is not book and isinstance(body, records.BallotBody) and body.ballot.epoch not in after.epochs:
         after = replace(after, epochs=after.epochs | {body.ballot.epoch})
     return after, fault
 
@@ -151,7 +163,8 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
         case records.Proposal() if body.ballot.proposer == author:
             return _propose(book, entry, body)
         case records.Promise():
-            return replace(book, promises={**book.promises, (author, body.ballot): body}), ""
+            given = {**book.promises.get(body.ballot, {}), author: body}
+            return replace(book, promises={**book.promises, body.ballot: given}), ""
         case records.Vote():
             return _vote(book, entry, author, body)
         case records.Prepare() | records.Proposal():
@@ -202,15 +215,18 @@ def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, s
 
 
 def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tuple[Book, str]:
-    known = book.votes.get((author, body.ballot))
-    other = replace(book, other_votes={(author, body.ballot, body.proposal): entry, **book.other_votes})
-    if known is not None:
-        return (book, "") if known[0] == entry else (other, "two votes in one ballot")
+    ballot = body.ballot
+    known = book.votes.get(ballot, {}).get(author)
+    if known is not None and known[0] == entry:
+        return book, ""
     # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
-    above = [b for who, b in book.within(body.ballot.epoch).promises if who == author and b > body.ballot]
-    if above:
-        return other, "a vote below its author's promise"
-    return replace(book, votes={**book.votes, (author, body.ballot): (entry, body)}), ""
+    later = (given for at, given in book.promises.items() if at.epoch == ballot.epoch and at > ballot)
+    above = any(author in given for given in later)
+    if known is None and not above:
+        given = {**book.votes.get(ballot, {}), author: (entry, body)}
+        return replace(book, votes={**book.votes, ballot: given}), ""
+    other = replace(book, other_votes={(author, ballot, body.proposal): entry, **book.other_votes})
+    return other, "a vote below its author's promise" if known is None else "two votes in one ballot"
 
 
 def bound_proposals(
@@ -231,8 +247,8 @@ def bound_proposals(
     if len(book.promised_by(sure, ballot)) < needed:
         return None
     found: dict[records.Ballot, list[Digest]] = {}
-    votes = [vote for (peer, _), (_, vote) in book.votes.items() if peer in sure and vote.ballot < ballot]
-    for (before, name), here in Counter((vote.ballot, vote.proposal) for vote in votes).items():
+    older = {at: given for at, given in book.votes.items() if at < ballot}
+    for (before, name), here in named_by(older, {*sure}).items():
         if here + anywhere < 2 * needed - count:
             continue  # the voters without a promise are at most count − needed: too few for what it lacks
         proposal = book.proposals.get(name)
@@ -244,8 +260,20 @@ def bound_proposals(
 
 def _silent(book: Book, voters: tuple[PeerId, ...], ballot: records.Ballot) -> set[PeerId]:
     """The voters that may still vote in a ballot."""
-    gone = {peer for peer, later in book.promises if later > ballot}
-    return {peer for peer in voters if peer not in gone and (peer, ballot) not in book.votes}
+    later = [given.keys() for at, given in book.promises.items() if at > ballot]
+    return {*voters}.difference(book.votes.get(ballot, ()), *later)
+
+
+def named_by(
+    votes: Mapping[records.Ballot, Mapping[PeerId, tuple[Digest, records.Vote]]], voters: Collection[PeerId]
+) -> Counter[tuple[records.Ballot, Digest]]:
+    """How many of the voters voted for each proposal in each ballot."""
+    return Counter(
+        (ballot, vote.proposal)
+        for ballot, given in votes.items()
+        for peer, (_, vote) in given.items()
+        if peer in voters
+    )
 
 
 def _can_win(book: Book, voters: tuple[PeerId, ...], proposal: records.Proposal) -> bool:
@@ -258,10 +286,10 @@ def decided_proposal(
 ) -> tuple[Digest, records.Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     needed = quorum(len(voters))
-    if len(book.votes) + len(book.other_votes) < needed:
-        return None  # most of the time, and this is asked at every event
+    extra = len(book.other_votes)
     for entry, proposal in sorted(book.proposals.items()):
-        if not _can_win(book, voters, proposal):
+        # Most of the time there are few votes, and this is asked at every event.
+        if len(book.votes.get(proposal.ballot, ())) + extra < needed or not _can_win(book, voters, proposal):
             continue
         if len(votes_for(book, voters, equivocators, entry, proposal)) >= needed:
             return entry, proposal
@@ -279,10 +307,11 @@ def votes_for(
     # Of an equivocator every vote counts. What its feed forbids depends on the history, and nodes hold different
     # ones. Two sets become final by it only with a third of liars.
     found: dict[PeerId, Digest] = {}
+    votes = book.votes.get(proposal.ballot, {})
     for peer in voters:
-        name, given = book.votes.get((peer, proposal.ballot), (entry, None))
+        name, vote = votes.get(peer, (entry, None))
         other = book.other_votes.get((peer, proposal.ballot, entry)) if peer in equivocators else None
-        if given is not None and given.proposal == entry:
+        if vote is not None and vote.proposal == entry:
             found[peer] = name
         elif other is not None:
             found[peer] = other

@@ -6,8 +6,9 @@ the chain forks, and `rank` tells every node which side to follow. Rules in word
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -23,7 +24,7 @@ ROOT: EpochId = b""
 """The run's first epoch: its owner decides round 0."""
 
 
-class EpochBook(msgspec.Struct, frozen=True):
+class EpochBook(msgspec.Struct, frozen=True, dict=True):
     """What the entries of all authors, each feed in order, tell of epochs."""
 
     bodies: Mapping[EpochId, Epoch] = msgspec.field(default_factory=dict)
@@ -121,6 +122,20 @@ class EpochBook(msgspec.Struct, frozen=True):
         # Many authors, few choices: the chains of parents are walked once a choice.
         choices = {choice for choice in {*self.chosen.values()} if name in self.ancestors(choice)}
         return {peer for peer, choice in self.chosen.items() if choice in choices}
+
+    @cached_property
+    def progress(self) -> frozenset[tuple[int, PeerId, int]]:
+        """How far each author voted on from each round at which an epoch begins, as coarse as forks are weighed.
+
+        A vote changes it only where the order of two chains may change: the others need no new look at all forks.
+        """
+        rounds = {number for _, number in self.places}
+        return frozenset(
+            (number, peer, ((newest - number + 1) // LONG).bit_length())
+            for peer, newest in self.voted.items()
+            for number in rounds
+            if newest > number
+        )
 
     def length(self, side: Iterable[PeerId], since: int) -> int:
         """About how many rounds this side of a fork has voted on from round `since` on: 0, or a power of two."""
@@ -253,6 +268,13 @@ def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
     places = [at for at, peer in enumerate(electorate.voters) if peer in side]
     length = book.length(side, body.round)
     return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name
+
+
+def best_of(book: EpochBook, electorate: Electorate, names: Collection[EpochId]) -> EpochId | None:
+    """The greatest of these epochs that begin in one place; None where there is none."""
+    if len(names) == 1:
+        return next(iter(names))  # nearly always, and this is asked at every vote
+    return max(names, default=None, key=lambda name: rank(book, electorate, name))
 
 
 def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:

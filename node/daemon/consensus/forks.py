@@ -4,7 +4,6 @@ The ledger decides, so nodes that have the same entries choose the same chain; l
 from leaving a round that it just decided (`_waiting`). Rules in words: docs/epochs.md.
 """
 
-import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import Book, decided_proposal
-from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, rank
+from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, best_of
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -37,18 +36,21 @@ def look_for_better_chain(state: finality_types.FinalityState) -> tuple[finality
     if not state.epochs.places:
         return state, False
     looked_at = _looked_at(state)
-    if len(looked_at) == len(state.unrivalled) and all(map(operator.is_, looked_at, state.unrivalled)):
+    if looked_at == state.unrivalled:
         return state, False
     if _outranked(state) is not None:
         return state, True
-    # While it may have been away, the time counts too (`went_on`).
-    return replace(state, unrivalled=() if may_have_been_away(state) else looked_at), False
+    return replace(state, unrivalled=looked_at), False
 
 
 def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
-    """All that `_outranked` depends on, but for time. None of it changes in place: the same things, one answer."""
-    books = (state.books.get(segment.first) for segment in state.chain[1:])
-    return state.epochs, state.chain, state.deciding, state.decided, state.members, state.equivocators, *books
+    """All that `_outranked` depends on: the same things, one answer."""
+    # Of the votes only their progress: each voter has a new one in each round.
+    known = replace(state.epochs, voted={}), state.epochs.progress
+    # Where the others work counts only while this node may have been away (`went_on`).
+    is_away = may_have_been_away(state)
+    books = (state.books,) if is_away else (state.books.get(segment.first) for segment in state.chain[1:])
+    return state.deciding, is_away, state.members, state.equivocators, state.chain, *known, *books
 
 
 def change_chain(state: finality_types.FinalityState) -> Out:
@@ -93,8 +95,10 @@ def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId |
     """The epoch in which others went on while this node was away; None if there is none, or it was not away."""
     # The larger side of a fork may be gone for long. When it comes back it would win, and undo all that was done
     # since; so those that come back give up their side themselves.
+    if not may_have_been_away(state):
+        return None
     names = {*state.epochs.children(fork.parent, fork.number)} - {fork.ours}
-    best = max(names, default=None, key=lambda name: rank(state.epochs, fork.electorate, name))
+    best = best_of(state.epochs, fork.electorate, names)
     return best if best is not None and went_on(state, best, [frozenset(fork.electorate.voters)]) else None
 
 
@@ -119,9 +123,9 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
         for name in book.children(fork.parent, fork.number)
         if name == fork.ours or not known.isdisjoint(book.bodies[name].members)
     ]
-    best = max(children, default=fork.parent, key=lambda name: rank(book, fork.electorate, name))
-    if best == fork.parent or not fork.authors:
-        return best
+    best = best_of(book, fork.electorate, children)
+    if best is None or not fork.authors:
+        return fork.parent if best is None else best
     # The parent decided the round after all. Those of its next voters who go on from there weigh against the
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.

@@ -13,6 +13,9 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
+from operator import attrgetter
+from typing import get_args
+
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
@@ -32,13 +35,23 @@ from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
 from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
-from atoll.node.daemon.consensus.succession import enter_epoch, follow, open_epoch, waits_for_epoch
+from atoll.node.daemon.consensus.succession import (
+    enter_epoch,
+    follow,
+    may_have_been_away,
+    open_epoch,
+    waits_for_epoch,
+)
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
+
+
+_NO_ENTRIES = Book()
+_OF_EPOCHS = (*get_args(EpochBody), Vote)
 
 
 def begin(
@@ -78,8 +91,18 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
     if any(isinstance(event, finality_types.AppendRefused) for event in events):
         return state, actions
-    state, finals = _decide(state)
-    state, actions = _admit(state), actions + finals
+    looked_at = _looked_at(state)
+    if looked_at == state.settled:
+        return state, actions
+    moved, more = _move(state)
+    is_still = not more and (moved is state or _looked_at(moved) == looked_at)
+    return replace(moved, settled=looked_at if is_still else ()), actions + more
+
+
+def _move(state: finality_types.FinalityState) -> Out:
+    """Everything that follows from the facts."""
+    state, actions = _decide(state)
+    state = _admit(state)
     if state.live:
         state, is_outranked = look_for_better_chain(state)
         if is_outranked:
@@ -91,11 +114,38 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
         state, more = fetch_orphans(state)
         actions += more
     if state.live and state.deciding < state.rounds:
-        # One append at a time: the earlier move wins. A promise comes first, because it may forbid a vote.
-        for move in (open_epoch, follow, promise, vote, report_narrow, propose, prepare):
+        for move in (open_epoch, follow):
             state, more = move(state)
             actions += more
+        # With neither a set of its own nor a ballot there is nothing to promise, to vote for or to propose.
+        if state.deciding in state.views or state.books.get(state.deciding, _NO_ENTRIES).epochs:
+            # One append at a time: the earlier move wins. A promise comes first, because it may forbid a vote.
+            for move in (promise, vote, report_narrow, propose, prepare):
+                state, more = move(state)
+                actions += more
     return state, actions
+
+
+_NO_FACTS = ("books", "held", "settled", "unrivalled")
+_facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
+
+
+def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
+    """All that the moves look at. While it is the same, moves that moved nothing move nothing again.
+
+    Most entries are contributions, acks and payloads that change none of it, and each is an event.
+    """
+    number = state.deciding
+    book = state.books.get(number, _NO_ENTRIES)
+    seen: list[object] = [state.books.get(segment.first) for segment in state.chain[1:]]
+    # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
+    if book.epochs or number in state.views:
+        seen += [book, len(state.held.intersection(book.contributions))]
+    # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
+    is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
+    if is_short or may_have_been_away(state) or state.epochs.children(state.epoch, number):
+        seen += [(at, each.contributors) for at, each in state.books.items()]
+    return *_facts_of(state), *seen
 
 
 # --- events become facts ------------------------------------------------------------------------
@@ -145,15 +195,15 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return _orphan_seen(state, event)
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
-    if isinstance(body, EpochBody | Vote):
+    if isinstance(body, _OF_EPOCHS):
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
     if isinstance(body, EpochBody):
         return state, []
     if isinstance(body, BallotBody) and state.epochs.has_left(event.author, body.round, body.ballot.epoch):
         return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
-    is_fork = any(segment.first == body.round for segment in state.chain[1:])
-    if not (state.last_final < body.round < state.rounds or is_fork):
+    is_open = state.last_final < body.round < state.rounds
+    if not is_open and all(segment.first != body.round for segment in state.chain[1:]):
         return state, []
     before = state.books.get(body.round, Book())
     book, fault = add_entry(before, event.entry, event.author, body)

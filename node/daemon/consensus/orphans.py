@@ -10,7 +10,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import votes_for
+from atoll.node.daemon.consensus.ballots import named_by, votes_for
 from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
 from atoll.node.daemon.consensus.voter import Out, is_stuck
 from atoll.protocols.ids import Digest
@@ -34,7 +34,9 @@ def fetch_orphans(state: FinalityState) -> Out:
 
 def _wanted(state: FinalityState) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
     book, voters = state.book, state.voters
-    named = Counter(vote.proposal for (peer, _), (_, vote) in book.votes.items() if peer in voters)
+    named = Counter[Digest]()
+    for (_, name), many in named_by(book.votes, voters).items():
+        named[name] += many
     liars = state.equivocators
     known = {name: len(votes_for(book, voters, liars, name, one)) for name, one in book.proposals.items()}
     # Most votes first: a liar may propose any number of sets of names that nobody has, and nobody votes for these.

@@ -28,9 +28,10 @@ def here_of(
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
-    gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
-    chosen = {peer: book.chosen[peer] for peer in live & book.chosen.keys()}
-    elsewhere = {peer for peer, name in chosen.items() if name not in known and book.begun(name) not in known}
+    left = () if back else live & book.left.keys()
+    gone = {peer for peer in left if book.has_left(peer, number, state.epoch)}
+    strange = [peer for peer in live & book.chosen.keys() if book.chosen[peer] not in known]
+    elsewhere = {peer for peer in strange if book.begun(book.chosen[peer]) not in known}
     # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
     return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
 
@@ -76,7 +77,7 @@ def note_part(state: finality_types.FinalityState) -> finality_types.FinalitySta
     """
     here = here_of(state, state.voters)
     ballot = Ballot(state.attempt, owner_of(state.voters, state.attempt), state.epoch)
-    voted = frozenset(peer for peer in here if (peer, ballot) in state.book.votes)
+    voted = frozenset(state.book.voted_in(here, ballot))
     # Most voted: who only promised kept back its vote. Else nothing was proposed that honest voters vote for.
     part = voted if _are_most(state, voted, here) else here & state.book.answered_by(here, ballot)
     if not state.live or not _are_most(state, part, here):
@@ -93,16 +94,17 @@ def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) 
     elif state.short_since is not None:
         # Who came back just now could take part in no ballot before.
         state = replace(state, short_since=None, quorum_since=state.now, took_part=())
-    waits = is_waiting(state)
+    waits = _is_waiting(state)
     if waits == (state.asked_since is None):
         state = replace(state, asked_since=state.now if waits else None)
     return state
 
 
-def is_waiting(state: finality_types.FinalityState) -> bool:
+def _is_waiting(state: finality_types.FinalityState) -> bool:
     """Whether this node signed an epoch that has not begun."""
     choice = state.epochs.choice(state.me)
-    return choice not in {segment.epoch for segment in state.chain} and not state.epochs.is_complete(choice)
+    is_here = any(choice == segment.epoch for segment in reversed(state.chain))
+    return not is_here and not state.epochs.is_complete(choice)
 
 
 def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:

@@ -1,8 +1,6 @@
 """The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
 
-from collections import Counter
-
-from atoll.node.daemon.consensus.ballots import bound_proposals, owner_of, quorum
+from atoll.node.daemon.consensus.ballots import bound_proposals, named_by, owner_of, quorum
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.voter import (
@@ -76,7 +74,8 @@ def waits(state: FinalityState, attempt: int) -> int:
 
 def _not_left(state: FinalityState) -> set[PeerId]:
     book, known = state.epochs, {*state.voters} - state.equivocators  # nobody gets more of their entries
-    return {peer for peer in known if not book.has_left(peer, state.deciding, state.epoch)}
+    number, epoch = state.deciding, state.epoch
+    return {peer for peer in known if not book.has_left(peer, number, epoch)}
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:
@@ -133,8 +132,7 @@ def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
 def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:
     """Whether we have what a ballot of ours needs; if not, the actions that fetch it."""
     book, count = state.book, len(state.voters)
-    votes = Counter((v.ballot, v.proposal) for (peer, _), (_, v) in book.votes.items() if peer in state.voters)
-    for (_, name), here in sorted(votes.items(), reverse=True):
+    for (_, name), here in sorted(named_by(book.votes, state.voters).items(), reverse=True):
         # As long as a quorum may promise without a vote for a set, that set may bind no one, and our own view will
         # do.
         if here <= count - quorum(count):

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.ballots import voter_order
-from atoll.node.daemon.consensus.epochs import EpochId, Segment, is_quorum, rank
-from atoll.node.daemon.consensus.presence import here_of, is_waiting, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.epochs import EpochId, Segment, best_of, is_quorum
+from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
@@ -58,10 +58,9 @@ def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
     if not state.live or state.appending is not None:
         return None
     found = state.epochs.children(state.epoch, state.deciding)
-    if not found:
+    best = best_of(state.epochs, state.electorate(state.deciding), found) if found else None
+    if best is None:
         return None
-    electorate = state.electorate(state.deciding)
-    best = max(found, key=lambda name: rank(state.epochs, electorate, name))
     # Also one that it signed and gave up: the others counted on its signature, and wait for it there.
     is_ours = state.me in state.epochs.signers[best] or _may_follow(state, best)
     return best if is_ours else None
@@ -73,17 +72,21 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
     state = note_presence(state, here)
     # By their leases they are a quorum, and only some of them found out who keeps back votes: these give up too,
     # and see the next ballots together with the others.
-    is_early = state.short_since is None and is_waiting(state)
+    is_early = state.short_since is None and state.asked_since is not None
     if is_early or is_quorum(state.voters, here - withheld(state, here)):
         return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []
-    body = _to_sign(state)
     choice = state.epochs.choice(state.me)
-    if body is None or epoch_id(body) == choice:
-        return state, []
     # An epoch that this node signed may still begin: another one is signed only after the others had time.
     if choice != state.epoch and state.now - state.signed_at < state.patience_s:
+        return state, []
+    if state.asked_since is not None:
+        # Who came up since, or was cut off, saw no ballot in which others kept back their votes. It would sign no
+        # epoch without them, and there are no more ballots to see. Its signature everybody sees.
+        state = replace(state, took_part=(), suspects=frozenset())
+    body = _to_sign(state)
+    if body is None or epoch_id(body) == choice:
         return state, []
     return append(replace(state, signed_at=state.now), body)
 
@@ -116,7 +119,8 @@ def wait_s(state: finality_types.FinalityState) -> float:
 
 def _withdraw(state: finality_types.FinalityState) -> Out:
     """Go back to the epoch before when one that this node signed does not begin, and a quorum is here."""
-    if not is_waiting(state) or state.appending is not None or state.now - state.signed_at < state.patience_s:
+    is_due = state.asked_since is not None and state.now - state.signed_at >= state.patience_s
+    if not is_due or state.appending is not None:
         return state, []
     state = replace(state, quorum_since=state.now, took_part=(), suspects=frozenset())
     return append(state, Follow(Round(state.chain[-1].first), state.epoch))
@@ -162,8 +166,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
         and book.signers[name] & here
         and state.me not in book.signers[name]
     }
-    electorate = state.electorate(number)
-    others = max(proposed, default=None, key=lambda name: rank(book, electorate, name))
+    others = best_of(book, state.electorate(number), proposed)
     return mine if others is None else proposed[others]
 
 

@@ -4,7 +4,7 @@ Times `now` are seconds of one monotonic clock, as floats.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import msgspec
@@ -27,8 +27,7 @@ _NO_ENTRIES = Book()
 # --- events ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EntrySeen:
+class EntrySeen(msgspec.Struct, frozen=True):
     """An entry entered the ledger; ours too. Entries of one author must come in the order of its feed.
 
     Bodies of every kind may be sent; contributions, Reductions, acks and the four kinds of ballots are used.
@@ -41,8 +40,7 @@ class EntrySeen:
     """Of an equivocator's other history: it was fetched by name, and has no place in a feed here."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryPayloadHeld:
+class EntryPayloadHeld(msgspec.Struct, frozen=True):
     """The payload of a contribution is on disk and verified, or is not needed as a whole (CheckRound).
 
     Send it after the EntrySeen of the contribution.
@@ -51,15 +49,13 @@ class EntryPayloadHeld:
     entry: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorPruned:
+class AuthorPruned(msgspec.Struct, frozen=True):
     """The ledger let go of an author that showed no work: its contributions without a payload are forgotten."""
 
     author: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class RoundClosed:
+class RoundClosed(msgspec.Struct, frozen=True):
     """Our round machine closed `round`, or folded it again: our own set of the round (PublishAck)."""
 
     round: Round
@@ -67,8 +63,7 @@ class RoundClosed:
     """Entry ids, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckDone:
+class CheckDone(msgspec.Struct, frozen=True):
     """The worker's answer to CheckRound: the state digest of Θ_final with this set."""
 
     round: Round
@@ -76,64 +71,55 @@ class CheckDone:
     state: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class FinalApplied:
+class FinalApplied(msgspec.Struct, frozen=True):
     """The worker's Θ_final is now that of `round`: it finalized the round, or adopted a snapshot."""
 
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionRefuted:
+class ReductionRefuted(msgspec.Struct, frozen=True):
     """A Reduction is proven wrong: no set with it is proposed, or voted for in the first ballot."""
 
     entry: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionCleared:
+class ReductionCleared(msgspec.Struct, frozen=True):
     """A Reduction refuted for its reducer's silence counts again: a final set holds it, or what it continues."""
 
     entry: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRefused:
+class AppendRefused(msgspec.Struct, frozen=True):
     """The disk refused our last Append: the machine asks again at the next event."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayDone:
+class ReplayDone(msgspec.Struct, frozen=True):
     """Our own feed is complete as far as any peer can tell: from now on promises and votes may be written.
 
     Until then entries are only replayed. A node that voted before it knew its own promises would break them.
     """
 
 
-@dataclass(frozen=True, slots=True)
-class MembersSeen:
+class MembersSeen(msgspec.Struct, frozen=True):
     """The peers with a live lease on the run. Send it whenever that may have changed."""
 
     peers: frozenset[PeerId]
 
 
-@dataclass(frozen=True, slots=True)
-class EquivocatorsSeen:
+class EquivocatorsSeen(msgspec.Struct, frozen=True):
     """The authors that are proven to have signed two histories. Send it whenever there are more."""
 
     peers: frozenset[PeerId]
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(msgspec.Struct, frozen=True):
     """Whether this node trains no further rounds (done, paused), and so does not wait to close another one."""
 
     idle: bool
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class FinalityTick:
+class FinalityTick(msgspec.Struct, frozen=True):
     """Time passed. The driver sends it a few times a second; harmless at any time."""
 
     now: float
@@ -160,15 +146,13 @@ Event: TypeAlias = (
 # --- actions --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(msgspec.Struct, frozen=True):
     """Append to our feed, durably, then send EntrySeen. One at a time: the next waits for the echo."""
 
     body: Proposal | Vote | Prepare | Promise | Epoch | Follow
 
 
-@dataclass(frozen=True, slots=True)
-class CheckRound:
+class CheckRound(msgspec.Struct, frozen=True):
     """Ask the worker for the state with this set (Θ_final is at round - 1); answer with CheckDone.
 
     All payloads are held, or the round is reduced: then what the set needs is fetched first.
@@ -178,8 +162,7 @@ class CheckRound:
     contributions: tuple[Digest, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchMissing:
+class FetchMissing(msgspec.Struct, frozen=True):
     """Fetch what a proposal or a final set names and this node lacks. Repeated only when the list changes."""
 
     round: Round
@@ -189,8 +172,7 @@ class FetchMissing:
     """Contributions that are, but without their payload."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchOrphans:
+class FetchOrphans(msgspec.Struct, frozen=True):
     """Ask others again and again for entries that no feed here will bring; empty lists end it.
 
     They come as EntrySeen with `is_orphan`, each with a valid signature of an equivocator.
@@ -203,8 +185,7 @@ class FetchOrphans:
     """Proposals whose votes are wanted too, the most important first; at most MAX_ASKED."""
 
 
-@dataclass(frozen=True, slots=True)
-class FinalizeRound:
+class FinalizeRound(msgspec.Struct, frozen=True):
     """The set of `round` is final: ask the worker to finalize it, in the order of the rounds.
 
     All payloads must be held, or a snapshot of a later round adopted. Then send FinalApplied and RoundFinal.
@@ -215,8 +196,7 @@ class FinalizeRound:
     state: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDivergence:
+class ReportDivergence(msgspec.Struct, frozen=True):
     """Our fold of a proposed set gave another state than the proposal names. It never gets our vote."""
 
     round: Round
@@ -227,8 +207,7 @@ class ReportDivergence:
     theirs: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class ReportNarrow:
+class ReportNarrow(msgspec.Struct, frozen=True):
     """A proposed set lacks half of what this node has, or more: it gets our vote only if we are bound to it."""
 
     round: Round
@@ -240,8 +219,7 @@ class ReportNarrow:
     """How many contributions our own set of the round has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportEquivocation:
+class ReportEquivocation(msgspec.Struct, frozen=True):
     """An author signed two entries that exclude each other."""
 
     round: Round
@@ -251,8 +229,7 @@ class ReportEquivocation:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class EnterEpoch:
+class EnterEpoch(msgspec.Struct, frozen=True):
     """The chain goes on with this epoch: its members, not the authors of the last final set, decide `first`."""
 
     epoch: EpochId
@@ -260,8 +237,7 @@ class EnterEpoch:
     voters: tuple[PeerId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SwitchEpoch:
+class SwitchEpoch(msgspec.Struct, frozen=True):
     """Another chain outranks ours from round `first` on. Begin again with `begin(chosen=epoch)` and a replay."""
 
     epoch: EpochId
@@ -286,7 +262,7 @@ Action: TypeAlias = (
 # --- state ----------------------------------------------------------------------------------------
 
 
-class FinalityState(msgspec.Struct, frozen=True):
+class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Everything the finality machine knows. Make the first one with `begin`."""
 
     run: RunId
@@ -309,6 +285,8 @@ class FinalityState(msgspec.Struct, frozen=True):
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
     unrivalled: tuple[object, ...] = ()
     """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
+    settled: tuple[object, ...] = ()
+    """What the newest step looked at, if it moved nothing (machine.py). Changes no action."""
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
@@ -384,7 +362,7 @@ class FinalityState(msgspec.Struct, frozen=True):
         """The epoch whose voters decide."""
         return self.chain[-1].epoch
 
-    @property
+    @cached_property
     def book(self) -> Book:
         """The entries about the round that is decided next, with the ballots of its epoch."""
         return self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch)

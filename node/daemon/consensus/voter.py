@@ -32,7 +32,7 @@ def promise(state: FinalityState) -> Out:
     if not prepared or not may_append(state):
         return state, []
     ballot, bound = max(prepared), book.promised(state.me)
-    if (state.me, ballot) in book.promises or (bound is not None and bound >= ballot):
+    if book.promised_by((state.me,), ballot) or (bound is not None and bound >= ballot):
         return state, []
     vote = book.highest_vote(state.me)
     return append(state, Promise(state.deciding, ballot, () if vote is None else (vote[0],)))
@@ -131,7 +131,7 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     free = [
         one for at, one in book.first_proposals().items() if (bound is None or at >= bound) and counts(state, at)
     ]
-    free = [(name, p) for name, p in free if (state.me, p.ballot) not in book.votes]
+    free = [(name, p) for name, p in free if not book.voted_in((state.me,), p.ballot)]
     lawful = [(name, p) for name, p in free if not book.is_void(p) and not _is_refuted(state, p)]
     broad = [(name, p) for name, p in lawful if may_get_votes(state, p.ballot, p.contributions)]
     return max(broad, default=None, key=lambda item: item[1].ballot)
@@ -186,7 +186,8 @@ def inherited(state: FinalityState) -> tuple[Digest, ...]:
     if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
         return ()
     book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
-    votes = [(vote.ballot, vote.proposal) for _, vote in book.votes.values() if vote.proposal in book.proposals]
+    given = ((ballot, vote.proposal) for ballot, votes in book.votes.items() for _, vote in votes.values())
+    votes = [(ballot, name) for ballot, name in given if name in book.proposals]
     return book.proposals[max(votes)[1]].contributions if votes else ()
 
 

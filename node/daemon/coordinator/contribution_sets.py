@@ -159,7 +159,7 @@ class ContributionSets:
         A blob in `needed`, or one that a newer record names too, stays: nobody could serve it again.
         """
         old = self.index.forget(before) | self.slices.forget_payloads(before)
-        needed = needed | self.index.payloads() | self.slices.payloads(before) | set(self.context.spec.given)
+        needed = needed | self.index.payloads() | self.slices.payloads(before) | self.context.kept
         for payload in old - needed:
             if self.blobs.has_blob(payload):
                 self.guard.delete_blob(payload)

@@ -135,7 +135,7 @@ class Driver:
     def _drop_old_snapshots(self) -> None:
         """Delete all blobs larger than a payload: a new snapshot is taken as soon as the worker is there."""
         spec = self.context.spec
-        for blob in set(self.net.blobs_above(largest_payload(spec))).difference(spec.given):
+        for blob in set(self.net.blobs_above(largest_payload(spec))).difference(self.context.kept):
             self.guard.delete_blob(blob)
 
     # --- state ------------------------------------------------------------------------------------
@@ -178,8 +178,13 @@ class Driver:
     async def evaluate(self) -> worker_messages.EvaluateReply:
         return await self.worker.ask(worker_messages.EvaluateRequest(), worker_messages.EvaluateReply)
 
-    def pause(self, reason: str) -> None:
-        self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now())))
+    def pause(self, reason: str, for_s: float | None = None) -> None:
+        self.queue.post(lambda: self.machines.feed_round(round_types.Pause(reason, self.context.now(), for_s)))
+
+    def hold(self, reason: str) -> None:
+        """Rest as in a pause while `reason` is not empty, whatever the user's own pause."""
+        self.context.log.event("held", reason=reason)
+        self.queue.post(lambda: self.machines.feed_round(round_types.Hold(reason, self.context.now())))
 
     def resume(self) -> None:
         self.removals.check_resume()
@@ -249,7 +254,7 @@ class Driver:
 
     def _end_life(self, why: str) -> None:
         if self.round.ready:
-            reason = f"{why} and is being started again"
+            reason = f"{why}; it is being started again"
             self.machines.feed_round(round_types.Behind(reason, self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:

@@ -89,7 +89,7 @@ class Evaluator:
         if evaluated.state == state:
             self.validated += 1
             self.validators.find(state, evaluated.val_bpb)
-            self.context.log.evaluated(number, evaluated.val_bpb)
+            self.context.log.evaluated(number, state, evaluated.val_bpb)
             if self.work.evaluates and not self.work.trains:
                 self._publish(number, state)
 

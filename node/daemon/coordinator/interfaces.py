@@ -1,7 +1,7 @@
 """What the coordinator needs of the swarm, of the worker and of reduced rounds, as small interfaces."""
 
 from collections.abc import Callable, Collection, Iterable, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
@@ -9,6 +9,7 @@ from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.rounds.state import RoundState
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
 from atoll.p2p.rpc.single_request import RequestHandler
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
@@ -33,6 +34,11 @@ class RunContext:
     """Monotonic seconds."""
     devices: int = 1
     """Devices that share each of this node's steps."""
+    kept: set[Digest] = field(default_factory=set)
+    """Blobs that no part deletes: files that travel with the run."""
+
+    def __post_init__(self) -> None:
+        self.kept.update(self.spec.given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +68,21 @@ class NodeView:
     is_worker_ready: bool
 
 
+class RoundAssets(Protocol):
+    """Files that a round needs beside the model."""
+
+    async def prepare(self, turn: Turn, experts: Iterable[int], report: Callable[[str], None]) -> bool:
+        """Return when a member's turn can begin; whether it had to wait."""
+
+
 class NodeControl(Protocol):
     """What the node's user can see and do; `Driver` implements it."""
 
     def view(self) -> NodeView:
         """Return what the node does now."""
 
-    def pause(self, reason: str) -> None:
-        """Finish the round at hand and rest."""
+    def pause(self, reason: str, for_s: float | None = None) -> None:
+        """Finish the round at hand and rest, for so many seconds or until `resume`."""
 
     def resume(self) -> None:
         """Go on after a pause. Raises ConfigError if this node is excluded from the run."""

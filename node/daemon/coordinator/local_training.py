@@ -6,19 +6,18 @@ from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
+from atoll.node.daemon.coordinator.interfaces import Network, RoundAssets, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
-from atoll.node.daemon.coordinator.run_moments import fetch_moments
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, least, limit_s, measured, shortened, tempo_of
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local import worker_messages
-from atoll.protocols.run.moments import files_for
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +33,7 @@ class LocalTraining:
     assignment: ExpertAssignment
     moments: MomentTransfer
     leases: MemberLeases
+    assets: RoundAssets
     verdicts: Callable[[], tuple[Verdict, ...] | None]
     """Returns the verdicts for the next contribution; None in a run without audits."""
     applied: Callable[[], Round]
@@ -55,8 +55,7 @@ class LocalTraining:
     async def train(self, action: StartTraining) -> None:
         """Train one round and save it. Raises WorkerDied, Superseded."""
         request = self._request(action)
-        if action.round == 0:
-            await self._fetch_start_moments()
+        await self._prepare(action)
         done = await self.worker.ask_until_saved(
             request, worker_messages.TrainReply, lambda: self._check_need(action.round)
         )
@@ -122,17 +121,16 @@ class LocalTraining:
             least_sequences=low.sequences,
         )
 
-    async def _fetch_start_moments(self) -> None:
-        """Fetch the moments of the experts that this node has now. Nobody waits for it: its lease goes on."""
-        life, spec = self.worker.lives, self.context.spec
+    async def _prepare(self, action: StartTraining) -> None:
+        """Get the files that the round needs with the experts that this node has now."""
+        life, turn = self.worker.lives, Turn(action.round, self.context.me, action.slot, action.slots)
 
         def report(reason: str) -> None:
             self.waiting = reason
 
-        files = files_for(spec.model, self.assignment.trained or ())
-        await fetch_moments(spec, files, self.net, report, has_begun=lambda: False)
-        self.worker.check_life(life)
-        self._check_need(Round(0))
+        if await self.assets.prepare(turn, self.assignment.trained or (), report):
+            self.worker.check_life(life)
+            self._check_need(action.round)
 
     def _check_need(self, number: Round) -> None:
         """Raise Superseded if the round machine does not train this round any more."""

@@ -58,7 +58,7 @@ class MomentTransfer:
         size = moments_bytes(self.context.spec.model)
         if size:
             found = set(self.net.blobs_above(size - 1)).difference(self.net.blobs_above(size))
-            for blob in found - needed - set(self.context.spec.given):
+            for blob in found - needed - self.context.kept:
                 self.guard.delete_blob(blob)
 
     def on_assigned(self, before: bytes, now: bytes) -> None:

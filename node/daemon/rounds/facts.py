@@ -61,10 +61,12 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             fetched_to = state.final + state.config.max_open_rounds
             state = _finalized(state, number)
             return state, _fetch_missing(state, newest=fetched_to)
-        case round_types.Pause(reason):
-            return replace(state, resting=reason), []
+        case round_types.Pause(reason, now, for_s):
+            return replace(state, resting=reason, rest_until=None if for_s is None else now + for_s), []
         case round_types.Resume():
-            return replace(state, resting=""), []
+            return replace(state, resting="", rest_until=None), []
+        case round_types.Hold(reason):
+            return replace(state, held=reason), []
         case round_types.Refused(reason):
             return replace(state, refused=reason), []
         case round_types.Behind(reason):
@@ -236,5 +238,7 @@ def _above(number: int, by_round: Mapping[int, V]) -> dict[int, V]:
 
 
 def _tick(state: RoundState) -> Out:
+    if state.rest_until is not None and state.now >= state.rest_until:
+        state = replace(state, resting="", rest_until=None)
     due = state.now - state.announced_at >= ANNOUNCE_AGAIN_S
     return _announce_again(state) if state.unannounced and due and state.ready else (state, [])

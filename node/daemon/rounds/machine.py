@@ -67,7 +67,8 @@ def step(state: RoundState, *events: round_types.Event) -> Out:
     actions: list[round_types.Action] = []
     for event in events:
         # One that was queued behind a later one must not turn time back: graces and leases only ever run out.
-        state, more = apply_event(replace(state, now=max(state.now, event.now)), event)
+        state = replace(state, now=event.now) if event.now > state.now else state
+        state, more = apply_event(state, event)
         actions += more
     for moves in _PASSES:
         before = state
@@ -123,7 +124,8 @@ def _close(state: RoundState) -> Out:
     # comes and goes would stop the grace each time.
     if reached and state.quorum_at is None:
         state = replace(state, quorum_at=state.now)
-    if awaited - there and state.now < closes_at(state):
+    lacking = awaited - there
+    if lacking and state.now < closes_at(state, lacking):
         return state, []
     state = replace(
         state, closed=state.collecting, absent=((state.absent | awaited) - there) & state.members.keys()
@@ -145,8 +147,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
-        # Sorted, because the digest of a set must not depend on the order of arrival.
-        names = state.reduced.get(number, tuple(sorted(counted_book(state, number).held)))
+        names = state.reduced.get(number, counted_book(state, number).whole)
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))
@@ -199,7 +200,7 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     state = replace(state, closed=max(state.closed, number - 1))
     if number >= state.config.rounds:
         return enter(state, Phase.DONE, state.config.rounds), actions
-    if state.resting or state.refused:
+    if state.resting or state.held or state.refused:
         return enter(state, Phase.PAUSED, number), actions
     # Open rounds keep their payloads, so the window bounds the disk; a node beyond it waits for finality.
     if number - state.final > state.config.max_open_rounds:
@@ -221,7 +222,7 @@ def _observe(state: RoundState) -> RoundState:
     number = next_round(state)
     if number >= state.config.rounds:
         return enter(state, Phase.DONE, state.config.rounds)
-    return enter(state, Phase.PAUSED if state.resting else Phase.OBSERVE, number)
+    return enter(state, Phase.PAUSED if state.resting or state.held else Phase.OBSERVE, number)
 
 
 def _start_training(state: RoundState, number: int, after: int, late_s: float = 0.0) -> Out:

@@ -4,6 +4,7 @@ All functions are pure. `members` are the live leases of others; this node is ne
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 
 import msgspec
 
@@ -30,7 +31,7 @@ class MemberView(msgspec.Struct, frozen=True):
     """No work of this member was seen yet, though rounds of the run are final."""
 
 
-class RoundBook(msgspec.Struct, frozen=True):
+class RoundBook(msgspec.Struct, frozen=True, dict=True):
     """The contributions to one round that the ledger knows, one of each author."""
 
     authors: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
@@ -48,19 +49,25 @@ class RoundBook(msgspec.Struct, frozen=True):
         kept = {entry: who for entry, who in self.authors.items() if who != author or entry in self.held}
         return self if len(kept) == len(self.authors) else RoundBook(kept, self.held)
 
-    @property
-    def there(self) -> set[PeerId]:
+    @cached_property
+    def whole(self) -> tuple[Digest, ...]:
+        """Those that can be folded now, sorted: the digest of a set must not depend on the order of arrival."""
+        return tuple(sorted(self.held))
+
+    @cached_property
+    def there(self) -> frozenset[PeerId]:
         """The authors of those that are held."""
-        return {self.authors[entry] for entry in self.held}
+        return frozenset(self.authors[entry] for entry in self.held)
 
 
-def takes_part(view: MemberView, number: int, ahead: int = 0) -> bool:
-    """Whether the peer will still contribute to round `number`, and soon.
+def taking_part(members: Mapping[PeerId, MemberView], number: int, ahead: int = 0) -> set[PeerId]:
+    """The members that will still contribute to round `number`, and soon.
 
     `ahead` is the number of rounds that a peer may be further and still contribute: 0 without overlap.
     """
     # A peer in the round before arrives within about a round time; one further back would hold all up for longer.
-    return view.activity == "training" and number - 1 <= view.round <= number + ahead
+    first, last = number - 1, number + ahead
+    return {peer for peer, view in members.items() if first <= view.round <= last and view.activity == "training"}
 
 
 def rounds_just_left(
@@ -90,9 +97,9 @@ def expected(
 ) -> set[PeerId]:
     """The authors whose contributions round `number` waits for, this node included."""
     # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
-    authors = book.there.union(author for author in book.authors.values() if author in members)
+    alive = members.keys() & {*book.authors.values()}
     on_the_way = {peer for peer, left in just_left.items() if left == number and peer in members}
-    return {me} | authors | on_the_way | {peer for peer, view in members.items() if takes_part(view, number)}
+    return {me} | book.there | alive | on_the_way | taking_part(members, number)
 
 
 def quorum_of(count: int, quorum_256: int) -> int:
@@ -102,7 +109,7 @@ def quorum_of(count: int, quorum_256: int) -> int:
 
 def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead: int = 0) -> tuple[int, int]:
     """Our place among the sorted members that train round `number`, and their count: they select the data."""
-    peers = sorted({me} | {peer for peer, view in members.items() if takes_part(view, number, ahead)})
+    peers = sorted({me} | taking_part(members, number, ahead))
     return peers.index(me), len(peers)
 
 
@@ -112,7 +119,7 @@ def frontier(first: int, last: int, books: Mapping[int, RoundBook], members: Map
     others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
     newest, number = first - 1, first
     while others and number <= last:
-        authors = books[number].there if number in books else set()
+        authors = books[number].there if number in books else frozenset[PeerId]()
         if not authors:  # it could never become final: one peer cannot pull the others over a gap
             break
         if 2 * len(authors & others) >= len(others):

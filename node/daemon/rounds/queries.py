@@ -3,6 +3,7 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
+from collections.abc import Collection
 from statistics import median
 
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected, frontier
@@ -43,15 +44,15 @@ def counted_book(state: RoundState, number: int) -> RoundBook:
     return RoundBook(left, book.held & left.keys()) if has_other and len(left) < len(book.authors) else book
 
 
-def attendance(state: RoundState) -> tuple[set[PeerId], set[PeerId]]:
+def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
     book = counted_book(state, state.collecting)
     awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
     return awaited, book.there & awaited
 
 
-def closes_at(state: RoundState) -> float:
-    """When the collected round closes, whoever is missing then."""
+def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
+    """When the collected round closes without these authors, if they stay missing."""
     # A member that lives and never delivers would hold up a round without quorum for ever. The limit counts in own
     # round times, because only a slow swarm may take long.
     closing = [state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s]
@@ -59,17 +60,16 @@ def closes_at(state: RoundState) -> float:
         closing.append(max(state.quorum_at, idle_at(state)) + state.config.grace_256 / 256 * state.train_s)
     # Two or three members have no quorum without each other. One that was killed must not cost a lease, which is
     # many round times: its lost connection says so at once. Nor one that lives and delivers nothing, each time.
-    given_up = _given_up_at(state)
+    given_up = _given_up_at(state, lacking)
     if given_up is not None:
         closing.append(max(idle_at(state), given_up))
     return min(closing)
 
 
-def _given_up_at(state: RoundState) -> float | None:
+def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
-    awaited, there = attendance(state)
     given_up = []
-    for peer in awaited - there:
+    for peer in lacking:
         view = state.members.get(peer)
         share = LOST_ROUNDS
         if view is not None and view.lost_at is not None:
@@ -178,15 +178,18 @@ def came_late(state: RoundState, number: int) -> bool:
 def may_train_on(state: RoundState) -> bool:
     """With overlap: whether the next round may be trained while ours, the newest, is collected."""
     number, config = state.round + 1, state.config
+    if not config.overlap_steps:
+        return False
     # One round at most is in flight: all before ours is folded.
     ours = state.phase is Phase.COLLECT and state.collecting == state.round
     # Ours is in the ledger, or on its way to the disk and then there: no round is skipped by training ahead.
     contributes = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     # A node that came late closes its round first, and then goes where the others are.
-    free = not (state.resting or state.refused or state.folding or state.late or is_resolving(state))
+    rests = state.resting or state.held or state.refused
+    free = not (rests or state.folding or state.late or is_resolving(state))
     may = ours and contributes and bounded and free
-    return config.overlap_steps > 0 and may and not worked_in(state, number)
+    return may and not worked_in(state, number)
 
 
 def present(state: RoundState) -> list[MemberView]:
@@ -245,7 +248,7 @@ def reason(state: RoundState) -> str:
         case Phase.OBSERVE:
             return state.config.observes
         case Phase.PAUSED:
-            return state.resting or f"waiting to be admitted: {state.refused}"
+            return state.resting or state.held or f"waiting to be admitted: {state.refused}"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
             return f"waiting for finality: {open_rounds} rounds are open"
@@ -266,7 +269,7 @@ def _collect_reason(state: RoundState) -> str:
     awaited, there = attendance(state)
     missing = sorted(awaited - there)
     who = ", ".join(f"…{peer[-6:]} {_whereabouts(state, peer)}" for peer in missing[:4])
-    left_s = max(0.0, closes_at(state) - state.now)
+    left_s = max(0.0, closes_at(state, missing) - state.now)
     return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
 
 

@@ -152,6 +152,10 @@ class RoundState(msgspec.Struct, frozen=True):
     """When the collected round reached its quorum; None: it has not."""
     resting: str = ""
     """Reason of a pause; empty when there is none."""
+    rest_until: float | None = None
+    """When the pause ends by itself; None: it does not."""
+    held: str = ""
+    """Why the node may not train now by its user's settings for a guest; empty if it may."""
     refused: str = ""
     """Why no peer stores what this node writes: it rests until one does. Empty if one does."""
     books: Mapping[int, RoundBook] = msgspec.field(default_factory=dict)

@@ -4,8 +4,9 @@ Times `now` are seconds of one monotonic clock, as floats. Nothing here reads a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
+
+import msgspec
 
 from atoll.node.daemon.rounds.overlap_depth import lag_of
 from atoll.node.daemon.rounds.participants import MemberView
@@ -17,8 +18,7 @@ from atoll.protocols.local.worker_messages import Pending, TrainReply
 # --- events ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerReady:
+class WorkerReady(msgspec.Struct, frozen=True):
     """The worker runs and holds Θ_final(`final`); the ledger is synced as far as it can be now.
 
     Send all contributions that the ledger knows, own ones included, as ContributionSeen before the first
@@ -33,8 +33,7 @@ class WorkerReady:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class ContributionSeen:
+class ContributionSeen(msgspec.Struct, frozen=True):
     """A contribution entered the ledger; ours too, as soon as it is appended. Repeats change nothing."""
 
     entry: Digest
@@ -45,8 +44,7 @@ class ContributionSeen:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadHeld:
+class PayloadHeld(msgspec.Struct, frozen=True):
     """The payload of a contribution to this round is on disk and verified by the worker."""
 
     entry: Digest
@@ -54,16 +52,14 @@ class PayloadHeld:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorPruned:
+class AuthorPruned(msgspec.Struct, frozen=True):
     """The ledger let go of an author that showed no work: its contributions without a payload are forgotten."""
 
     author: PeerId
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class AuthorExcluded:
+class AuthorExcluded(msgspec.Struct, frozen=True):
     """Another author is excluded from `round` on: no own set of these rounds has its work."""
 
     author: PeerId
@@ -71,8 +67,7 @@ class AuthorExcluded:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReductionPlanned:
+class ReductionPlanned(msgspec.Struct, frozen=True):
     """The round is reduced: no node needs its payloads as a whole. Ignored where the round is closed already.
 
     PayloadHeld then means that the rows this node needs of a contribution before the round closes are here.
@@ -82,8 +77,7 @@ class ReductionPlanned:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class SetResolved:
+class SetResolved(msgspec.Struct, frozen=True):
     """Answer to ResolveSet, sent again when it changes: the set of a reduced round, whose payloads are here."""
 
     round: Round
@@ -92,8 +86,7 @@ class SetResolved:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class LeasesChanged:
+class LeasesChanged(msgspec.Struct, frozen=True):
     """All live leases of others, replacing the ones known so far. Expired ones are left out."""
 
     members: Mapping[PeerId, MemberView]
@@ -102,8 +95,7 @@ class LeasesChanged:
     """Why these members and this node cannot train the whole model; empty: they can."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingDone:
+class TrainingDone(msgspec.Struct, frozen=True):
     """The worker's answer to StartTraining. TrainingSaved follows when the work is safe on the disk."""
 
     round: Round
@@ -124,16 +116,14 @@ def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> Train
     return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSaved:
+class TrainingSaved(msgspec.Struct, frozen=True):
     """Trained work is safe on the disk: it may be announced."""
 
     pending: Pending
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class FoldDone:
+class FoldDone(msgspec.Struct, frozen=True):
     """The worker's answer to FoldRound. `state`: digest of the view after the fold."""
 
     round: Round
@@ -141,54 +131,59 @@ class FoldDone:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundFinal:
+class RoundFinal(msgspec.Struct, frozen=True):
     """The worker folded `round` into Θ_final: its contributions are forgotten here."""
 
     round: Round
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTick:
+class RoundTick(msgspec.Struct, frozen=True):
     """Time passed. The driver sends it a few times a second; harmless at any time."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Reweighed:
+class Reweighed(msgspec.Struct, frozen=True):
     """Contributions to an open round have other weights than it was folded with: it is folded again."""
 
     round: Round
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(msgspec.Struct, frozen=True):
     """The user pauses: the round at hand is finished, no other is started, rounds of others are still folded."""
 
     reason: str
     now: float
+    for_s: float | None = None
+    """After which the node goes on by itself; None: it waits for Resume."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(msgspec.Struct, frozen=True):
     """The user ends a pause: the node goes on at the round where the others are."""
 
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Hold(msgspec.Struct, frozen=True):
+    """The node may not train now, for this reason, as its settings for a guest say; empty: it may.
+
+    It rests as in a pause of the user's, which stays beside it: the node trains when neither is left.
+    """
+
+    reason: str
+    now: float
+
+
+class Refused(msgspec.Struct, frozen=True):
     """No peer stores what this node writes, for this reason; empty: one does. Until then its work is in vain."""
 
     reason: str
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Behind:
+class Behind(msgspec.Struct, frozen=True):
     """The node must sync (fetch a snapshot, replace its worker) before it goes on. WorkerReady ends it."""
 
     reason: str
@@ -212,6 +207,7 @@ Event: TypeAlias = (
     | RoundTick
     | Pause
     | Resume
+    | Hold
     | Refused
     | Behind
 )
@@ -220,8 +216,7 @@ Event: TypeAlias = (
 # --- actions --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartTraining:
+class StartTraining(msgspec.Struct, frozen=True):
     """Ask the worker to train a round; answer with TrainingDone, then with TrainingSaved."""
 
     round: Round
@@ -235,29 +230,25 @@ class StartTraining:
     """Seconds since most others began the round: the steps that fit into them are left out. 0: not long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announce:
+class Announce(msgspec.Struct, frozen=True):
     """Append this contribution to our feed, unless it is there already, then send ContributionSeen."""
 
     pending: Pending
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(msgspec.Struct, frozen=True):
     """The round became final before its work was announced: return the work to the error feedback."""
 
     pending: Pending
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPayload:
+class FetchPayload(msgspec.Struct, frozen=True):
     """Get the payload of a contribution, from its author or any holder, until it is held or its round is final."""
 
     entry: Digest
 
 
-@dataclass(frozen=True, slots=True)
-class FoldRound:
+class FoldRound(msgspec.Struct, frozen=True):
     """Ask the worker to fold exactly this set; answer with FoldDone."""
 
     round: Round
@@ -265,15 +256,13 @@ class FoldRound:
     """Entry ids of contributions, and of Reductions in a reduced round, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolveSet:
+class ResolveSet(msgspec.Struct, frozen=True):
     """A reduced round is closed: resolve its set and fetch what the set needs; answer with SetResolved."""
 
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
-class PublishAck:
+class PublishAck(msgspec.Struct, frozen=True):
     """Append Ack(round, set digest, state) to our feed and send RoundClosed(round, members) to finality.
 
     Comes again for a round whose set grew later.
@@ -287,16 +276,14 @@ class PublishAck:
     """State digest of the view with this set."""
 
 
-@dataclass(frozen=True, slots=True)
-class PublishLease:
+class PublishLease(msgspec.Struct, frozen=True):
     """Announce this activity and round in our lease."""
 
     activity: Activity
     round: Round
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(msgspec.Struct, frozen=True):
     """All rounds are final: nothing is left to do. Sent once."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.node.daemon.rounds.state import RESTING, Phase, RoundState
+from atoll.node.daemon.telemetry.durations import NodeDurations
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.local.control_messages import Goodput
@@ -35,6 +36,8 @@ class GoodputCollector:
     def __post_init__(self) -> None:
         self._account = GoodputAccount(self.now(), self.log.add_time)
         self._upload = UploadState()
+        self.durations = NodeDurations(self.now)
+        """How long steps, rounds and answers of peers took."""
 
     async def serve(self) -> None:
         """Sample until cancelled."""
@@ -51,6 +54,7 @@ class GoodputCollector:
         """Record the time account that came with a reply of the worker."""
         self.sample()
         self._account.add_reading(spent, self.now())
+        self.durations.on_spent(spent)
 
     def on_worker_gone(self) -> None:
         """Record that the worker ended."""

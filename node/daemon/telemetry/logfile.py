@@ -16,7 +16,7 @@ from atoll.protocols.local.control_messages import LogLine
 ROTATE_BYTES = 5_000_000
 KEEP_FILES = 3
 TAIL_MAX_BYTES = 4_000_000
-"""Most bytes that one request reads from the end of the file."""
+"""Most bytes that one request of the control socket reads from the end of the file."""
 
 _decoder = msgspec.json.Decoder(LogLine)
 
@@ -60,18 +60,29 @@ def log_handler(path: Path) -> logging.Handler:
 class LogTail:
     """Reads the end of a log that grows and is rotated during the reading."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        """At most `most_bytes` are read by one call, else TAIL_MAX_BYTES."""
         self._path = path
+        self._most_bytes = most_bytes or TAIL_MAX_BYTES
         self._file_id: int | None = None
         self._at = 0
         """Bytes of the file that were read."""
         self._part = b""
         """Start of a line whose end is not written yet."""
 
+    @property
+    def unread_bytes(self) -> int:
+        """Bytes of the file that were not read; all of them where another file took its place."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return 0
+        return max(0, status.st_size - (self._at if self._file_id == status.st_ino else 0))
+
     def last(self, lines: int) -> tuple[LogLine, ...]:
         """The newest `lines` lines; `fresh` continues after them."""
         try:
-            self._at = max(0, self._path.stat().st_size - TAIL_MAX_BYTES)
+            self._at = max(0, self._path.stat().st_size - self._most_bytes)
         except FileNotFoundError:
             return ()
         skipped = self._at > 0
@@ -88,7 +99,7 @@ class LogTail:
                     self._at, self._part = 0, b""
                 self._file_id = status.st_ino
                 file.seek(self._at)
-                data = file.read(TAIL_MAX_BYTES)
+                data = file.read(self._most_bytes)
         except FileNotFoundError:
             return ()
         self._at += len(data)

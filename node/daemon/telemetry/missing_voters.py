@@ -18,12 +18,16 @@ def missing(state: FinalityState) -> str:
     # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
     since = state.quorum_since if state.short_since is None else state.short_since
     silent_s = state.now - since + state.lease_s
-    who = ", ".join(f"…{peer[-6:]} {_why(state, peer, silent_s)}" for peer in gone[:_SHOWN])
+    # Who has not listened for so long has heard nobody that is missing, and knows not for how long they are away.
+    here_s = state.now - state.live_since
+    heard = f"silent for {silent_s:.0f} s" if silent_s <= here_s else f"not heard yet in {here_s:.0f} s"
+    who = ", ".join(f"…{peer[-6:]} {_why(state, peer) or heard}" for peer in gone[:_SHOWN])
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
 
 
-def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
+def _why(state: FinalityState, peer: PeerId) -> str:
+    """What is known of a voter that is missing; empty: that it is not heard."""
     if state.epochs.has_left(peer, state.deciding, state.epoch):
         return "left"
     if peer in state.epochs.excluded_from(state.deciding):
@@ -32,7 +36,7 @@ def _why(state: FinalityState, peer: PeerId, silent_s: float) -> str:
         return "keeps back its votes"
     if peer in state.members:
         return "is in another epoch"
-    return f"silent for {silent_s:.0f} s"
+    return ""
 
 
 def _next(state: FinalityState) -> str:

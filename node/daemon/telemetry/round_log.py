@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -52,6 +52,8 @@ class RoundLog:
         """Round and size in bytes of the newest payload that this daemon's worker made."""
         self.tokens = 0
         """Tokens that this daemon's worker trained on, in rounds that it finished."""
+        self.listeners: list[Callable[[str, Mapping[str, Any]], None]] = []
+        """Receive each event of the journal, once the rows have it. They neither wait nor raise."""
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
         self._moved = TrafficTotals(0, 0, 0, 0)
@@ -77,6 +79,8 @@ class RoundLog:
         """Write a line to the journal: a stable snake_case name and its facts."""
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
         self._write(self._events_file, line)
+        for listener in self.listeners:
+            listener(name, facts)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
 
     def training_started(self, number: Round) -> None:
@@ -127,7 +131,7 @@ class RoundLog:
             row = self.rows[number]
             own = "" if row.own_digest == row.digest else row.own_digest
             self.rows[number] = msgspec.structs.replace(
-                row, final=False, digest="", set="", own_digest=own, contributors=()
+                row, final=False, digest="", set="", own_digest=own, contributors=(), val_bpb=None, val_by=""
             )
             self._save(number)
         lost = sum(number not in again for number in ours)
@@ -178,9 +182,11 @@ class RoundLog:
         self._save(number)
         self.event("final", round=number, state=state.hex()[:16], contributors=len(authors))
 
-    def evaluated(self, number: Round, val_bpb: float) -> None:
-        """Record the validation loss of the view after this round, bits per byte."""
-        row = self._row(number)
+    def evaluated(self, number: Round, state: Digest, val_bpb: float) -> None:
+        """Record the validation loss of this state, bits per byte, if it still is that of the round."""
+        row = self.rows.get(number)
+        if row is None or row.digest != state.hex():
+            return
         row.val_bpb, row.val_by = val_bpb, ""
         self._save(number)
         self.event("evaluated", round=number, val_bpb=round(val_bpb, 4))
@@ -215,6 +221,9 @@ class RoundLog:
 
     @staticmethod
     def _set_state(row: RoundStatus, members: Digest, state: Digest, authors: list[PeerId]) -> None:
+        if row.digest != state.hex():
+            # The loss is that of a state: a set that grew has another one.
+            row.val_bpb, row.val_by = None, ""
         row.digest = state.hex()
         row.set = members.hex()
         row.contributors = _shared(authors)

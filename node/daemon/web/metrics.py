@@ -1,18 +1,29 @@
 """Renders the node's status as metrics, in the text format of Prometheus or of OpenMetrics.
 
 Names begin with `atoll_` and end in their unit; counters end in `_total`. Labels have few values: no peers and no
-rounds. A value that is not known has no sample.
+rounds, and the run in `atoll_run_info` only. A value that is not known has no sample.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 import msgspec
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client import ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.utils import floatToGoString
 
 from atoll.node.daemon.web.http_messages import HttpReply
 from atoll.protocols.local.control_messages import Status, TimeShares
+from atoll.protocols.local.durations import DurationCounts
 from atoll.protocols.local.standing import Standing
 
 PATHS = ("direct", "punched", "relayed")
@@ -40,7 +51,7 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_members", "Live leases, our own included.", lambda s: s.members),
     ("atoll_connections", "Live connections.", lambda s: s.peers),
     ("atoll_train_loss_nats", "Per token, of our own steps.", lambda s: s.train_loss),
-    ("atoll_validation_loss_bits", "Per byte, of the model.", lambda s: s.val_bpb),
+    ("atoll_validation_loss_bpb", "Bits per byte of text, of the model.", lambda s: s.val_bpb),
     ("atoll_tokens_per_second", "Speed of the inner steps.", lambda s: s.tokens_per_s),
     ("atoll_payload_bytes", "Of our newest contribution.", lambda s: s.payload_bytes),
     ("atoll_clock_ahead_seconds", "Median of peers' clocks against ours.", lambda s: s.clock_ahead_s),
@@ -57,15 +68,46 @@ COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_network_restarts", "Network processes that died and came back.", lambda s: s.host_restarts),
     ("atoll_relay_bytes", "Relayed for others.", lambda s: s.relay.bytes_relayed if s.relay else None),
 )
+HISTOGRAMS: tuple[tuple[str, str], ...] = (
+    ("step", "Inner steps, each on its own."),
+    ("round", "Rounds, from the start of one's training to that of the next one's, pauses included."),
+    ("round_trip", "Requests to peers, up to the answer; those without an answer are not counted."),
+)
+"""Names of histograms, without `atoll_` and their unit, and what they count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurements:
+    """What the metrics have besides the status. Each function is called at a scrape."""
+
+    model: Callable[[], str] = lambda: ""
+    """The model of `atoll_run_info`."""
+    durations: Mapping[str, DurationCounts] = field(default_factory=dict)
+    """By the names of HISTOGRAMS."""
+    members_final: Callable[[], int | None] = lambda: None
+    """Median of the newest final rounds in the live leases of others; None without others."""
+    disk: Callable[[], tuple[int, int] | None] = lambda: None
+    """Free bytes and all bytes of the home's file system."""
+    loggers: Callable[[], Mapping[str, tuple[int, int]]] = dict
+    """Events that each logger wrote, and events that it lost."""
 
 
 class Metrics:
-    """Renders one scrape from the current status. Its only state is the highest value of each counter so far."""
+    """Renders one scrape from the current status. Its only state is the highest value of each counter so far.
 
-    def __init__(self, status: Callable[[], Status]) -> None:
+    Nothing is registered in the library's registry, which all nodes of a process would share.
+    """
+
+    def __init__(self, status: Callable[[], Status], measured: Measurements | None = None) -> None:
         """`status` gives the node's current status; it is called at each scrape."""
         self._status = status
+        self._measured = measured or Measurements()
         self._highest: dict[tuple[str, ...], float] = {}
+        self._worker_pid = 0
+        self._processes = (
+            ProcessCollector(registry=None),
+            ProcessCollector("atoll_worker", pid=lambda: self._worker_pid, registry=None),
+        )
 
     def reply(self, accept: str) -> HttpReply:
         """The metrics as OpenMetrics if the Accept field names it, else as Prometheus text."""
@@ -76,6 +118,8 @@ class Metrics:
         """All metric families, from one status."""
         now = self._status()
         yield InfoMetricFamily("atoll_build", "This program.", {"version": now.version, "device": now.device})
+        run = {"run": now.run, "name": now.run_name, "version": now.version, "model": self._measured.model()}
+        yield InfoMetricFamily("atoll_run", "The run that this node takes part in.", run)
         state = (now.activity, reason_label(now.reason))
         yield _gauge("atoll_state", "1 for what it does now.", ("state", "reason"), [(state, 1)])
         yield _gauge("atoll_reachability", "1 for how others reach it.", ("state",), [((now.reachability,), 1)])
@@ -87,12 +131,30 @@ class Metrics:
             "atoll_goodput_ratio", "Time in steps that count, of the last minutes.", (), [((), goodput_ratio(now))]
         )
         yield from self._counters(now)
+        yield from self._measurements()
+        self._worker_pid = now.worker_pid  # 0 while there is no worker: no such process, so no samples
+        for process in self._processes:
+            yield from process.collect()
+
+    def _measurements(self) -> Iterator[Metric]:
+        about = "Newest final round of the others: the median of their leases."
+        yield _gauge("atoll_members_final_round", about, (), [((), self._measured.members_final())])
+        free, size = self._measured.disk() or (None, None)
+        yield _gauge("atoll_disk_free_bytes", "Of the home's file system.", (), [((), free)])
+        yield _gauge("atoll_disk_size_bytes", "Of the home's file system.", (), [((), size)])
+        for name, about in HISTOGRAMS:
+            if name in self._measured.durations:
+                yield _histogram(f"atoll_{name}_seconds", about, self._measured.durations[name])
 
     def _counters(self, now: Status) -> Iterator[Metric]:
         for name, about, value in COUNTERS:
             yield self._counter(name, about, (), [((), value(now))])
         yield self._counter("atoll_time_seconds", "Where the time went.", ("reason",), time_spent(now))
         yield self._counter("atoll_network_bytes", "Moved.", ("direction", "kind"), bytes_moved(now))
+        loggers = self._measured.loggers()
+        for name, about, place in (("events", "Written.", 0), ("dropped", "Events that were lost.", 1)):
+            values = [((logger,), float(counts[place])) for logger, counts in loggers.items()]
+            yield self._counter(f"atoll_logger_{name}", about, ("logger",), values)
 
     def _counter(self, name: str, about: str, labels: tuple[str, ...], values: Values) -> Metric:
         """A counter family whose values never fall: a scraper would take that for a restart and count all again.
@@ -155,3 +217,10 @@ def _gauge(name: str, about: str, labels: tuple[str, ...], values: Values) -> Me
         if value is not None:
             family.add_metric(label_values, value)
     return family
+
+
+def _histogram(name: str, about: str, seen: DurationCounts) -> Metric:
+    names = [*map(floatToGoString, seen.bounds_s), "+Inf"]
+    return HistogramMetricFamily(
+        name, about, buckets=list(zip(names, accumulate(seen.counts), strict=True)), sum_value=seen.total_s
+    )

@@ -3,7 +3,7 @@
 The server is off unless the user names an address. Requests cost the node at most SHARE of its loop's time and
 the memory of MAX_CONNECTIONS replies, and a bad one ends nothing but its own connection.
 
-`ListenAddress` is the address that the user gives, `IP:PORT`.
+`ListenAddress` is the address that the user gives, `IP:PORT` or `localhost:PORT`.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ REQUEST_S = 5.0
 WRITE_S = 10.0
 RETRY_S = 10.0
 """Pause between two attempts to listen on an address that is in use, or to accept without file descriptors."""
+LOOPBACK = "127.0.0.1"
 SHARE = 0.05
 """Largest share of the loop's time that replies may take: after each one the next waits."""
 PAUSE_MAX_S = 1.0
@@ -44,18 +45,28 @@ class ListenAddress(NamedTuple):
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
+def is_loopback(text: str) -> bool:
+    """Whether only this machine reaches the address of this text. Raises as `parse_listen_address`."""
+    address = parse_listen_address(text)
+    return address is None or ipaddress.ip_address(address.ip).is_loopback
+
+
 def parse_listen_address(text: str) -> ListenAddress | None:
-    """Parse `IP:PORT`; None for an empty text. Raises ConfigError, also for names: they are not looked up."""
+    """Parse `IP:PORT`, or `localhost:PORT`: 127.0.0.1. None for an empty text.
+
+    Raises ConfigError, also for other names: they are not looked up.
+    """
     if not text:
         return None
     host, _, port = text.rpartition(":")
+    host = LOOPBACK if host.lower() == "localhost" else host
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
         ip = ipaddress.ip_address(bare)
     except ValueError:
         ip = None
     if ip is None or (ip.version == 6) != (bare != host) or not (port.isascii() and port.isdigit()):
-        raise ConfigError(f"web: {text!r} is not IP:PORT", hint="for example 127.0.0.1:4780, or 127.0.0.1:0")
+        raise ConfigError(f"web: {text!r} is not IP:PORT", hint="for example 127.0.0.1:4780, or localhost:0")
     if len(port) > 5 or int(port) > 65535:
         raise ConfigError(f"web: port {port} is outside 0 … 65535")
     return ListenAddress(str(ip), int(port))

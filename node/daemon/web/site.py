@@ -1,34 +1,40 @@
-"""What the web server answers: the page, the data that it draws, and the metrics.
+"""What the web server answers: the page, the data that it draws, an invite, and the metrics.
 
-The page is one file. Its script draws `/v1/data.json`, which has the types of the control socket without anybody's
-address. A reader asks once for everything, and then for what is new since the `next` of the last reply.
+The page's script draws `/v1/data.json`, which has the types of the control socket without anybody's address. A
+reader asks once for everything, and then for what is new since the `next` of the last reply.
 """
 
-import base64
-import hashlib
+import asyncio
 import re
-from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
+import segno
 
-from atoll.node.daemon.web.http_messages import NOTHING_ALLOWED, HttpRefusal, HttpReply, HttpRequest
-from atoll.node.daemon.web.metrics import Metrics
-from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
+from atoll.node.daemon.web.http_messages import HttpRefusal, HttpReply, HttpRequest
+from atoll.node.daemon.web.metrics import Measurements, Metrics
+from atoll.node.daemon.web.older_rounds import thin
+from atoll.node.daemon.web.page_data import DashboardData, InviteView, LogNews, ResourceUse, RoundWork
+from atoll.node.daemon.web.page_file import page
+from atoll.node.daemon.web.run_pace import StillWatch, alarms_of, pace_of
+from atoll.protocols.errors import AtollError
+from atoll.protocols.local.control_messages import LogLine, PeerStatus, RoundStatus, Status
 
-VERSION = 1
 ROUNDS_MAX = 300
 """Most rounds in a reply, the newest."""
+FEW_ROUNDS = 48
+"""As many as the pace of the run is found from: a reader that follows needs no more."""
 PEERS_MAX = 256
 """Most peers in a reply: connected ones first, then members."""
+WORK_ROUNDS = 24
+"""Most rounds in a reply with the contributions that the ledger has."""
 CHANGING_ROUNDS = 4
 """The newest rounds are sent again: their times and losses may still change."""
+QUIET_ZONE = 4
+"""Light modules around a QR code, as its standard asks for."""
 
-_PAGE = Path(__file__).with_name("page.html")
-_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
-_SINCE = re.compile(r"[0-9]{1,9}")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _ADDRESS = re.compile(
     r"(/(?:ip[46]|dns[46]?|dnsaddr)/)[^/\s]+"  # of a multiaddr
     r"|\[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\]"
@@ -40,6 +46,9 @@ _ADDRESS = re.compile(
 class StatusSource(Protocol):
     """What the web server may read from the node."""
 
+    is_local: bool
+    """Whether only this machine reaches the page: then the log and an invite are shown."""
+
     def status(self) -> Status:
         """The node's current status."""
 
@@ -49,25 +58,33 @@ class StatusSource(Protocol):
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rounds, oldest first."""
 
+    def rounds_before(self, number: int) -> Sequence[RoundStatus]:
+        """All rounds of the node's log before this one, oldest first."""
 
-class DashboardData(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `/v1/data.json`. Later versions only add fields."""
+    def work(self, numbers: Sequence[int]) -> Sequence[RoundWork]:
+        """The contributions to these rounds that the ledger has; rounds without any are left out."""
 
-    v: int = VERSION
-    status: Status
-    peers: tuple[PeerStatus, ...]
-    rounds: tuple[RoundStatus, ...]
-    """The requested rounds, oldest first, at most the newest ROUNDS_MAX."""
-    next: int
-    """Value of `since` for the next request: older rounds change only by rare corrections of their times."""
+    def resources(self, worker_pid: int) -> ResourceUse:
+        """What the node takes of its machine. `worker_pid` 0: there is no worker."""
+
+    def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
+        """Newest lines of the log after the first `after` ones, and how many there were."""
+
+    def invite(self) -> str:
+        """A link that others join with and that is no secret. Raises ConfigError that says why there is none."""
 
 
 class Site:
     """Answers requests about one node."""
 
-    def __init__(self, source: StatusSource) -> None:
+    def __init__(
+        self, source: StatusSource, now: Callable[[], float], measured: Measurements | None = None
+    ) -> None:
+        """`now`: a clock in seconds. `measured`: what the metrics have besides the source's status."""
         self._source = source
-        self._metrics = Metrics(source.status)
+        self._metrics = Metrics(source.status, measured)
+        self._watch = StillWatch()
+        self._now = now
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """The reply to a request. Raises what the source raises."""
@@ -77,37 +94,72 @@ class Site:
             case "/metrics":
                 return self._metrics.reply(request.accept)
             case "/v1/data.json":
-                return await data_reply(self._source, request.query)
+                return await self._data_reply(request.query)
+            case "/v1/invite.json":
+                return await self._invite_reply()
         return HttpRefusal(404, "nothing here").reply()
 
+    async def _data_reply(self, query: dict[str, str]) -> HttpReply:
+        """`since` in the query is the first round to send, `log` the first line of the log; 0 if absent."""
+        since, log = query.get("since", "0"), query.get("log", "0")
+        if not (_NUMBER.fullmatch(since) and _NUMBER.fullmatch(log)):
+            return HttpRefusal(400, "since is a round's number, log that of a line").reply()
+        data = await self._data(int(since), int(log))
+        return HttpReply(msgspec.json.encode(data), "application/json")
 
-@cache
-def page() -> HttpReply:
-    """The page, with a policy that runs only its own script and style, by their hashes (CSP level 3).
+    async def _data(self, since: int, log: int) -> DashboardData:
+        source, status = self._source, self._source.status()
+        peers = sorted(await source.peers(), key=lambda peer: (not peer.path, not peer.member, peer.peer))
+        newest = self._newest(since)
+        rounds = tuple(row for row in newest if row.round >= since)
+        pace = pace_of(status, newest, self._watch.still_s(status, self._now()))
+        shown = redact_status(status)
+        return DashboardData(
+            status=shown,
+            peers=tuple(msgspec.structs.replace(peer, maddr="") for peer in peers[:PEERS_MAX]),
+            rounds=rounds,
+            next=next_since(rounds, since),
+            older=None if since else thin(source.rounds_before(newest[0].round) if newest else ()),
+            work=tuple(source.work([row.round for row in rounds[-WORK_ROUNDS:]])),
+            pace=pace,
+            alarms=alarms_of(shown, pace),
+            resources=source.resources(status.worker_pid),
+            log=self._log(log),
+        )
 
-    If a peer's name ever got into the page as markup, nothing in it would run or load.
+    def _newest(self, since: int) -> Sequence[RoundStatus]:
+        """The newest rounds, at least those from `since` on that are among the newest ROUNDS_MAX."""
+        few = self._source.rounds(FEW_ROUNDS)
+        return few if since and few and few[0].round <= since else self._source.rounds(ROUNDS_MAX)
+
+    def _log(self, after: int) -> LogNews:
+        if not self._source.is_local:
+            return LogNews(0, ())
+        count, lines = self._source.log_news(after)
+        return LogNews(
+            count, tuple(msgspec.structs.replace(line, message=redact_addresses(line.message)) for line in lines)
+        )
+
+    async def _invite_reply(self) -> HttpReply:
+        """A link holds addresses, so it is shown on this machine only."""
+        if not self._source.is_local:
+            view = InviteView(why="the page is open to other machines; use `atoll invite` on this one")
+        else:
+            try:
+                link = self._source.invite()
+                view = InviteView(link=link, qr=await asyncio.to_thread(qr_rows, link))
+            except AtollError as error:
+                view = InviteView(why=error.line())
+        return HttpReply(msgspec.json.encode(view), "application/json")
+
+
+def qr_rows(link: str) -> tuple[str, ...]:
+    """The link as a QR code with its quiet zone, a row of `0` and `1` for each row of modules.
+
+    In capitals: letters, digits and the colon have a mode of their own that packs them tighter.
     """
-    text = _PAGE.read_text(encoding="utf-8")
-    hashes = {kind: _csp_hash(inside) for kind, inside in _INLINE.findall(text)}
-    own = f"script-src '{hashes['script']}'; style-src '{hashes['style']}'"
-    policy = f"{NOTHING_ALLOWED}; {own}; connect-src 'self'; img-src data:"
-    return HttpReply(text.encode(), "text/html; charset=utf-8", policy=policy)
-
-
-async def data_reply(source: StatusSource, query: dict[str, str]) -> HttpReply:
-    """The reply of `/v1/data.json`; `since` in the query is the first round to send, 0 if absent."""
-    since = query.get("since", "0")
-    if not _SINCE.fullmatch(since):
-        return HttpRefusal(400, "since is a round's number").reply()
-    peers = sorted(await source.peers(), key=lambda peer: (not peer.path, not peer.member, peer.peer))
-    rounds = tuple(row for row in source.rounds(ROUNDS_MAX) if row.round >= int(since))
-    data = DashboardData(
-        status=redact_status(source.status()),
-        peers=tuple(msgspec.structs.replace(peer, maddr="") for peer in peers[:PEERS_MAX]),
-        rounds=rounds,
-        next=next_since(rounds, int(since)),
-    )
-    return HttpReply(msgspec.json.encode(data), "application/json")
+    code = segno.make(link.upper(), error="l", micro=False)
+    return tuple("".join("1" if dark else "0" for dark in row) for row in code.matrix_iter(border=QUIET_ZONE))
 
 
 def next_since(rounds: Sequence[RoundStatus], since: int) -> int:
@@ -134,7 +186,3 @@ def redact_status(status: Status) -> Status:
 def redact_addresses(text: str) -> str:
     """The text with `…` in place of IP addresses and host names."""
     return _ADDRESS.sub(lambda found: f"{found[1] or ''}…", text)
-
-
-def _csp_hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -10,8 +10,8 @@ import msgspec
 
 from atoll.node.learning.data import markov, shakespeare
 from atoll.node.learning.data.documents import read_documents
+from atoll.protocols.data.file_source import FILE, FileSource, parse_file_source
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.file_source import FILE, FileSource, parse_file_source
 from atoll.protocols.ids import Digest, digest
 
 MIN_BYTES = 4096
@@ -42,7 +42,7 @@ def load_corpus(source: str, path: str, cache: Path) -> Corpus:
         return Corpus(*file_texts(path or found.name, found))
     hint = "use builtin:shakespeare, synthetic:markov or a path"
     if source.startswith("hf:"):
-        hint = f"download it first (hf download --repo-type dataset {source[3:]}), and give its folder"
+        hint = f"pack it once: atoll data pack {source} --out DIR; then give that folder"
     raise ConfigError(f"unknown data source {source!r}", hint=hint)
 
 

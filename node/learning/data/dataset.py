@@ -8,7 +8,7 @@ drawn for each round instead, from its PeerID.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.given import load_tokenizer
+from atoll.node.learning.data.packed import open_packed
 from atoll.node.learning.data.tokens import TextTokenizer, built_in_tokenizer
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, digest
-from atoll.protocols.run.run_spec import DataSpec
+from atoll.protocols.run.run_spec import DataSpec, RunSpec
 
 MIN_WINDOWS = 8
 _ASSIGNED = b"atoll assigned/1"
@@ -32,6 +34,30 @@ class GivenTokenizer(NamedTuple):
     path: Path
     vocab: int
     """Number of tokens of the run's model."""
+
+
+class RunText(Protocol):
+    """A run's text as windows of tokens: `Dataset`, which is in memory, or `PackedText`, which is not."""
+
+    def windows_of(self, spec: RunSpec, turn: Turn, at_W: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices `[W]`, int64, of the windows with these numbers, from 0, of a member's turn."""
+        ...
+
+    def random_windows(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Indices `[count]`, int64, of windows that `rng` draws."""
+        ...
+
+    def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Tokens `[B, T + 1]`, int64, of training windows."""
+        ...
+
+    def validation(self, limit: int) -> NDArray[np.int64]:
+        """At most `limit` windows `[W, T + 1]`, int64, evenly spread over the validation text; always the same."""
+        ...
+
+    def validation_bytes(self, limit: int) -> int:
+        """Bytes of text of the predicted tokens of these windows: all but the first of each."""
+        ...
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -49,6 +75,14 @@ class Dataset(msgspec.Struct, frozen=True):
         """Number of training windows; each shares only its last token with the next."""
         return (len(self.train_N) - 1) // self.context
 
+    def windows_of(self, spec: RunSpec, turn: Turn, at_W: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices `[W]`, int64, of the windows with these numbers, from 0, of a member's turn."""
+        return windows_at(place_of(spec, turn), at_W, self.num_windows)
+
+    def random_windows(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Indices `[count]`, int64, of windows that `rng` draws."""
+        return rng.integers(0, self.num_windows, count)
+
     def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens `[B, T + 1]`, int64, of training windows."""
         return _cut(self.train_N, windows_B, self.context)
@@ -64,6 +98,16 @@ class Dataset(msgspec.Struct, frozen=True):
     def _chosen(self, limit: int) -> NDArray[np.int64]:
         count = (len(self.val_N) - 1) // self.context
         return np.arange(min(limit, count), dtype=np.int64) * count // min(limit, count)
+
+
+def open_text(spec: RunSpec, path: str, cache: Path, blobs: Path, given: GivenTokenizer | None = None) -> RunText:
+    """The text of a run: `path` is this machine's copy, `blobs` the folder of the run's blobs.
+
+    Raises ConfigError with a hint, CorruptFault, DiskFault, Unreachable if a first fetch fails.
+    """
+    if spec.data.index is not None:
+        return open_packed(spec, blobs)
+    return open_dataset(spec.data, spec.model.context, path, cache, given)
 
 
 def open_dataset(
@@ -119,6 +163,13 @@ class WindowPlace(msgspec.Struct, frozen=True):
     slot: int
     slots: int
     batch: int
+
+
+def place_of(spec: RunSpec, turn: Turn) -> WindowPlace:
+    """A member's place in a round of this run."""
+    if spec.audit:
+        return assigned(spec.seed, turn.round, turn.author, spec.inner.batch)
+    return WindowPlace(spec.seed, spec.steps_before(turn.round), turn.slot, turn.slots, spec.inner.batch)
 
 
 def assigned(seed: int, number: int, author: str, batch: int) -> WindowPlace:

@@ -9,17 +9,20 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
+from atoll.protocols.data.file_source import COLUMN, OTHER_COLUMN, FileSource, no_text_at
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.file_source import COLUMN, OTHER_COLUMN, FileSource, no_text_at
 
 MAX_BYTES = 8 << 30
 """Largest text of a run."""
 MAX_FILES = 100_000
+MAX_LINE_BYTES = 1 << 28
+"""Largest JSON line."""
 SEPARATOR = b"\n\n"
 TEXT = (".txt", ".text", ".md")
 ROWS = (".jsonl", ".ndjson")
@@ -32,13 +35,21 @@ _NO_TEXT = "give text, .jsonl, .parquet or .arrow files"
 def read_documents(path: str, source: FileSource) -> bytes:
     """All documents below `path`, a blank line between two. Raises ConfigError."""
     parts, size = list[bytes](), 0
-    for file in files_at(path):
-        for document in _documents(file, source):
-            size += len(document) + len(SEPARATOR)
-            if size > MAX_BYTES:
-                raise ConfigError(f"the text of {path} is above {MAX_BYTES >> 30} GiB", hint="take a part of it")
-            parts.append(document)
+    for document in documents_at(path, source):
+        size += len(document) + len(SEPARATOR)
+        if size > MAX_BYTES:
+            raise ConfigError(
+                f"the text of {path} is above {MAX_BYTES >> 30} GiB",
+                hint="pack it with `atoll data pack`, or take a part of it",
+            )
+        parts.append(document)
     return SEPARATOR.join(parts)
+
+
+def documents_at(path: str, source: FileSource) -> Iterator[bytes]:
+    """All documents below `path`, one after the other; rows are read as they are asked for. Raises ConfigError."""
+    for file in files_at(path):
+        yield from _documents(file, source)
 
 
 def files_at(path: str) -> list[Path]:
@@ -76,10 +87,10 @@ def _documents(path: Path, source: FileSource) -> Iterable[bytes]:
     kind = Path(path.stem).suffix if path.suffix == PACKED else path.suffix
     if kind in TABLES:
         columns = (source.column, *(each.column for each in source.filters))
-        return (text.encode() for text in _chosen(_table_rows(path, columns), source))
-    data = _read(path)
+        return (text.encode() for text in chosen_texts(_table_rows(path, columns), source))
     if kind in ROWS:
-        return (text.encode() for text in _chosen(_json_rows(path, data, source), source))
+        return (text.encode() for text in chosen_texts(_json_rows(path, source), source))
+    data = _read(path)
     if source.filters or source.column != COLUMN:
         raise ConfigError(f"{path} is plain text: it has no columns", hint="drop --column and --where")
     _check_text(path, data)
@@ -96,7 +107,7 @@ def _table_rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
     return table_rows(path, columns)
 
 
-def _chosen(rows: Iterator[Sequence[Any]], source: FileSource) -> Iterator[str]:
+def chosen_texts(rows: Iterator[Sequence[Any]], source: FileSource) -> Iterator[str]:
     """The texts of the rows that all filters let pass. A row without a text is passed over."""
     wanted = [each.value for each in source.filters]
     for text, *said in rows:
@@ -110,18 +121,25 @@ def _written(value: Any) -> str:
     return json.dumps(value) if isinstance(value, bool | int | float) else str(value)
 
 
-def _read(path: Path) -> bytes:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """The file, unpacked. Raises ConfigError where it cannot be opened, or read to its end."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"data file {path} is above {MAX_BYTES >> 30} GiB", hint="take a part of it")
         with gzip.open(path) if path.suffix == PACKED else path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            yield file  # type: ignore[misc]
     except FileNotFoundError as error:
         raise no_text_at(path) from error
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} cannot be unpacked: {error}", hint="get the file again") from error
     except OSError as error:
         raise _unreadable(path, error) from error
+
+
+def _read(path: Path) -> bytes:
+    with _opened(path) as file:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"data file {path} is above {MAX_BYTES >> 30} GiB", hint="take a part of it")
+        data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise ConfigError(f"data file {path} unpacks to more than {MAX_BYTES >> 30} GiB", hint="take a part of it")
     return bytes(data)
@@ -152,19 +170,31 @@ def _check_text(path: Path, data: bytes) -> None:
         begin += len(part)
 
 
-def _json_rows(path: Path, data: bytes, source: FileSource) -> Iterator[tuple[Any, ...]]:
+def _json_rows(path: Path, source: FileSource) -> Iterator[tuple[Any, ...]]:
     """Of each line its text and what the filters ask for."""
     names = (source.column, *(each.column for each in source.filters))
     fields = [(f"column_{at}", Any, None) if at else ("column_0", str) for at in range(len(names))]
     row = msgspec.defstruct("row", fields, rename={f"column_{at}": name for at, name in enumerate(names)})
     decoder = msgspec.json.Decoder(row)
-    for number, line in enumerate(data.splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            yield msgspec.structs.astuple(decoder.decode(line))
-        except (msgspec.MsgspecError, UnicodeError) as error:
-            example = json.dumps({source.column: "…"}, ensure_ascii=False)
+    with _opened(path) as file:
+        for number, line in enumerate(_lines(path, file), 1):
+            if not line.strip():
+                continue
+            try:
+                found = msgspec.structs.astuple(decoder.decode(line))
+            except (msgspec.MsgspecError, UnicodeError) as error:
+                example = json.dumps({source.column: "…"}, ensure_ascii=False)
+                raise ConfigError(
+                    f"{path} line {number}: {error}", hint=f"each line must be like {example}; {OTHER_COLUMN}"
+                ) from error
+            yield found
+
+
+def _lines(path: Path, file: BinaryIO) -> Iterator[bytes]:
+    """Lines of at most MAX_LINE_BYTES: a file without line ends would be read into memory whole."""
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) > MAX_LINE_BYTES:
             raise ConfigError(
-                f"{path} line {number}: {error}", hint=f"each line must be like {example}; {OTHER_COLUMN}"
-            ) from error
+                f"{path} has a line above {MAX_LINE_BYTES >> 20} MiB", hint="each line must be one JSON object"
+            )
+        yield line

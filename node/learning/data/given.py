@@ -138,6 +138,10 @@ class BoundedTokenizer:
         """As SubwordTokenizer.encode. Raises ConfigError after RUN_S."""
         return run_within(RUN_S, lambda: self._inner.encode(text))
 
+    def encode_each(self, texts: list[bytes]) -> list[NDArray[np.int32]]:
+        """As SubwordTokenizer.encode_each. Raises ConfigError after RUN_S."""
+        return run_within(RUN_S, lambda: self._inner.encode_each(texts))
+
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """As SubwordTokenizer.encode_sized. Raises ConfigError after RUN_S."""
         return run_within(RUN_S, lambda: self._inner.encode_sized(text))

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 
+from atoll.protocols.data.file_source import OTHER_COLUMN, no_text_at
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.file_source import OTHER_COLUMN, no_text_at
 
 
 def table_rows(path: Path, columns: Sequence[str]) -> Iterator[Sequence[Any]]:

@@ -28,6 +28,10 @@ class TextTokenizer(Protocol):
         """Token ids `[N]` of a text, int32."""
         ...
 
+    def encode_each(self, texts: list[bytes]) -> list[NDArray[np.int32]]:
+        """Token ids `[N]` of each of these texts, on all cores; a text has at most 64 KiB."""
+        ...
+
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Token ids `[N]` and the bytes of text that each stands for `[N]`, which turn nats into bits per byte."""
         ...
@@ -41,6 +45,10 @@ class ByteTokenizer:
     def encode(self, text: bytes) -> NDArray[np.int32]:
         """One token id for each byte."""
         return np.frombuffer(text, np.uint8).astype(np.int32)
+
+    def encode_each(self, texts: list[bytes]) -> list[NDArray[np.int32]]:
+        """One token id for each byte of each text."""
+        return list(map(self.encode, texts))
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """One token id for each byte, all of size 1."""
@@ -59,6 +67,12 @@ class SubwordTokenizer:
         blocks = _blocks(text.decode("utf-8", "replace"), _BLOCK_BYTES)
         found = self._tokenizer.encode_batch_fast(blocks, add_special_tokens=False)
         return _joined([np.array(one.ids, np.int32) for one in found])
+
+    def encode_each(self, texts: list[bytes]) -> list[NDArray[np.int32]]:
+        """Token ids `[N]` of each text, as `encode` gives them."""
+        read = [text.decode("utf-8", "replace") for text in texts]
+        found = self._tokenizer.encode_batch_fast(read, add_special_tokens=False)
+        return [np.array(one.ids, np.int32) for one in found]
 
     def encode_sized(self, text: bytes) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Token ids `[N]` and their sizes in bytes `[N]`.

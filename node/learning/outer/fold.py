@@ -9,12 +9,16 @@ After some rounds Θ moves once more, by a function of Θ alone (experts are mer
 the set of r is not empty. The view then is what the open rounds, taken in their order, make of `final`: still a
 function of the sets and nothing else, the same before a round is final here and after. When a set changes at or
 before such an open round, the open rounds are applied again, from `final`; else sums are enough.
+
+A rule with momentum (`rules/`) makes the state of a round from the state before and U: s_r = R(s_{r−1}, U_r),
+where s is Θ with the momenta behind it. It is one array with one digest, saved and sent as one, so a state that is
+replaced replaces its momentum too. An empty set is no step: s_r = s_{r−1}.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +48,18 @@ Divergence, CorruptFault for a payload that is not there."""
 After = Callable[[int], Callable[[Tensor], None] | None]
 """What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
+
+class OuterRule(Protocol):
+    """A step whose size depends on the steps before it: a pure function of the state and U, in exact integers."""
+
+    @property
+    def momenta(self) -> int:
+        """Arrays `[C, 4096]` that the state has behind Θ."""
+
+    def step(self, state_S4096: Tensor, moved_N4096: Tensor, cover: Cover) -> Tensor:
+        """The state after a round, a new int32 array, from Θ − mean on the rows of `cover`. Raises Divergence."""
+
+
 _FEW_ROUNDS = 2
 """With so many open rounds, applying them all again costs no more than U(new) − U(old)."""
 
@@ -59,20 +75,23 @@ def round_set(number: int, members: Iterable[Member], slices: Iterable[Slice] = 
 
 @dataclass(slots=True, eq=False)
 class _Theta:
-    """A state, int32 `[C, 4096]`, that is never changed in place; its digest is computed once."""
+    """A state, int32 `[S, 4096]`: Θ, then the momenta of the rule. It is never changed in place.
 
-    values_C4096: Tensor
+    Its digest is computed once.
+    """
+
+    values_S4096: Tensor
     _digest: Digest | None = None
 
     @property
     def digest(self) -> Digest:
         if self._digest is None:
-            self._digest = state_digest(self.values_C4096)
+            self._digest = state_digest(self.values_S4096)
         return self._digest
 
 
 class Fold:
-    """Θ_final, the view and the sets of the open rounds. Θ_final and the view take 4 bytes a value each."""
+    """Θ_final, the view and the sets of the open rounds. Each takes 4 bytes a value, and 4 for each momentum."""
 
     def __init__(
         self,
@@ -82,8 +101,14 @@ class Fold:
         cover_of: Callable[[int], Cover],
         number: int = -1,
         after: After = lambda _: None,
+        rule: OuterRule | None = None,
     ) -> None:
-        """Start at int32 Θ_final(number), −1 for Θ₀. `cover_of`: chunks that the payloads of a round cover."""
+        """Start at the int32 state Θ_final(number), −1 for Θ₀. `cover_of`: chunks that payloads of a round cover.
+
+        `rule`: None for Θ + U, where a state is Θ alone. With one, `apply_update` gives U for α = 1.
+        """
+        self._rule = rule
+        self._rows = arena.chunks * (1 + (rule.momenta if rule else 0))
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
         self._apply_update = apply_update
@@ -97,23 +122,28 @@ class Fold:
     @property
     def final_C4096(self) -> Tensor:
         """Θ_final, int32 `[C, 4096]`; not to be changed."""
-        return self._final.values_C4096
+        return self._final.values_S4096[: self._chunks]
+
+    @property
+    def final_state_S4096(self) -> Tensor:
+        """Θ_final and the momenta of the rule behind it, int32 `[S, 4096]`; not to be changed."""
+        return self._final.values_S4096
 
     @property
     def view_C4096(self) -> Tensor:
         """Θ_final moved by the open rounds, int32 `[C, 4096]`; not to be changed."""
-        return self._view.values_C4096
+        return self._view.values_S4096[: self._chunks]
 
     def holds(self, number: int) -> bool:
         """Whether the round is final, or a set of it was given since the start or the last `adopt`."""
         return number <= self.final_round or number in self._known_rounds
 
     def state_digest(self) -> Digest:
-        """State digest of Θ_final, int32 `[C, 4096]`."""
+        """State digest of `final_state_S4096`."""
         return self._final.digest
 
     def view_digest(self) -> Digest:
-        """State digest of the view, int32 `[C, 4096]`."""
+        """State digest of the view, with the momenta that it has."""
         return self._view.digest
 
     def prepare_round(self, fresh: RoundSet) -> Callable[[], Digest]:
@@ -169,9 +199,9 @@ class Fold:
 
         return commit
 
-    def adopt(self, theta_C4096: Tensor, number: int) -> None:
-        """Replace everything by Θ_final(number); open rounds are forgotten. Raises Divergence."""
-        theta = self._checked(theta_C4096)
+    def adopt(self, state_S4096: Tensor, number: int) -> None:
+        """Replace everything by the state Θ_final(number); open rounds are forgotten. Raises Divergence."""
+        theta = self._checked(state_S4096)
         self._open.clear()
         self._known_rounds.clear()
         self._final = self._view = theta
@@ -188,7 +218,7 @@ class Fold:
             return self._view
         if not fresh.names:
             return self._final
-        return _Theta(self._next(self.final_C4096, fresh))
+        return _Theta(self._next(self._final.values_S4096, fresh))
 
     def _view_with(self, fresh: RoundSet) -> _Theta:
         """The view with this set in place of the one that the round has in it."""
@@ -197,10 +227,12 @@ class Fold:
             return self._view
         # Sums of integers commute, so a new round is added to the view wherever it stands among the open ones;
         # a move is no sum: all rounds up to it must be under it before it is made.
-        if known is None and not self._moves_from(fresh.number):
-            return _Theta(self._next(self.view_C4096, fresh))
+        # The momentum of a rule is made in the order of rounds: only the newest one is added to what is there.
+        is_next = not self._moves_from(fresh.number) if self._rule is None else self._is_newest(fresh.number)
+        if known is None and is_next:
+            return _Theta(self._next(self._view.values_S4096, fresh))
         replayed = partial(self._replayed, {**self._open, fresh.number: fresh})
-        if known is None or self._moves_from(fresh.number):
+        if known is None or self._rule is not None or self._moves_from(fresh.number):
             return _Theta(replayed())
         exchanged = partial(self._exchanged, known, fresh)
         # Both ways give the same bits, but they need other payloads: where one lacks a payload, the other is
@@ -210,6 +242,10 @@ class Fold:
             return _Theta(replayed() if few else exchanged())
         except (CorruptFault, DecodeError):  # a payload of another open round, or one that is in no set any more
             return _Theta(exchanged() if few else replayed())
+
+    def _is_newest(self, number: int) -> bool:
+        """Whether all open rounds are before this one."""
+        return all(at < number for at in self._open)
 
     def _moves_from(self, number: int) -> bool:
         """Whether some open round from this one on is followed by a move."""
@@ -222,30 +258,42 @@ class Fold:
         return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number))
 
     def _replayed(self, rounds: Mapping[int, RoundSet]) -> Tensor:
-        theta_C4096 = self.final_C4096
+        state_S4096 = self._final.values_S4096
         for number in sorted(rounds):
-            theta_C4096 = self._next(theta_C4096, rounds[number])
-        return theta_C4096
+            state_S4096 = self._next(state_S4096, rounds[number])
+        return state_S4096
 
-    def _next(self, theta_C4096: Tensor, fresh: RoundSet) -> Tensor:
+    def _next(self, state_S4096: Tensor, fresh: RoundSet) -> Tensor:
         """The state after a round from the state before it: a new array, or that state if the set is empty."""
         if not fresh.names:
-            return theta_C4096
+            return state_S4096
         cover = self._cover_of(fresh.number)
-        if size_of(cover) == self._chunks:
-            out = clear(self._apply_update(fresh, theta_C4096), self._padding)
+        if self._rule is not None:
+            out = self._rule.step(state_S4096, self._moved(state_S4096, fresh), cover)
+        elif size_of(cover) == self._chunks:
+            out = clear(self._apply_update(fresh, state_S4096), self._padding)
         else:
-            out = plus(theta_C4096, self._update(fresh), cover=cover)
+            out = plus(state_S4096, self._update(fresh), cover=cover)
         # `out` is this call's own array: no state is ever changed in place, so a failed move leaves no trace.
         move = self._after(fresh.number)
         if move is not None:
-            move(out)
+            move(out[: self._chunks])
         return out
 
     def _update(self, fresh: RoundSet) -> Tensor:
         """U int32 `[N, 4096]`, rows of the round's cover."""
         cover = self._cover_of(fresh.number)
-        update = self._apply_update(fresh, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32))
+        return self._cleared(
+            self._apply_update(fresh, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32)), cover
+        )
+
+    def _moved(self, state_S4096: Tensor, fresh: RoundSet) -> Tensor:
+        """Θ + U int32 `[N, 4096]`, rows of the round's cover: a pass less than zeros and U."""
+        cover = self._cover_of(fresh.number)
+        rows = [state_S4096[span.start : span.stop] for span in cover]
+        return self._cleared(self._apply_update(fresh, rows[0] if len(rows) == 1 else torch.cat(rows)), cover)
+
+    def _cleared(self, update: Tensor, cover: Cover) -> Tensor:
         # A payload may hold values in the padding: nothing forbids it, so nobody counts them.
         for at, span in slabs(cover, SLAB_CHUNKS):
             clear(update[at : at + span.chunks], self._padding, span.start)
@@ -255,7 +303,10 @@ class Fold:
         if number != self.final_round + 1:
             raise Divergence(f"round {number} does not follow the final round {self.final_round}")
 
-    def _checked(self, theta_C4096: Tensor) -> _Theta:
-        if theta_C4096.shape != (self._chunks, CHUNK):
-            raise Divergence(f"a state of shape {tuple(theta_C4096.shape)} for {self._chunks} chunks")
-        return _Theta(clear(theta_C4096.clone(), self._padding))
+    def _checked(self, state_S4096: Tensor) -> _Theta:
+        if state_S4096.shape != (self._rows, CHUNK):
+            raise Divergence(f"a state of shape {tuple(state_S4096.shape)} for {self._rows} chunks")
+        own = state_S4096.clone()
+        for first in range(0, self._rows, self._chunks):
+            clear(own[first : first + self._chunks], self._padding)
+        return _Theta(own)

@@ -24,6 +24,7 @@ import psutil
 
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.memory_model import Free, Needs, memory_shortage, needs_of
+from atoll.p2p.system.control_group import memory_left
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import RunSpec
@@ -36,7 +37,6 @@ HOST = "memory"
 Where = Literal["auto", "host", "device"]
 _SMI = ("nvidia-smi", "--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits")
 _SMI_S = 5.0
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def room_of(spec: RunSpec, config: NodeConfig, free: Free) -> Room | None:
@@ -123,7 +123,7 @@ def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], 
 def measure_free(folder: Path, device: str) -> Free:
     """Free memory, disk and GPU memory now. `folder` need not exist yet; `device` is NodeConfig's."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
-    memory, limit = psutil.virtual_memory().available, container_free_bytes()
+    memory, limit = psutil.virtual_memory().available, memory_left()
     gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
     return Free(memory if limit is None else min(memory, limit), shutil.disk_usage(there).free, gpu and gpu.free)
 
@@ -131,22 +131,6 @@ def measure_free(folder: Path, device: str) -> Free:
 def measure_room(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
     """Room for experts of each layer on this machine now; None if all members of the run train all."""
     return room_of(spec, config, measure_free(folder, config.device)) if splits(spec) else None
-
-
-def container_bytes(folder: Path = _CGROUP) -> int | None:
-    """A container's limit of memory (cgroup v2); None without one."""
-    with contextlib.suppress(OSError, ValueError):
-        return int((folder / "memory.max").read_text())
-    return None
-
-
-def container_free_bytes(folder: Path = _CGROUP) -> int | None:
-    """Memory that a container's limit leaves (cgroup v2), with droppable file cache; None without a limit."""
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-        kinds = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return max(0, limit - used + int(kinds.get("inactive_file", 0)))
-    return None
 
 
 class GpuMemory(NamedTuple):

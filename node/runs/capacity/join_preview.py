@@ -5,7 +5,7 @@ import msgspec
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
-from atoll.protocols.file_source import COLUMN, FILE, parse_file_source
+from atoll.protocols.data.file_source import COLUMN, FILE, parse_file_source
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.arena import arena_of
@@ -24,6 +24,8 @@ ROUND_FLOOR_S = 10.0
 DAY_S = 86400.0
 _DISK_PARAMETER_BYTES = 40
 """Two saved states of 16 bytes a value, two snapshots of 4."""
+_MOMENTUM_PARAMETER_BYTES = 16
+"""The same of each outer momentum: 4 bytes in each of these."""
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
 _OPEN_ROUNDS = 64
@@ -89,12 +91,13 @@ def preview_of(
     moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments and config.work.trains else 0
     if not config.work.has_model:  # entries and registers alone
         each_way = 0
-    kept = _DISK_PARAMETER_BYTES * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload
+    each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
+    kept = each * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),
         disk_bytes=kept if config.work.has_model else 0,
-        join_bytes=4 * spec.model.parameters + moments if config.work.has_model else 0,
+        join_bytes=4 * (1 + spec.outer.momenta) * spec.model.parameters + moments if config.work.has_model else 0,
         payload_bytes=payload,
         exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
         members=count,

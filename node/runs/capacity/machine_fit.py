@@ -7,16 +7,11 @@ import msgspec
 import psutil
 
 from atoll.node.config.node_config import NodeConfig, devices_of
-from atoll.node.runs.capacity.free_resources import (
-    container_bytes,
-    container_free_bytes,
-    gpu_memory,
-    room_of,
-    trained_of,
-)
+from atoll.node.runs.capacity.free_resources import gpu_memory, room_of, trained_of
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
 from atoll.node.runs.presets import NAMES, preset
+from atoll.p2p.system.control_group import memory_left, memory_limit
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -53,7 +48,7 @@ class PresetFit(msgspec.Struct, frozen=True):
 
 def measure_machine(device: str) -> Machine:
     """The memory of this machine now. `device` is NodeConfig's."""
-    memory, limit, left = psutil.virtual_memory(), container_bytes(), container_free_bytes()
+    memory, limit, left = psutil.virtual_memory(), memory_limit(), memory_left()
     gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
     return Machine(
         memory.total if limit is None else min(memory.total, limit),

@@ -24,6 +24,8 @@ FOLD_BYTES = 20
 """Bytes of a parameter on the host."""
 SEEN_BYTES = 12
 """The same where nothing is trained: Θ_final, the view, and the array that a fold makes."""
+MOMENTUM_BYTES = 16
+"""More of each parameter for each outer momentum: in Θ_final, the view and what a fold makes, and the mean."""
 _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
 _CAST_BYTES = 2
@@ -84,7 +86,7 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     trained, frozen = parts_of(spec.model, experts)
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained if splits(spec) else 0
-    folds = FOLD_BYTES * spec.model.parameters
+    folds = (FOLD_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * spec.model.parameters
     if devices[0] == "cpu":
         each = _CPU_BASE_BYTES + TRAINED_BYTES * trained + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
@@ -102,7 +104,7 @@ def _needs_to_observe(spec: RunSpec, config: NodeConfig) -> Needs:
         return Needs(_RELAY_BYTES, 0)
     trained, frozen = parts_of(spec.model, 0)
     module = _WEIGHT_BYTES * trained + FROZEN_BYTES[config.frozen] * frozen
-    folds = SEEN_BYTES * spec.model.parameters
+    folds = (SEEN_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * spec.model.parameters
     if devices_of(config.device)[0] == "cpu":
         return Needs(_CPU_BASE_BYTES + module + folds + _validation(spec.model), 0)
     passes = _validation(spec.model) + _cast(spec.model, config)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.dataset import Dataset, assigned, windows_at
+from atoll.node.learning.data.dataset import RunText
 from atoll.node.learning.outer.fixed import FRACTION_BITS, SLAB_CHUNKS
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
 from atoll.protocols.run.arena import CHUNK, Arena, arena_of
@@ -31,13 +32,13 @@ _LOW, _HIGH = -(2**31), 2**31 - 1
 
 
 def audit(
-    ask: AuditRequest, spec: RunSpec, data: Dataset, losses_of: WindowLosses, view_C4096: Tensor, rng: Generator
+    ask: AuditRequest, spec: RunSpec, data: RunText, losses_of: WindowLosses, view_C4096: Tensor, rng: Generator
 ) -> AuditReply:
     """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault."""
     began = time.monotonic()
     assert spec.audit
     own_W = drawn(spec, data, ask, rng)
-    random_W = rng.integers(0, data.num_windows, len(own_W))
+    random_W = data.random_windows(rng, len(own_W))
     step_C4096 = difference(spec, ask)
     found: list[NDArray[np.float64]] = []
     for sign in (1, -1):
@@ -48,13 +49,12 @@ def audit(
     return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
 
 
-def drawn(spec: RunSpec, data: Dataset, ask: AuditRequest, rng: Generator) -> NDArray[np.int64]:
+def drawn(spec: RunSpec, data: RunText, ask: AuditRequest, rng: Generator) -> NDArray[np.int64]:
     """Some of the windows that the author was to train on, of as many as it says that it took."""
     assert spec.audit
-    place = assigned(spec.seed, ask.round, ask.audited.author, spec.inner.batch)
     said = claimed_windows(spec, ask)
     at_W = rng.choice(said, min(spec.audit.windows, said), replace=False)
-    return windows_at(place, at_W, data.num_windows)
+    return data.windows_of(spec, Turn(ask.round, ask.audited.author), at_W)
 
 
 def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:

@@ -12,7 +12,9 @@ from torch import Tensor
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import OuterStep
-from atoll.protocols.run.arena import CHUNK
+from atoll.node.learning.outer.rules.choice import KERNELS
+from atoll.node.learning.outer.rules.momentum import MomentumRule
+from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import published
 
@@ -56,6 +58,8 @@ class Work:
         self.rival = self.residual.clone()
         self.target = torch.zeros_like(self.base_float)
         self.view = torch.zeros_like(self.base)
+        self.state = torch.cat([self.base, self.view])
+        self.next_state = self.state
         self.payloads: list[bytes] = []
         self.sent: list[list[published.Sent]] = []
 
@@ -76,6 +80,14 @@ class Work:
         weights = [64] * len(self.payloads)
         self.view = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
 
+    def fold_with_momentum(self) -> None:
+        """Ours with DiLoCo's outer step (docs/outer-loop.md); its momentum is zero, which costs the same."""
+        weights = [64] * len(self.payloads)
+        moved = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
+        self.next_state = MomentumRule(KERNELS["nesterov"], 179, 230).step(
+            self.state, moved, (Span(0, self.chunks),)
+        )
+
     def fold_published(self) -> None:
         """Theirs: payloads -> θ, checked as they do."""
         for at, rows in enumerate(self._tensors()):
@@ -87,6 +99,7 @@ class Work:
             "encode": self.encode,
             "encode published": self.encode_published,
             "fold": self.fold,
+            "fold with momentum": self.fold_with_momentum,
             "fold published": self.fold_published,
         }
 

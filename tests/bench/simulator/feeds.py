@@ -40,6 +40,9 @@ class Feeds:
         self.forked: set[PeerId] = set()
         """Authors that signed two histories: nothing more of them is accepted."""
 
+        self._by_name: dict[Digest, FeedEntry] = {}
+        self._cited: list[FeedEntry] = []
+        """The votes and epochs of `arrivals`: `find` looks through these."""
         self.orphans: dict[Digest, FeedEntry] = {}
         """Entries of these authors that their feeds here do not hold, by id."""
 
@@ -65,13 +68,17 @@ class Feeds:
             return False
         feed.append(entry)
         self.arrivals.append(entry)
+        self._by_name[entry.name] = entry
+        if isinstance(entry.body, Vote | Epoch):
+            self._cited.append(entry)
         return True
 
     def find(self, names: Collection[Digest], proposals: Collection[Digest]) -> list[FeedEntry]:
         """Entries with these ids, signatures under epochs with these ids, and all votes for these proposals."""
-        here, wanted = {entry.name: entry for entry in self.arrivals} | self.orphans, {*names}
-        votes = [e for e in here.values() if isinstance(e.body, Vote) and e.body.proposal in proposals]
-        signed = [e for e in here.values() if isinstance(e.body, Epoch) and epoch_id(e.body) in wanted]
+        here, wanted, chosen = self._by_name | self.orphans, {*names}, {*proposals}
+        cited = [*self._cited, *self.orphans.values()]
+        votes = [e for e in cited if isinstance(e.body, Vote) and e.body.proposal in chosen]
+        signed = [e for e in cited if isinstance(e.body, Epoch) and epoch_id(e.body) in wanted]
         return [here[name] for name in names if name in here] + signed + votes
 
     def keep_orphans(self, entries: Iterable[FeedEntry]) -> list[FeedEntry]:

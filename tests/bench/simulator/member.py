@@ -184,7 +184,7 @@ class Member:
         self.later(TICK_S, self._tick)
 
     def _ask_for_orphans(self) -> None:
-        others = self.world.reachable(self)
+        others = [] if self._wanted is None else self.world.reachable(self)
         if self._wanted is not None and others:
             found = self.world.rng.choice(others).feeds.find(self._wanted.entries, self._wanted.proposals)
             for entry in found:

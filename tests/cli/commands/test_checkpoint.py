@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.node.checkpoint.local import load_local
 from atoll.node.config.home import Home, hold_lock
-from atoll.node.daemon.feed_recovery import read_mark
+from atoll.node.daemon.assets.feed_recovery import read_mark
 from atoll.node.import_export.restore_node import restore_node
 from atoll.node.import_export.save_shard import save_shard
 from atoll.node.runs.run_files import find_run
@@ -99,7 +99,7 @@ def test_a_crash_while_it_restores_leaves_a_home_that_knows_its_run(atoll, home,
         restore_node(*given)
         raise DiskFault("the power fails")
 
-    monkeypatch.setattr("atoll.cli.commands.checkpoint.restore_node", killed)
+    monkeypatch.setattr("atoll.node.import_export.restore_node.restore_node", killed)
     assert "the power fails" in atoll("checkpoint", "restore", to, "--home", str(empty.root)).err
     assert load_local(empty.run(RUN.id) / "state", RUN.id) is not None
     assert read_mark(empty.run(RUN.id)) is not None

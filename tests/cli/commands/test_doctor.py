@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from atoll.cli import doctor_findings
 from atoll.cli.commands import doctor
 from atoll.cli.commands.doctor import lines
 from atoll.node.doctor import machine as doctor_machine
@@ -16,8 +17,8 @@ from atoll.node.runs.capacity.machine_fit import Machine
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """Without the check that imports torch in a child: tests/node/doctor/test_checks.py has it."""
-    kept = tuple(check for check in doctor.CHECKS if check.work is not doctor_machine.gpu)
-    monkeypatch.setattr(doctor, "CHECKS", kept)
+    kept = tuple(check for check in doctor_findings.CHECKS if check.work is not doctor_machine.gpu)
+    monkeypatch.setattr(doctor_findings, "CHECKS", kept)
 
 
 def rows_in(out: str) -> dict[str, Finding]:
@@ -75,7 +76,9 @@ def test_a_bug_in_a_check_is_a_row_and_stands_in_a_log(atoll, tmp_path: Path, mo
     def bug(patient):
         raise ZeroDivisionError("in a test")
 
-    monkeypatch.setattr(doctor, "CHECKS", (doctor.CHECKS[0]._replace(work=bug), doctor.CHECKS[2]))
+    monkeypatch.setattr(
+        doctor_findings, "CHECKS", (doctor_findings.CHECKS[0]._replace(work=bug), doctor_findings.CHECKS[2])
+    )
     ran = atoll("doctor")
     assert (ran.code, ran.err) == (1, "")
     assert "fail identity   ZeroDivisionError: in a test" in ran.out

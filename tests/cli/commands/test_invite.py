@@ -12,7 +12,7 @@ from atoll.node.runs.invites import invite_text, store_invite
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.admission import Rule, verify_permit
-from atoll.protocols.run.invite import decode_invite, make_invite, read_invite, seeds_of
+from atoll.protocols.run.invite import decode_invite, invite_id, make_invite, read_invite, read_short, seeds_of
 from atoll.protocols.run.run_spec import RunSpec, open_run, sign_run
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
@@ -137,3 +137,52 @@ def test_the_code_fits_a_terminal_and_holds_capitals(atoll, spec):
     seeds = seeds_of([f"/dnsaddr/{'x' * 60}{number}.example.org" for number in range(8)])
     long = make_invite(Identity(bytes(32)), spec.id, seeds, 2_000_000_000, run_file=bytes(1500))
     assert qr_text(long) == "", f"more than {QR_MAX_COLUMNS} columns help nobody"
+
+
+@pytest.fixture
+def here(atoll) -> str:
+    """A seed that is this home's own node."""
+    return f"/ip4/9.9.9.9/tcp/4710/p2p/{json.loads(atoll('id', 'show', '--json').out)['peer']}"
+
+
+@pytest.mark.parametrize("verb", [(), ("create",)])
+def test_the_default_link_is_short(atoll, spec, here, verb):
+    ran = atoll("invite", *verb, "--seed", here, "--qr")
+    link, code = ran.out.split("\n", 1)
+    assert len(link) <= 120
+    assert qr_text(link) == code.rstrip("\n")
+    about = json.loads(atoll("invite", *verb, "--seed", here, "--json").out)
+    short = read_short(about["invite"])
+    assert short is not None
+    assert (short.id.hex(), list(short.maddrs)) == (about["id"], ["/ip4/9.9.9.9/tcp/4710"])
+    assert invite_id(read_invite(about["link"])) == short.id
+    long = atoll("invite", *verb, "--seed", here, "--embed").out.strip()
+    assert open_run(read_invite(long).run_file).id == spec.id
+
+
+def test_a_link_through_others_only_is_long_and_says_so(atoll, spec):
+    ran = atoll("invite", "--seed", PUBLIC)
+    assert read_invite(ran.out).seed_texts == (PUBLIC,)
+    assert "this link is long: a short one needs a direct address of this node" in ran.err
+
+
+def test_what_was_given_out_is_listed_and_revoked(atoll, spec, here):
+    assert "this home gave out no invite" in atoll("invite", "list").out
+    about = json.loads(atoll("invite", "--seed", here, "--for", "ann", "--members", "2", "--json").out)
+    (row,) = json.loads(atoll("invite", "list", "--json").out)
+    assert (row["id"], row["run"], row["expires"]) == (about["id"], spec.id.hex(), about["expires"])
+    assert (row["state"], row["permit"]) == ("valid", [{"for": "ann", "members": 2}])
+    assert row["made"] == pytest.approx(time.time(), abs=60)
+    _, line = atoll("invite", "list").out.splitlines()
+    assert line.startswith(row["id"][:8])
+    assert "tiny" in line
+    assert "valid for 6 d 23 h" in line
+    assert "ann, 2" in line
+    ran = atoll("invite", "revoke", row["id"][:8])
+    assert ran.code == 0, ran.err
+    assert "is revoked: this node gives it to nobody any more" in ran.out
+    assert "has its permit: members accept it until" in ran.err
+    (row,) = json.loads(atoll("invite", "list", "--json").out)
+    assert row["state"] == "revoked"
+    assert json.loads(atoll("invite", "revoke", row["id"], "--json").out) == row, "again"
+    refused(atoll("invite", "revoke", "zz"), 78, "no invite of this home begins")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import socket
 import threading
 
@@ -167,6 +168,18 @@ def test_orders_arrive(atoll, daemon, args, order):
     assert json.loads(atoll(*args, "--json").out) == {"type": "done", "message": f"taken: {order}"}
 
 
+def test_a_pause_of_a_length_of_time_says_its_end(atoll, daemon):
+    assert atoll("pause", "30m", "--reason", "games").code == 0
+    assert re.fullmatch(r"pause games, until \d\d:\d\d for 1800", daemon.operator.orders[-1])
+    atoll("pause", "2d")
+    assert re.fullmatch(
+        r"pause paused by the operator, until \d{4}-\d\d-\d\d \d\d:\d\d for 172800", daemon.operator.orders[-1]
+    )
+    ran = atoll("pause", "soon")
+    assert (ran.code, len(daemon.operator.orders)) == (2, 2)
+    assert "is not a time like 12h, 7d or 4w" in ran.err
+
+
 def test_eval(atoll, daemon):
     assert atoll("eval").out == "3.2500 bits per byte (2.2500 nats per token) after round 7\n"
     assert json.loads(atoll("eval", "--json").out) == {
@@ -300,12 +313,13 @@ def test_addresses_are_shown_when_they_change(daemon):
     assert len(new_addresses(msgspec.structs.replace(now, addresses=("/ip4/1.2.3.4/tcp/1",)), now)) == 1
 
 
-def test_plain_lines_come_when_something_changed_or_time_passed(daemon):
+def test_one_plain_line_in_ten_seconds_and_trouble_at_once(daemon):
     now = daemon.operator.state
     assert is_news(now, None, 0)
     assert not is_news(msgspec.structs.replace(now, step=3, uptime_s=70), now, 1)
-    assert is_news(msgspec.structs.replace(now, round=8), now, 1)
-    assert is_news(now, now, 31)
+    assert not is_news(msgspec.structs.replace(now, round=8), now, 9)
+    assert is_news(msgspec.structs.replace(now, trouble="the disk is full"), now, 1)
+    assert is_news(now, now, 10)
 
 
 def test_who_is_excluded_is_shown(atoll, daemon):

@@ -55,6 +55,16 @@ def test_without_a_run(atoll):
     refused(atoll("start", "--run", "nope.run"), 78, "there is no run file nope.run")
 
 
+def test_limits_of_a_guest_that_cannot_be_meant_or_measured(atoll, run_id, monkeypatch, tmp_path):
+    refused(
+        atoll("start", "--hours", "22"), 78, "guest.hours: '22' is no range of hours; write it like 22:00-07:00"
+    )
+    refused(atoll("start", "--idle-after", "10"), 78, "guest.idle_after: '10' is no length of time")
+    refused(atoll("start", "--nice", "-1"), 78, "guest.nice = -1 is outside 0 … 19")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused(atoll("start", "--gpu-most-c", "80"), 78, "guest.gpu_most_c cannot be measured here", "no nvidia-smi")
+
+
 def test_unknown_key_in_the_config(atoll, run_id, tmp_path):
     (tmp_path / "home/config.toml").write_text('lisen = "/ip4/127.0.0.1/tcp/1"\n')
     refused(atoll("start"), 78, "config.toml: unknown key lisen; did you mean listen?")
@@ -111,7 +121,7 @@ LINK = invited(expires_s=7 * 86400 + 3599)
         (LINK[:-1], "the invite is cut off: "),
         (LINK[:200] + ("a" if LINK[200] != "a" else "b") + LINK[201:], "the invite is mistyped: "),
         (invited(expires_s=-7 * 86400 - 60), "the invite expired 7 d 0 h ago; ask "),
-        (link_of(bytes(99), 9), "made by a newer atoll (version 9; this one reads 1); upgrade atoll"),
+        (link_of(bytes(99), 9), "made by a newer atoll (version 9; this one reads 2); upgrade atoll"),
         (
             "tiny",
             "no run is called 'tiny' here; ",

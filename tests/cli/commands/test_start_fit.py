@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import click
 import pytest
 
-from atoll.cli.commands import start
+from atoll.cli.node_commands import running
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
@@ -48,10 +48,10 @@ def agree(monkeypatch):
 
     async def on(machine, *, yes, is_terminal, outlook=None):
         plan.outlook = outlook
-        monkeypatch.setattr(start, "measure_machine", lambda device: machine)
-        monkeypatch.setattr(start, "_confirm", confirm)
-        monkeypatch.setattr(start.sys, "stdin", Stdin(is_terminal))
-        await start._agree(plan, yes=yes)
+        monkeypatch.setattr(running, "measure_machine", lambda device: machine)
+        monkeypatch.setattr(running, "_confirm", confirm)
+        monkeypatch.setattr(running.sys, "stdin", Stdin(is_terminal))
+        await running._agree(plan, yes=yes)
         return asked
 
     return on
@@ -110,8 +110,8 @@ async def test_what_fits_is_joined(agree):
 async def test_an_empty_line_is_the_default(monkeypatch, capsys, typed, default, answer):
     ours, theirs = os.pipe()
     with os.fdopen(ours) as stdin, os.fdopen(theirs, "w") as keys:
-        monkeypatch.setattr(start.sys, "stdin", stdin)
+        monkeypatch.setattr(running.sys, "stdin", stdin)
         keys.write(typed)
         keys.flush()
-        assert await start._confirm("Join?", default=default) is answer
+        assert await running._confirm("Join?", default=default) is answer
     assert capsys.readouterr().err == f"Join? [{'Y/n' if default else 'y/N'}]: "

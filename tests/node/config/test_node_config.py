@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.node.config.guest import GuestConfig
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.protocols.errors import ConfigError
 
@@ -35,11 +36,24 @@ def test_flags_win_over_the_file_and_absent_flags_do_not(write):
     assert (config.name, config.threads, config.eval_every) == ("otter", 2, 5)
 
 
+def test_flags_of_a_table_win_over_its_keys_and_leave_the_others(write):
+    path = write('[guest]\nhours = "22:00-07:00"\nnice = 5\n[limits]\nup = "1mbit"\n')
+    config = load_config(path, {"nice": 19, "battery": "pause", "idle_after": None, "down": "2mbit"})
+    assert config.guest == GuestConfig(hours="22:00-07:00", battery="pause", nice=19)
+    assert (config.limits.up, config.limits.down) == ("1mbit", "2mbit")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ('lisen = "/ip4/1.2.3.4/tcp/1"', "unknown key lisen; did you mean listen?"),
         ('[limits]\nup = "fast"', "write it like 20mbit"),
+        ('[guest]\nhours = "22-7"', "guest.hours: '22-7' is no range of hours; write it like 22:00-07:00"),
+        ('[guest]\nhour = "22:00-07:00"', "unknown key guest.hour; did you mean hours?"),
+        ('[guest]\nbattery = "off"', "(key guest.battery)"),
+        ('[guest]\ngpu_most_c = "80C"', "(key guest.gpu_most_c)"),
+        ("[guest]\nnice = 50", "guest.nice = 50 is outside 0 … 19"),
+        ('guest = "night"', "(key guest)"),
         ('[limits]\nupp = "1mbit"', "unknown key limits.upp; did you mean up?"),
         ("relay_only = true\nrelay = true", "cannot go with relay"),
         ('relay_only = true\nroles = ["relay"]', "cannot go with relay"),

@@ -12,14 +12,16 @@ import pytest
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon import app
-from atoll.node.daemon.app import Daemon, StopSignals
+from atoll.node.daemon.app import Daemon
 from atoll.node.ipc.chain_mark import first_left
 from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
+from atoll.p2p.system.stop_signals import StopSignals
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.registers import Lease
 from tests.waiting import HANGS_S, eventually
 
 SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
@@ -54,7 +56,7 @@ class Node:
 
     def __init__(self, home: Home | None = None) -> None:
         self.story: list[str] = []
-        names = ("network", "control", "web", "driver", "carry", "goodput", "worker")
+        names = ("network", "control", "web", "loggers", "guest", "driver", "carry", "goodput", "worker")
         self.parts = {name: Part(name, self.story) for name in names}
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
@@ -76,8 +78,10 @@ class Node:
             on_behind=self.story.append,
             has_begun=lambda: True,
             leave=self._leave,
+            view=lambda: SimpleNamespace(applied=4, left=()),
+            finality=SimpleNamespace(voters=()),
         )
-        network = SimpleNamespace(carry=lambda *_: parts["carry"].serve())
+        network = SimpleNamespace(carry=lambda *_: parts["carry"].serve(), staying=self._staying)
         parts["network"].hand_over = self._hand_over
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         return SimpleNamespace(
@@ -87,6 +91,8 @@ class Node:
             ),
             goodput=parts["goodput"],
             web=parts["web"],
+            loggers=parts["loggers"],
+            guest=parts["guest"],
         )  # fmt: skip
 
     def _leave(self) -> bool:
@@ -96,6 +102,11 @@ class Node:
     async def _hand_over(self) -> bool:
         self.story.append("handed over")
         return True
+
+    def _staying(self, without) -> dict[PeerId, Lease]:
+        self.story.append("looks")
+        final = 4 if self.story.count("looks") > 1 else 3
+        return {PeerId("other"): Lease("observing", Round(5), Round(final), b"", Round(-1), 0.0)}
 
     async def _start_host(self) -> None:
         await self.host_may_start.wait()
@@ -138,7 +149,11 @@ async def test_parts_start_and_end_in_order():
     order = ended(node.story)
     assert order[0] == "worker saved"
     assert set(order[1:5]) == {"worker", "goodput", "carry", "driver"}
-    assert (order[5], set(order[6:8]), order[8:]) == ("network", {"web", "control"}, ["host"])
+    assert (order[5], set(order[6:10]), order[10:]) == (
+        "network",
+        {"web", "control", "loggers", "guest"},
+        ["host"],
+    )
     assert "stopping" in node.story
 
 
@@ -148,7 +163,9 @@ async def test_a_node_that_stops_writes_that_it_leaves_last_and_tells_a_neighbou
     story = node.story
     writers = ("worker", "goodput", "carry", "driver")
     assert max(story.index(f"{name} ended") for name in writers) < story.index("left")
-    assert story.index("left") < story.index("handed over") < story.index("network ended")
+    told = [story.index(line) for line in ("left", "handed over", "hands_on", "network ended")]
+    assert told == sorted(told)
+    assert story.count("looks") == 2, "it ends as soon as a member that stays has the newest state"
 
 
 async def test_a_node_that_leaves_its_chain_marks_its_state_and_does_not_leave_the_run(tmp_path):
@@ -246,7 +263,7 @@ def test_the_first_signal_asks_and_the_second_one_ends():
     """In a process of its own: the second signal must not end the tests."""
     code = (
         "import asyncio\n"
-        "from atoll.node.daemon.app import StopSignals\n"
+        "from atoll.p2p.system.stop_signals import StopSignals\n"
         "async def main():\n"
         "    StopSignals(lambda: print('asked', flush=True), lambda: print('at once', flush=True))\n"
         "    print('up', flush=True)\n"

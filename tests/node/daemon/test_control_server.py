@@ -39,7 +39,7 @@ class Operator:
     async def stop(self, *, finish: bool) -> str:
         return str(finish)
 
-    async def pause(self, reason: str) -> str:
+    async def pause(self, reason: str, for_s: float | None) -> str:
         return reason
 
     async def resume(self) -> str:

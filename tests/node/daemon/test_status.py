@@ -40,7 +40,7 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     host = make_host((listen,), config, identity)
     limited = LimitedHost(host, read_limits(config.limits), tmp_path / "month")
     routed = route_host(limited, config, identity, RunId(bytes(32)), [], lambda peer, fault: None)
-    others = dict.fromkeys(("net", "control", "trainer", "goodput", "web", "stop_daemon"))
+    others = dict.fromkeys(("net", "control", "trainer", "goodput", "web", "loggers", "guest", "stop_daemon"))
     plan = SimpleNamespace(run=SimpleNamespace(spec=preset("tiny", identity.peer_id, 1)))
     log = SimpleNamespace(rows=dict.fromkeys(range(3), ROW))
     swarm = SimpleNamespace(discovery_table=dict)
@@ -70,7 +70,20 @@ def operator(*, applied: int, ready: bool, phase: Phase, at: int) -> DaemonOpera
         for number in range(9)
     }
     view = SimpleNamespace(applied=applied, is_worker_ready=ready, round=SimpleNamespace(phase=phase, round=at))
-    others = dict.fromkeys(("plan", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "stop_daemon"))
+    parts = (
+        "plan",
+        "host",
+        "limited",
+        "swarm",
+        "net",
+        "trainer",
+        "goodput",
+        "web",
+        "loggers",
+        "guest",
+        "stop_daemon",
+    )
+    others = dict.fromkeys(parts)
     return DaemonOperator(log=Log(rows), control=SimpleNamespace(view=lambda: view), **others)
 
 
@@ -95,3 +108,31 @@ def test_the_agreed_digest_is_that_of_the_final_round(applied, ready, final, dig
 )
 def test_a_node_that_comes_up_knows_its_round(phase, at, shown) -> None:
     assert operator(applied=-1, ready=False, phase=phase, at=at)._round(5) == shown
+
+
+@pytest.mark.parametrize(
+    ("worker", "guest", "shown"),
+    [
+        ("", "", ""),
+        ("", "guest.battery limits nothing", "guest.battery limits nothing"),
+        ("memory", "guest", "memory"),
+    ],
+)
+def test_a_worker_without_memory_and_a_sensor_that_fails_are_trouble(worker, guest, shown) -> None:
+    me, spec = Identity(b"s" * 32).peer_id, preset("tiny", Identity(b"o" * 32).peer_id, 1)
+    node = SimpleNamespace(
+        trouble="",
+        missing="",
+        standings=SimpleNamespace(trouble=lambda: ""),
+        round=SimpleNamespace(shortage="", round=0),
+    )
+    parts = ("log", "host", "limited", "net", "goodput", "web", "loggers", "stop_daemon")
+    one = DaemonOperator(
+        plan=SimpleNamespace(run=SimpleNamespace(spec=spec), identity=SimpleNamespace(peer_id=me)),
+        control=SimpleNamespace(view=lambda: node),
+        swarm=SimpleNamespace(replication=SimpleNamespace(refusals={}, local_fault=None)),
+        trainer=SimpleNamespace(trouble=worker),
+        guest=SimpleNamespace(trouble=guest),
+        **dict.fromkeys(parts),
+    )
+    assert one._trouble() == shown

@@ -13,15 +13,18 @@ import msgspec
 import psutil
 import pytest
 
+from atoll.node.config.guest import GuestConfig
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.rounds.queries import MORE_ROOM
 from atoll.node.doctor import experts as doctor_experts
+from atoll.node.doctor import guest as doctor_guest
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding, has_no_failure, run_checks
 from atoll.node.doctor.network import SeedResult, dial_seeds, judge_seeds
+from atoll.node.guest.sensors import MachineFiles
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
@@ -405,6 +408,24 @@ def test_a_relay_shows_its_cap(tmp_path: Path) -> None:
     assert (row.state, row.found) == ("pass", "relays for others: 3 circuits now, 1.2 of 20.0 GB today")
     spent = rows_of(tmp_path, relaying=True, relay=use | {"bytes_today": 20_000_000_000})["relay"]
     assert spent.state == "warn"
+
+
+def test_a_guest_reads_its_sensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(**keys: object) -> list[tuple[str, str]]:
+        sick = patient(tmp_path, guest=GuestConfig(**keys))
+        return [(row.state, row.found) for row in run_checks(sick, doctor_guest.CHECKS)]
+
+    assert rows() == rows(nice=5) == []
+    assert rows(hours="00:00-24:00") == [("pass", "the node may train now")]
+    (tmp_path / "AC").mkdir(parents=True)
+    monkeypatch.setattr(doctor_guest, "MachineFiles", lambda: MachineFiles(power=tmp_path, nvidia_smi="false"))
+    assert rows(battery="pause") == [("pass", "the node may train now")]
+    assert rows(battery="pause", gpu_most_c=80) == [
+        ("warn", "guest.gpu_most_c limits nothing: false ended with code 1"),
+        ("pass", "the node may train now"),
+    ]
+    monkeypatch.setattr(doctor_guest, "MachineFiles", lambda: MachineFiles(nvidia_smi="no-such-program"))
+    assert rows(gpu_most_c=80)[0][0] == "fail"
 
 
 def test_room_for_experts_before_and_while_a_node_runs(tmp_path: Path) -> None:

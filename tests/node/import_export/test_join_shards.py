@@ -21,7 +21,7 @@ from atoll.node.checkpoint.universal import (
     signed,
     to_json,
 )
-from atoll.node.daemon.consensus.certificate import PROOF_MAX_BYTES, VERSION, FinalProof
+from atoll.node.daemon.certificates.certificate import PROOF_MAX_BYTES, VERSION, FinalProof
 from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.join_shards import MANIFEST, VOTES, join_shards, open_checkpoint, part_of
 from atoll.node.import_export.save_shard import _unsent, save_shard

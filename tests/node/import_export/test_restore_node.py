@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from atoll.node.checkpoint.local import load_local
 from atoll.node.checkpoint.tensorfile import raw
-from atoll.node.daemon.feed_recovery import mark_restored, read_mark
+from atoll.node.daemon.assets.feed_recovery import mark_restored, read_mark
 from atoll.node.import_export.join_shards import join_shards
 from atoll.node.import_export.restore_node import restore_node
 from atoll.node.worker.session import Session

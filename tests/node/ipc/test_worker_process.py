@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import uvloop
 
@@ -109,6 +110,7 @@ TINY = RunSpec(
 )  # fmt: skip
 
 
+NICE = 3
 MUTE_S = 60.0
 """How long the stand-in does not answer in the home `mute`."""
 
@@ -125,7 +127,7 @@ class Rig:
         self.news = asyncio.Event()
         self.trainer = Trainer(
             start, self.log, self._on_started, self._on_progress, self._on_gone, command=command,
-            on_spent=self.spent.append,
+            on_spent=self.spent.append, nice=NICE,
         )  # fmt: skip
 
     async def _on_started(self, started: StartReply) -> None:
@@ -201,6 +203,7 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
         trained = await one.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
         assert trained.pending.round == one.progress[0].round == 3
         pid = one.pid
+        assert psutil.Process(pid).nice() == min(19, psutil.Process().nice() + NICE)
     assert is_gone(pid)
     assert one.told == ["started", "gone"]
     assert one.trainer.statistics().restarts == 0
@@ -329,7 +332,11 @@ async def test_a_worker_that_the_kernel_ended_for_memory_is_said_so(rig, monkeyp
         else:
             os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
+        trouble = one.trainer.trouble
+        await one.trainer.ask(SaveRequest(Round(0)), SaveReply)
+        assert not one.trainer.trouble, "a round that is saved ends it"
     is_memory = way == "killed for memory"
+    assert trouble == (f"{module.OUT_OF_MEMORY}: {module.MORE_MEMORY}" if is_memory else "")
     assert one.why == (module.OUT_OF_MEMORY if is_memory else module.DIED)
     assert [line for line in caplog.messages if "for lack of memory" in line] == (
         [f"{module.OUT_OF_MEMORY}: {module.MORE_MEMORY}"] if is_memory else []

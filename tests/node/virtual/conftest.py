@@ -11,6 +11,7 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from atoll.node.config.roles import TRAINS, Work
+from atoll.node.daemon.assets.last_holder import stay_while_last
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
@@ -424,6 +426,8 @@ class Node:
         self.driver: Driver | None = None
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
+        self.works: tuple[asyncio.Task[None], ...] = ()
+        """What ends before the network does when the node stops."""
         self.work = TRAINS
 
     async def crash_worker(self, down_s: float) -> None:
@@ -466,9 +470,9 @@ class Node:
                 group.create_task(swarm.serve(up.set))
                 await up.wait()
                 replayed = asyncio.Event()
-                group.create_task(driver.serve(replayed.set))
+                serving = group.create_task(driver.serve(replayed.set))
                 await replayed.wait()
-                group.create_task(net.carry(driver, self.world.spec.pace.lease_s))
+                self.works = (serving, group.create_task(net.carry(driver, self.world.spec.pace.lease_s)))
                 if self.work.has_model:
                     await driver.on_started(self.worker.started())
         finally:
@@ -535,8 +539,16 @@ class World:
         node = self.nodes[number]
         assert node.driver is not None
         assert node.swarm is not None
+        for task in node.works:
+            task.cancel()
+        await asyncio.wait(node.works)
         if node.driver.leave():
             await node.swarm.hand_over()
+            net, view = node.driver.net, node.driver.view()
+            assert isinstance(net, SwarmNetwork)
+            staying = partial(net.staying, without=view.left)
+            voters, log = node.driver.finality.voters, node.driver.context.log
+            await stay_while_last(view.applied, voters, staying, log)
         await self.kill(number)
 
     def join_other_chain(self, node: Node, first: int) -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus import certificate
+from atoll.node.daemon.certificates import certificate
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import FinalizeRequest
 from atoll.protocols.run.run_spec import SPEC_VERSION

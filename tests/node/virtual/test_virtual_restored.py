@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.feed_recovery import LostFeed, clear_mark, mark_restored, read_mark, wait_for_feed
+from atoll.node.daemon.assets.feed_recovery import LostFeed, clear_mark, mark_restored, read_mark, wait_for_feed
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault

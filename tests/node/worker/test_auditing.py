@@ -13,6 +13,7 @@ from atoll.node.learning.data.dataset import assigned, windows
 from atoll.node.learning.inner import evaluate
 from atoll.node.worker.audits.measuring import claimed_windows, difference, drawn, excess, moved
 from atoll.node.worker.round_trainer import Budget
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
@@ -98,7 +99,7 @@ def test_windows_are_those_that_a_member_trains_on(trained, monkeypatch):
         seen.clear()
         budget = Budget(ask, ask.steps, sequences)
         for step in range(STEPS):
-            rounds._step(rounds._place(ask), budget, step)
+            rounds._step(Turn(ask.round, PEERS[0], ask.slot, ask.slots), budget, step)
             budget.took_step(step + 1, 1.0)
         assert np.array_equal(np.concatenate(seen), data.batch(assigned_W[: STEPS * sequences]))
     most = AUDITED.steps(3) * AUDITED.inner.batch

@@ -14,8 +14,9 @@ from atoll.p2p.system.child_processes import kernel_kills
 def test_the_count_is_read_and_nothing_breaks_where_there_is_none(tmp_path, text, count):
     path = tmp_path / "vmstat"
     path.write_text(text)
-    assert kernel_kills(path) == count
-    assert kernel_kills(tmp_path / "none") == 0
+    assert kernel_kills(path, lambda: None) == count
+    assert kernel_kills(path, lambda: 2) == count + 2, "of the control group too"
+    assert kernel_kills(tmp_path / "none", lambda: None) == 0
 
 
 def test_this_kernel_says_it():

@@ -33,7 +33,8 @@ GOLDEN = {
     b'{"v":1,"ask":{"type":"rounds","last":20}}\n': GetRounds(20),
     b'{"v":1,"ask":{"type":"logs","tail":5,"follow":true}}\n': GetLogs(5, True),
     b'{"v":1,"ask":{"type":"stop","finish":true}}\n': StopNode(finish=True),
-    b'{"v":1,"ask":{"type":"pause","reason":"games"}}\n': PauseNode("games"),
+    b'{"v":1,"ask":{"type":"pause","reason":"games","for_s":null}}\n': PauseNode("games"),
+    b'{"v":1,"ask":{"type":"pause","reason":"games","for_s":7200.0}}\n': PauseNode("games", 7200.0),
     b'{"v":1,"ask":{"type":"resume"}}\n': ResumeNode(),
     b'{"v":1,"ask":{"type":"eval"}}\n': EvaluateModel(),
     b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":7,"reason":"noise"}}\n': ExcludePeer(

@@ -109,7 +109,7 @@ def test_expired() -> None:
 
 def test_newer_version() -> None:
     body = codec.encode([b"who knows", 1])
-    assert "made by a newer atoll (version 2; this one reads 1); upgrade atoll" in wrong(link_of(body, 2))
+    assert "made by a newer atoll (version 3; this one reads 2); upgrade atoll" in wrong(link_of(body, 3))
     assert "which never was" in wrong(link_of(body, 0))
 
 

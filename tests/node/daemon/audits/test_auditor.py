@@ -57,6 +57,14 @@ class Rig:
             members = ((name, *by_entry[name]) for name in names)
             return [(name, each.author, record(number, each, tokens)) for name, each, number in members]
 
+        self.prepared, self.text_fault = [], None
+
+        async def prepare(turn):
+            self.prepared.append(turn)
+            if self.text_fault:
+                raise self.text_fault
+
+        self.prepare = prepare
         self.held = set(by_entry)
         self.auditor = Auditor(
             audits=spec.audit,
@@ -71,6 +79,7 @@ class Rig:
             ),
             machines=SimpleNamespace(feed_round=self.fed.append),
             worker=SimpleNamespace(is_ready=True, ask=ask),
+            prepare=self.prepare,
             rng=random.Random(1),
         )  # fmt: skip
 
@@ -213,3 +222,20 @@ def test_what_verdicts_say_now_is_what_weighs_the_next_round():
     ]
     rig.finish(ROUNDS - 1)
     assert rig.auditor.sharers["a3"] == len(copies)
+
+
+def test_what_the_author_read_is_fetched_first_and_no_text_is_no_verdict():
+    rig = Rig()
+    rig.finish(*range(ROUNDS))
+    assert [(turn.round, turn.author) for turn in rig.prepared] == [
+        (request.round, request.audited.author) for request in rig.asked
+    ]
+    assert rig.asked
+    mute = Rig()
+    mute.text_fault = TimeoutError()
+    mute.finish(*range(ROUNDS))
+    assert mute.prepared
+    assert not mute.asked
+    assert not mute.auditor.verdicts()
+    [why] = {facts["error"] for name, facts in mute.events if name == "not_audited"}
+    assert why == "nobody sends the text that it is about"

@@ -98,7 +98,7 @@ def test_a_second_vote_and_a_vote_below_a_promise_do_not_count():
     other = Vote(NUMBER, ballot(0), digest(b"another proposal"))
     book, faults = book_of(VOTES[3], VOTES[3], entry(me, other))
     assert faults == ["two votes in one ballot"]
-    assert book.votes[me, ballot(0)] == (VOTES[3][0], VOTES[3][2])
+    assert book.votes[ballot(0)][me] == (VOTES[3][0], VOTES[3][2])
     book, faults = book_of(entry(me, Promise(NUMBER, ballot(2), ())), VOTES[3])
     assert faults == ["a vote below its author's promise"]
     assert book.votes == {}

@@ -92,6 +92,18 @@ def test_it_gives_up_where_the_others_found_nothing_and_looks_again():
     assert hold(node, 17).signed() == [epoch(A, B)] * 2
 
 
+def test_where_voters_are_gone_it_gives_up_for_an_epoch_with_all_that_are_here():
+    """B came up since, and saw no ballot in which C kept back its vote."""
+    node = Node(voters=(A, B, C, D, PeerId("peer-e")), here=(A, B, C))
+    node.feed(Idle(idle=True, now=node.now))
+    node.state = replace(node.state, took_part=(frozenset({A, B}), frozenset({A, B})))
+    assert node.wait(LEASE + 1).signed() == [epoch(A, B)]
+    node.say(B, epoch(A, B, C)).say(C, epoch(A, B, C))
+    assert not node.wait(PATIENCE - 2).signed()[1:]
+    assert node.wait(3).signed()[1:] == [epoch(A, B, C)]
+    assert node.entered() == [epoch_id(epoch(A, B, C))]
+
+
 def test_it_enters_what_it_gave_up_once_all_signed():
     """B may have signed because A had."""
     node = hold(three_of_four(here=(A, B, C)), 1, 5, 9).wait(PATIENCE + 1)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingSaved
@@ -87,6 +87,7 @@ class Rig:
         worker.on_started()
         state = SimpleNamespace(phase=Phase.TRAIN, round=ROUND, ahead=SimpleNamespace(chosen=0))
         self.trained: list[TrainingDone] = []
+        self.state, self.lacks_text = state, False
 
         def feed(event):
             self.told.append(type(event))
@@ -102,9 +103,18 @@ class Rig:
             assignment=SimpleNamespace(experts=b"", trained=None, assign=lambda members: b""),
             moments=SimpleNamespace(on_assigned=lambda before, now: None, offer=lambda released: None),
             leases=SimpleNamespace(members={}),
+            assets=SimpleNamespace(prepare=self.prepare),
             verdicts=lambda: None,
             applied=lambda: Round(-1),
         )
+
+    async def prepare(self, turn, experts, report):
+        """Half a minute, if the round waits for its text."""
+        self.turn = turn
+        if self.lacks_text:
+            report("fetching shard 1 of 1 of the round's text")
+            await asyncio.sleep(30.0)
+        return self.lacks_text
 
     async def train(self, late_s=0.0):
         await self.training.train(StartTraining(ROUND, 0, 1, -1, late_s))
@@ -194,3 +204,26 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
         (event["round"], event["again"], event["lost"]) for event in events if event["event"] == "chain_changed"
     ]
     assert found == [(3, 1, 1)]
+
+
+def test_a_round_that_went_on_while_its_text_was_fetched_is_not_trained(rig):
+    async def story():
+        one = rig()
+        one.lacks_text = True
+        async with asyncio.TaskGroup() as group:
+            group.create_task(one.train())
+            await asyncio.sleep(10.0)
+            assert one.training.waiting == "fetching shard 1 of 1 of the round's text"
+            assert (one.turn.round, one.turn.author, one.turn.slot, one.turn.slots) == (ROUND, ME, 0, 1)
+            one.process.saves.set()
+        assert one.process.steps, "it is trained once its text is here"
+        other = rig()
+        other.lacks_text = True
+        async with asyncio.TaskGroup() as group:
+            training = group.create_task(unless_needless(other.train()))
+            await asyncio.sleep(10.0)
+            other.state.round = Round(ROUND + 1)
+            await training
+        assert not other.process.steps
+
+    run_virtual(story())

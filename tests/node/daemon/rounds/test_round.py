@@ -20,6 +20,7 @@ from atoll.node.daemon.rounds.types import (
     Finish,
     FoldDone,
     FoldRound,
+    Hold,
     LeasesChanged,
     Pause,
     PayloadHeld,
@@ -651,6 +652,34 @@ def test_with_overlap_who_is_not_admitted_does_not_train_ahead():
     assert node.feed(Refused("", node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
 
 
+def test_a_guest_rests_and_the_users_own_pause_stays_beside_it():
+    node = Node().ready().leases(a=0).feed(Hold("outside its hours", 1.0))
+    node.train(0).seen(A, 0).fold()
+    assert node.state.phase is Phase.PAUSED
+    assert PublishLease("paused", Round(1)) in node.said
+    assert reason(node.state) == "outside its hours"
+    assert node.tick(50.0).said == []
+    node.feed(Pause("by the user", node.now))
+    assert reason(node.state) == "by the user", "the user's own word comes first"
+    node.feed(Hold("", node.now))
+    assert node.state.phase is Phase.PAUSED
+    node.feed(Hold("on battery", node.now)).feed(Resume(node.now))
+    assert (node.state.phase, reason(node.state)) == (Phase.PAUSED, "on battery")
+    assert node.feed(Hold("", node.now)).find(StartTraining)[0].round == 1
+
+
+def test_with_overlap_a_guest_that_must_rest_does_not_train_ahead():
+    node = overlapping().leases(a=0).feed(Hold("hot", 0.0)).train(0)
+    assert not node.find(StartTraining)
+    assert node.feed(Hold("", node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
+
+
+def test_a_guest_that_does_not_train_rests_too():
+    node = observing().leases(a=0).ready().feed(Hold("hot", 1.0))
+    assert (node.state.phase, reason(node.state)) == (Phase.PAUSED, "hot")
+    assert node.feed(Hold("", node.now)).state.phase is Phase.OBSERVE
+
+
 def test_late_contributions_are_folded_during_a_pause():
     node = Node().ready().feed(Pause("by the user", 1.0)).train(0).fold()
     node.seen(A, 0)
@@ -856,6 +885,23 @@ def test_who_resumes_before_its_round_closed_trains_on_at_once():
     node = overlapping().leases(a=0).feed(Pause("by the user", 0.0)).train(0)
     assert node.state.phase is Phase.COLLECT
     assert node.feed(Resume(node.now)).find(StartTraining) == [StartTraining(Round(1), 0, 2, 0)]
+
+
+def test_a_pause_of_a_length_of_time_ends_by_itself():
+    node = Node().ready().feed(Pause("games", 1.0, for_s=499.0)).train(0).fold()
+    assert node.state.phase is Phase.PAUSED
+    node.tick(500.0 - node.now - 0.1)
+    assert (node.state.phase, node.state.resting) == (Phase.PAUSED, "games")
+    assert node.tick(0.2).find(StartTraining)[-1].round == 1
+    assert (node.state.resting, node.state.rest_until) == ("", None)
+
+
+def test_the_newest_pause_says_how_long():
+    node = Node().ready().feed(Pause("games", 1.0, for_s=500.0)).feed(Pause("dinner", 1.0)).train(0).fold()
+    node.tick(1000.0)
+    assert node.state.resting == "dinner"
+    node.feed(Pause("games", node.now, for_s=10.0)).feed(Resume(node.now))
+    assert node.state.rest_until is None
 
 
 def test_open_rounds_are_bounded_with_overlap_too():

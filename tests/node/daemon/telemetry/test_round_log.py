@@ -56,18 +56,18 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log.training_started(Round(0))
     log.trained(trained(0), 5)
     log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20))
-    log.evaluated(Round(0), 3.25)
+    log.evaluated(Round(0), digest(b"view"), 3.25)
     log.add_time(TimeShares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
     log.training_started(Round(1))
     log.add_time(TimeShares(steps_s=5.0), 0.0)
-    log.finalized(Round(0), digest(b"final set"), digest(b"final"), [ME])
+    log.finalized(Round(0), digest(b"set"), digest(b"view"), [YOU, ME])
     log.close()
     row = opened(tmp_path).rows[0]
     assert (row.train_loss, row.steps, row.tokens, row.payload_bytes) == (2.5, 5, 640, 996)
     assert (row.train_s, row.steps_s, row.wait_s, row.fold_s, row.val_bpb) == (12.0, 11.0, 3.0, 1.0, 3.25)
     assert (row.overlap_allowed, row.overlapped, row.held_s) == (5, 3, 0.5)
     assert (row.bytes_up, row.bytes_down, row.blob_bytes_up, row.blob_payload_up) == (100, 200, 30, 20)
-    assert (row.final, row.digest, row.contributors) == (True, digest(b"final").hex(), ("me",))
+    assert (row.final, row.digest, row.contributors) == (True, digest(b"view").hex(), ("me", "you"))
     assert events(tmp_path) == ["training", "trained", "closed", "evaluated", "training", "final"]
 
 
@@ -175,10 +175,16 @@ def test_rounds_of_a_chain_that_was_left_are_open_again(opened, tmp_path):
     assert [row.final for row in newest_rows(tmp_path / "rounds.jsonl")] == [True] * 4 + [False] * 2
 
 
+def found(log, number: int, val_bpb: float) -> None:
+    """The round closes, and its state is validated."""
+    log.closed(Round(number), digest(b"set"), digest(b"view"), [ME], TrafficTotals(0, 0, 0, 0))
+    log.evaluated(Round(number), digest(b"view"), val_bpb)
+
+
 def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
     log = opened(tmp_path)
-    log.evaluated(Round(0), 3.0)
-    log.evaluated(Round(1), 2.0)
+    found(log, 0, 3.0)
+    found(log, 1, 2.0)
     log.close()
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": [1], "peer": "x"}\n[]\nnot json\n{"round": 2, "peer": "x", "unknown')
@@ -190,7 +196,7 @@ def test_torn_and_foreign_lines_are_skipped(opened, tmp_path):
 def test_a_file_of_repeated_rows_is_written_anew(opened, tmp_path):
     log = opened(tmp_path)
     for at in range(500):
-        log.evaluated(Round(at % 2), float(at))
+        found(log, at % 2, float(at))
     log.close()
     again = opened(tmp_path)
     again.close()
@@ -213,7 +219,7 @@ def test_memory_is_bounded(opened, tmp_path, monkeypatch):
     monkeypatch.setattr(roundlog, "KEEP_ROWS", 10)
     log = opened(tmp_path)
     for number in range(30):
-        log.evaluated(Round(number), 1.0)
+        found(log, number, 1.0)
     assert sorted(log.rows) == list(range(20, 30))
     log.close()
     assert sorted(opened(tmp_path).rows) == list(range(20, 30))
@@ -237,7 +243,7 @@ def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):
     (tmp_path / "events.jsonl").symlink_to(full)
     log = opened(tmp_path)
     log.event("anything", big="x" * 100_000)
-    log.evaluated(Round(0), 1.0)
+    found(log, 0, 1.0)
     assert log.newest_validated().val_bpb == 1.0
     log.close()
 
@@ -272,8 +278,24 @@ def test_what_others_found_is_taken_over_for_the_same_state_and_never_over_an_ow
     log.validated_by(YOU, Validation(Round(7), digest(b"view"), 3.0))
     assert log.newest_validated() is None
     log.validated_by(YOU, Validation(Round(0), digest(b"view"), 3.0))
-    log.evaluated(Round(1), 2.5)
+    log.evaluated(Round(1), digest(b"view"), 2.5)
     log.validated_by(YOU, Validation(Round(1), digest(b"view"), 2.6))
     assert [(row.val_bpb, row.val_by) for row in log.rows.values()] == [(3.0, YOU), (2.5, "")]
-    log.evaluated(Round(0), 3.1)
+    log.evaluated(Round(0), digest(b"view"), 3.1)
     assert (log.rows[0].val_bpb, log.rows[0].val_by) == (3.1, "")
+
+
+def test_a_loss_is_booked_to_its_own_state_alone(opened, tmp_path):
+    """A set that grew, another chain: the round's state is another one, and what was found says nothing of it."""
+    log = opened(tmp_path)
+    found(log, 0, 3.0)
+    log.closed(Round(0), digest(b"larger set"), digest(b"larger"), [ME, YOU], TrafficTotals(0, 0, 0, 0))
+    assert log.newest_validated() is None
+    log.evaluated(Round(0), digest(b"view"), 3.0)
+    log.evaluated(Round(1), digest(b"view"), 3.0)
+    assert log.newest_validated() is None
+    log.evaluated(Round(0), digest(b"larger"), 2.0)
+    log.finalized(Round(0), digest(b"larger set"), digest(b"larger"), [ME, YOU])
+    assert log.newest_validated().val_bpb == 2.0
+    log.finalized(Round(0), digest(b"set"), digest(b"view"), [ME])
+    assert opened(tmp_path).newest_validated() is None

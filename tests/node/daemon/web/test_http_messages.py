@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpRequest, is_address, parse
-from atoll.node.daemon.web.server import ListenAddress, parse_listen_address
+from atoll.node.daemon.web.server import ListenAddress, is_loopback, parse_listen_address
 from atoll.protocols.errors import ConfigError
 
 
@@ -108,9 +108,31 @@ def test_places(text, place):
     assert text == (str(place) if place else "")
 
 
+@pytest.mark.parametrize("text", ["localhost:4780", "LOCALHOST:4780"])
+def test_localhost_is_this_machine_without_a_lookup(text):
+    assert parse_listen_address(text) == ListenAddress("127.0.0.1", 4780)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_it"),
+    [("", True), ("localhost:0", True), ("[::1]:1", True), ("127.9.9.9:1", True), ("0.0.0.0:1", False)],
+)
+def test_loopback(text, is_it):
+    assert is_loopback(text) is is_it
+
+
 @pytest.mark.parametrize(
     "text",
-    ["4780", ":4780", "localhost:4780", "::1:4780", "[127.0.0.1]:1", "127.0.0.1", "127.0.0.1:65536", "1.2.3.4:-1"],
+    [
+        "4780",
+        ":4780",
+        "node.example:4780",
+        "::1:4780",
+        "[127.0.0.1]:1",
+        "127.0.0.1",
+        "127.0.0.1:65536",
+        "1.2.3.4:-1",
+    ],
 )
 def test_places_that_are_none(text):
     with pytest.raises(ConfigError, match=r"^web: "):

@@ -1,20 +1,29 @@
 """Metrics: every sample is what the status says, in a text that the reference parsers read."""
 
+import os
+
 import msgspec
+import psutil
 import pytest
-from prometheus_client import parser
+from prometheus_client import REGISTRY, parser
 from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.node.daemon.web.metrics import Metrics, reason_label
-from atoll.protocols.local.control_messages import Goodput, Status, TimeShares
+from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, Measurements, Metrics, reason_label
+from atoll.protocols.local.control_messages import Goodput, RelayUse, Status, TimeShares
+from atoll.protocols.local.durations import DurationCounts
 from atoll.protocols.local.standing import Standing
+from tests.monitoring.programs import promtool
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
     "steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "start",
     "down",
 }  # fmt: skip
+PROCESS = (
+    "cpu_seconds_total", "resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "open_fds",
+    "max_fds",
+)  # fmt: skip
 
 
 class Scraped:
@@ -22,7 +31,17 @@ class Scraped:
 
     def __init__(self, status: Status) -> None:
         self.now = status
-        self.metrics = Metrics(lambda: self.now)
+        self.steps = DurationCounts((0.1, 2.0))
+        self.loggers = {"csv": (7, 0), "wandb": (3, 4)}
+        self.members_final, self.disk = 9, (10, 100)
+        measured = Measurements(
+            model=lambda: "50m",
+            durations={"step": self.steps},
+            members_final=lambda: self.members_final,
+            disk=lambda: self.disk,
+            loggers=lambda: self.loggers,
+        )
+        self.metrics = Metrics(lambda: self.now, measured)
 
     def text(self, accept: str = "") -> HttpReply:
         return self.metrics.reply(accept)
@@ -60,16 +79,18 @@ def test_both_formats_parse_and_say_the_same(node):
     said = [
         {(s.name, *sorted(s.labels.items())): s.value for f in found for s in f.samples} for found in (old, strict)
     ]
-    assert said[0] == said[1]
+    assert said[0].keys() == said[1].keys()
+    # The process goes on between the two answers, so what is measured of it may differ.
+    assert all(value == said[1][name] for name, value in said[0].items() if not name[0].startswith("process_"))
     assert len(strict) > 25
 
 
 def test_names_follow_the_conventions(node):
     for family in open_parser.text_string_to_metric_families(node.text(OPEN).body.decode()):
-        assert family.name.startswith("atoll_")
+        assert family.name.startswith(("atoll_", "process_"))
         assert family.documentation
         assert not family.name.endswith(("_s", "_ms", "_kb"))
-        assert len(family.samples) <= len(REASONS)
+        assert family.type == "histogram" or len(family.samples) <= len(REASONS)
         assert all(sample.name.endswith("_total") == (family.type == "counter") for sample in family.samples)
 
 
@@ -131,7 +152,7 @@ def test_bytes_by_direction_and_kind_add_up(node):
 def test_peers_by_path_have_zeros_and_unknown_numbers_have_no_sample(node):
     assert node.samples("atoll_peers") == {("direct",): 2.0, ("punched",): 0.0, ("relayed",): 1.0}
     assert node.samples("atoll_train_loss_nats") == {(): 2.5}
-    assert node.samples("atoll_validation_loss_bits") == {}
+    assert node.samples("atoll_validation_loss_bpb") == {}
     assert node.samples("atoll_worker_restarts_total") == {(): 1.0}
     assert node.samples("atoll_tokens_total") == {(): 65536.0}
     assert node.samples("atoll_trouble") == {(): 0.0}
@@ -157,3 +178,82 @@ def test_a_node_that_has_only_begun(node):
 def test_words_of_the_user_cannot_break_the_text(node):
     node.now = msgspec.structs.replace(node.now, reason='the"re is\n\\nothing', activity="paused")
     assert node.samples("atoll_state") == {('the"re is\n\\nothing', "paused"): 1.0}
+
+
+@pytest.mark.parametrize("accept", ["", OPEN])
+def test_a_histogram_counts_in_all_buckets_from_the_first_that_holds_it(node, accept):
+    for duration_s in (0.05, 0.1, 0.5, 7.0):
+        node.steps.add(duration_s)
+    text = node.text(accept).body.decode()
+    for line in (
+        '_bucket{le="0.1"} 2.0', '_bucket{le="2.0"} 3.0', '_bucket{le="+Inf"} 4.0', "_count 4.0", "_sum 7.65",
+    ):  # fmt: skip
+        assert f"atoll_step_seconds{line}\n" in text
+    assert "atoll_round_seconds" not in text, "not measured here"
+    parse = open_parser if accept else parser
+    kinds = {family.name: family.type for family in parse.text_string_to_metric_families(text)}
+    assert kinds["atoll_step_seconds"] == "histogram"
+
+
+def test_the_run_is_named_once(node):
+    text = node.text().body.decode()
+    info = 'atoll_run_info{model="50m",name="tiny",run="' + "ab" * 32 + '",version="0.1.0"} 1.0'
+    assert info in text
+    assert text.count("ab" * 32) == 1
+
+
+def test_figures_of_both_processes_under_their_own_names(node):
+    node.now = msgspec.structs.replace(node.now, worker_pid=os.getppid())
+    own, worker = (
+        {name: node.samples(f"{prefix}process_{name}") for name in PROCESS} for prefix in ("", "atoll_worker_")
+    )
+    for found in (own, worker):
+        assert all(len(samples) == 1 for samples in found.values()), found
+        assert found["max_fds"][()] >= found["open_fds"][()] > 0
+    assert own["start_time_seconds"][()] >= worker["start_time_seconds"][()]
+    assert own["resident_memory_bytes"][()] == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    node.now = msgspec.structs.replace(node.now, worker_pid=0)
+    assert node.samples("atoll_worker_process_open_fds") == {}, "there is none"
+    assert node.samples("process_open_fds") != {}
+
+
+def test_how_far_others_are_the_disk_and_the_loggers(node):
+    assert node.samples("atoll_members_final_round") == {(): 9.0}
+    assert node.samples("atoll_disk_free_bytes") == {(): 10.0}
+    assert node.samples("atoll_disk_size_bytes") == {(): 100.0}
+    assert node.samples("atoll_logger_events_total") == {("csv",): 7.0, ("wandb",): 3.0}
+    assert node.samples("atoll_logger_dropped_total") == {("csv",): 0.0, ("wandb",): 4.0}
+    node.members_final = node.disk = None
+    assert node.samples("atoll_members_final_round") == node.samples("atoll_disk_free_bytes") == {}
+
+
+def test_nodes_of_one_process_share_nothing(node, status):
+    """Not even the library's registry, in which names may stand once only."""
+    registered = set(REGISTRY._names_to_collectors)
+    other = Scraped(status)
+    node.steps.add(1.0)
+    other.text()
+    assert other.samples("atoll_step_seconds_count") == {(): 0.0}
+    assert set(REGISTRY._names_to_collectors) == registered
+
+
+@pytest.mark.filterwarnings("default")
+def test_promtool_has_no_complaint(node):
+    """With a value for every metric: what a node does not know has no sample, and would not be looked at."""
+    standing = Standing(peer="me", votes_in=3, weight_16=8, verdicts=4)
+    relay = RelayUse(circuits=1, circuits_served=2, bytes_relayed=3, bytes_today=4, bytes_per_day=5, refused=6)
+    node.now = msgspec.structs.replace(
+        node.now, val_bpb=1.5, standing=standing, relay=relay, clock_ahead_s=0.5, worker_pid=os.getppid()
+    )
+    node.steps.add(0.5)
+    families = {family.name for family in node.metrics.collect() if family.samples}
+    assert {name.removesuffix("_total") for name, *_ in (*GAUGES, *COUNTERS)} <= families
+    assert promtool("check", "metrics", given=node.text().body) == (0, "")
+
+
+@pytest.mark.filterwarnings("default")
+def test_promtool_would_complain(node):
+    code, said = promtool("check", "metrics", given=b"# TYPE atoll_loss_bits gauge\natoll_loss_bits 1\n")
+    assert code != 0
+    assert "bytes" in said
+    assert "help" in said

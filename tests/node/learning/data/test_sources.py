@@ -11,8 +11,8 @@ import pytest
 
 from atoll.node.learning.data import corpus, markov, shakespeare
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.protocols.data.file_source import FileSource
 from atoll.protocols.errors import ConfigError, Unreachable
-from atoll.protocols.file_source import FileSource
 from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
 
 

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import (
     SPARE,
-    container_bytes,
-    container_free_bytes,
     encoding_of,
     measure_free,
     measure_room,
@@ -181,14 +179,3 @@ def test_a_gpu_that_tells(tmp_path, monkeypatch, device, visible, free):
     # The device with the least free memory need not be the smallest one.
     whole = 8192 if (device, visible) == ("cuda", "") else 4096
     assert machine.device_bytes == (None if free is None else whole << 20)
-
-
-def test_the_limit_of_a_container(tmp_path):
-    assert container_free_bytes(tmp_path) is None
-    (tmp_path / "memory.current").write_text("700\n")
-    (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert container_free_bytes(tmp_path) is container_bytes(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000\n")
-    assert container_free_bytes(tmp_path) == 450
-    assert container_bytes(tmp_path) == 1000

@@ -83,8 +83,8 @@ def test_the_limit_of_a_container_counts_and_the_device_that_a_tool_reports(monk
     found = psutil.virtual_memory()._replace(total=1000, available=700)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: found)
     for limit, left, said in ((None, None, (1000, 700)), (600, 400, (600, 400)), (5000, 4000, (1000, 700))):
-        monkeypatch.setattr(machine_fit, "container_bytes", lambda limit=limit: limit)
-        monkeypatch.setattr(machine_fit, "container_free_bytes", lambda left=left: left)
+        monkeypatch.setattr(machine_fit, "memory_limit", lambda limit=limit: limit)
+        monkeypatch.setattr(machine_fit, "memory_left", lambda left=left: left)
         machine = measure_machine("cpu")
         assert (machine.memory_bytes, machine.memory_free_bytes, machine.device_bytes) == (*said, None)
     monkeypatch.setattr(machine_fit, "gpu_memory", lambda devices: GpuMemory(3, 5))

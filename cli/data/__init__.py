@@ -1,0 +1,1 @@
+"""Commands that pack texts into shards, and show what was packed."""

@@ -1,0 +1,47 @@
+"""`--set KEY=VALUE` of a run that is being made."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from atoll.node.config.node_config import to_struct
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.run_spec import RunSpec
+
+FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
+"""What `--set` may not touch."""
+
+
+def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
+    """The spec with `key.key=value` set; values are JSON, or else text. Raises ConfigError."""
+    tree: dict[str, Any] = msgspec.to_builtins(spec, builtin_types=(bytes,))
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {change}: not a KEY=VALUE", hint="for example --set outer.rounds=20")
+        if key.split(".")[0] in FIXED:
+            raise ConfigError(
+                f"--set {change}: {key} cannot be set",
+                hint="it comes from NAME, --data, --from-hf, --admission and the key",
+            )
+        _put(tree, key.split("."), _value(text))
+    changed = to_struct(tree, RunSpec, strict=False)
+    changed.check()
+    return changed
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = tree.get(key)
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--set: there is no {'.'.join(keys)}", hint=f"known keys: {', '.join(tree)}")
+        tree = inner
+    tree[keys[-1]] = value

@@ -1,0 +1,50 @@
+"""Fetches a file of a run from whoever has it, for as long as it takes."""
+
+import asyncio
+from collections.abc import Callable
+
+from atoll.node.daemon.coordinator.interfaces import BlobShelf, peers_to_ask
+from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
+from atoll.protocols.ids import Digest, PeerId
+
+ATTEMPT_S = 120.0
+"""Seconds before an attempt is repeated with the peers that are connected by then. Parts that came are kept."""
+RETRY_S = 5.0
+
+
+async def fetch_file(
+    blob: Digest, max_bytes: int, *, owner: PeerId, net: BlobShelf, report: Callable[[str], None], what: str
+) -> None:
+    """Return when the blob is complete on disk; peers are asked again and again, the run's owner first.
+
+    `report` receives the reason of a wait, in which the file is called `what`, and "" when the wait is over.
+    Raises ConfigError if the file is larger than legal: then nobody can train this run.
+    """
+    waited = False
+    while True:
+        try:
+            if await _is_sound(net, blob):
+                break
+            async with asyncio.timeout(ATTEMPT_S):
+                await net.fetch_blob(blob, peers_to_ask(owner, net), max_bytes)
+            continue
+        except DecodeError as error:
+            raise ConfigError(f"{what} of this run cannot be used: {error}", hint="ask its owner") from error
+        except DiskFault as error:
+            report(error.line())
+        except (Unreachable, PeerFault, TimeoutError):
+            report(f"waiting for {what}: nobody reachable has it yet")
+        waited = True
+        await asyncio.sleep(RETRY_S)
+    if waited:
+        report("")
+
+
+async def _is_sound(net: BlobShelf, blob: Digest) -> bool:
+    """Return whether a blob is on disk and undamaged. A damaged one is deleted, so that it is fetched again."""
+    if not net.has_blob(blob):
+        return False
+    if await net.is_whole(blob):
+        return True
+    net.delete_blob(blob)
+    return False

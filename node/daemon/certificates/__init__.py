@@ -1,0 +1,1 @@
+"""Proofs that rounds are final, for those that took no part in them."""

@@ -1,0 +1,1 @@
+"""A server of one model by OpenAI's API, on loopback (docs/serve.md)."""

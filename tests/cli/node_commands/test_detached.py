@@ -1,0 +1,112 @@
+"""`start --detach` and the service manager's way: real nodes, up by their own event, or seen to fail."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import click
+import psutil
+import pytest
+
+from atoll.cli.client import ask
+from atoll.cli.commands.start import start
+from atoll.cli.node_commands.detached import words_of
+from atoll.node.config.home import Home
+from tests.waiting import HANGS_S, poll
+
+ATOLL = (sys.executable, "-m", "atoll.cli.main")
+LOCAL = ("--transport", "pylibp2p", "--listen", "/ip4/127.0.0.1/tcp/0", "--no-port-map")
+
+
+def run(home, *args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*ATOLL, "--home", str(home), *args], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=HANGS_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def home(tmp_path):
+    root = tmp_path / "home"
+    assert run(root, "run", "new", "tiny", "--data", "synthetic:markov").returncode == 0
+    return root
+
+
+@contextlib.contextmanager
+def ended(pid: int):
+    """Whatever happens in the block, the node is gone after it."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            node = psutil.Process(pid)
+            for one in [*node.children(recursive=True), node]:
+                one.send_signal(signal.SIGKILL)
+
+
+def is_alive(pid: int) -> bool:
+    """A child that nobody waits for in this machine's first process stays as a zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.swarm
+def test_it_returns_when_the_node_is_up_and_stop_waits_for_its_end(home):
+    ran = run(home, "start", *LOCAL, "--detach", "--json")
+    assert ran.returncode == 0, ran.stderr
+    pid = json.loads(ran.stdout)["pid"]
+    with ended(pid):
+        status = ask(home, "status")
+        assert status["pid"] == pid
+        assert os.getsid(pid) == pid, "it has no terminal"
+        assert (home / "crash.log").exists()
+        stopped = run(home, "stop", "--wait")
+        assert (stopped.returncode, stopped.stdout) == (0, "the node ended\n")
+        poll("its process is gone", lambda: not is_alive(pid))
+    assert '"message": "node ended in good order"' in (home / "node.log").read_text()
+
+
+def test_a_node_that_fails_early_is_reported_with_its_line_and_code(home):
+    ran = run(home, "start", "--run", "nothing", "--detach")
+    assert (ran.returncode, ran.stdout) == (78, "")
+    assert ran.stderr == "error: no run is called 'nothing' here; known runs: tiny\n"
+
+
+@pytest.mark.swarm
+def test_the_manager_hears_ready_when_the_node_answers_and_signs_of_life_until_it_ends(home, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:
+        link.bind(str(tmp_path / "notify"))
+        link.settimeout(HANGS_S)
+        environ = os.environ | {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        node = subprocess.Popen([*ATOLL, "--home", str(home), "start", "--plain", *LOCAL], env=environ,
+                                stdout=subprocess.DEVNULL)  # fmt: skip
+        with ended(node.pid):
+            while not (said := link.recv(100)).startswith(b"READY=1"):
+                assert said == b"WATCHDOG=1"
+            assert said == f"READY=1\nMAINPID={node.pid}".encode()
+            assert ask(home, "status")["pid"] == node.pid, "ready means that it answers"
+            assert link.recv(100) == b"WATCHDOG=1"
+            node.send_signal(signal.SIGTERM)
+            while (said := link.recv(100)) != b"STOPPING=1":
+                assert said == b"WATCHDOG=1"
+            assert node.wait(HANGS_S) == 0
+
+
+def test_the_command_line_is_given_again(tmp_path):
+    args = ["--home", str(tmp_path), "atoll:abc", "--detach", "--role", "seed", "--role", "relay", "--no-relay"]
+    with start.make_context("start", [*args, "--port", "4711", "--yes", "--json"]) as ctx:
+        words = words_of(ctx)
+    with start.make_context("start", words[1:]) as again:
+        same = {"detach", "as_json"}
+        assert {key: value for key, value in again.params.items() if key not in same} == {
+            key: value for key, value in ctx.params.items() if key not in same
+        }
+        assert again.params["home"] == Home(tmp_path)
+        assert not again.params["detach"]
+    assert isinstance(ctx.command, click.Command)

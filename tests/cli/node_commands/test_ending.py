@@ -1,0 +1,81 @@
+"""`stop --wait` returns when the node's lock is free, not before, and reaches a node that was starting."""
+
+import threading
+
+import pytest
+
+from atoll.cli.client import NoAnswer
+from atoll.cli.node_commands.ending import is_locked, wait_for_end
+from atoll.node.config.home import Home, hold_lock
+from tests.waiting import HANGS_S, poll
+
+
+class Held:
+    """A lock as a node has it, on a thread of its own."""
+
+    def __init__(self, home: Home) -> None:
+        self._end, self._is_held = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._hold, args=(home,))
+        self._thread.start()
+        assert self._is_held.wait(HANGS_S)
+
+    def _hold(self, home: Home) -> None:
+        with hold_lock(home):
+            self._is_held.set()
+            self._end.wait(HANGS_S)
+
+    def give_back(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+@pytest.fixture
+def held(daemon):
+    lock = Held(daemon.home)
+    yield lock
+    lock.give_back()
+
+
+def test_the_lock_is_looked_at_and_not_taken(tmp_path):
+    home = Home(tmp_path / "home")
+    assert not is_locked(home)
+    assert not home.root.exists()
+    with hold_lock(home):
+        assert is_locked(home)
+        assert home.lock.read_text().strip().isdigit(), "its pid stays"
+    assert not is_locked(home)
+
+
+def test_it_returns_after_the_end_and_not_before(atoll, daemon, held):
+    ran = []
+    waiting = threading.Thread(target=lambda: ran.append(atoll("stop", "--wait")))
+    waiting.start()
+    poll("the node was told", lambda: daemon.operator.orders)
+    assert not ran
+    held.give_back()
+    waiting.join()
+    assert (ran[0].code, ran[0].out) == (0, "the node ended\n")
+    assert set(daemon.operator.orders) == {"stop finish=False"}
+
+
+def test_a_node_that_was_starting_is_told_as_soon_as_it_answers(atoll, idle_daemon):
+    lock, ran = Held(idle_daemon.home), []
+    waiting = threading.Thread(target=lambda: ran.append(atoll("stop", "--wait", "--finish")))
+    waiting.start()
+    with idle_daemon.running():
+        poll("the node was told", lambda: idle_daemon.operator.orders)
+    lock.give_back()
+    waiting.join()
+    assert (ran[0].code, idle_daemon.operator.orders) == (0, ["stop finish=True"])
+
+
+def test_no_node_is_no_error(atoll):
+    ran = atoll("stop", "--wait")
+    assert (ran.code, ran.out) == (0, "no node runs here\n")
+
+
+def test_one_that_does_not_end_is_exit_5(daemon, held):
+    with pytest.raises(NoAnswer) as caught:
+        wait_for_end(daemon.home, finish=False, within_s=0.2)
+    assert caught.value.exit_code == 5
+    assert "the node did not end within 0 s; look at `atoll logs`" in caught.value.line()

@@ -1,0 +1,43 @@
+"""Real nodes with each rule of the outer step: one is killed, one joins late, and all have one digest."""
+
+import signal
+
+import pytest
+
+pytestmark = pytest.mark.swarm
+DENSE = ("compress.codec=int8", "compress.k=4096")
+CASES = [
+    ("average", (*DENSE, "outer.alpha_256=256")),
+    ("nesterov", (*DENSE, "outer.alpha_256=179")),
+    ("slowmo", ("outer.momentum_256=128",)),
+]
+
+
+@pytest.mark.parametrize(("rule", "more"), CASES)
+def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
+    owner, second, late = nodes("owner"), nodes("second"), nodes("late")
+    keys = (f"outer.rule={rule}", "reduce=null", "pace.min_members=2", *more)
+    owner.new_run("--data", "synthetic:markov", *(word for key in keys for word in ("--set", key)))
+    owner.start("--run", "tiny").up()
+    join = ("--run", str(owner.home.run_file("tiny")), "--seed", owner.seed())
+    second.start(*join).up()
+    until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
+    second.signal(signal.SIGKILL)
+    second.process.wait()
+    late.start(*join).up()
+    second.start(*join).up()
+    at = owner.final()
+    until("all go on", lambda: min(node.final() for node in (owner, second, late)) >= at + 3)
+
+    def states():
+        """What each computed itself from the final set, of the rounds that all three folded."""
+        logs = [
+            {row["round"]: row["own_digest"] for row in node.rows() if row["final"] and row["own_digest"]}
+            for node in (owner, second, late)
+        ]
+        return [{log[number] for log in logs} for number in set.intersection(*map(set, logs))]
+
+    until("all three folded a round", states)
+    assert all(len(found) == 1 for found in states())
+    for node in (late, second, owner):
+        node.stop()

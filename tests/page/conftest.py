@@ -1,0 +1,40 @@
+"""A fed node's page on loopback, for a real browser."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from atoll.node.daemon.web.server import ListenAddress, WebServer
+from atoll.node.daemon.web.site import Site
+from tests.node.daemon.web.fed_node import Node
+from tests.page.chromium import missing
+
+
+@pytest.fixture(autouse=True)
+def chromium_is_here() -> None:
+    if why := missing():
+        pytest.skip(f"NOT TESTED: the page was opened in no browser: {why}")
+
+
+@pytest.fixture
+def node() -> Node:
+    made = Node()
+    made.rows = []
+    for number in range(7):
+        made.row(number, final=number < 6)
+    return made
+
+
+@pytest_asyncio.fixture
+async def url(node: Node) -> AsyncIterator[str]:
+    """The real server with its real caps and pauses, over a node that the test feeds."""
+    server = WebServer(ListenAddress("127.0.0.1", 0), Site(node, time.monotonic).answer, time.monotonic)
+    async with asyncio.TaskGroup() as group:
+        serving = group.create_task(server.serve())
+        while not server.url:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        yield server.url
+        serving.cancel()

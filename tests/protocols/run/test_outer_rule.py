@@ -1,0 +1,81 @@
+"""`outer.rule`: what it cannot go with is refused when a run is made, in one line; unset, run ids stay."""
+
+import msgspec
+import pytest
+
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import digest
+from atoll.protocols.run.arena import arena_of, state_arena_of
+from atoll.protocols.run.bounds import snapshot_max_bytes
+from atoll.protocols.run.merging import MergeSpec
+from atoll.protocols.run.model_spec import ExpertsSpec
+from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, StartSpec, open_run, sign_run
+from atoll.protocols.run.slices import ReduceSpec
+
+DENSE = CompressSpec(codec="int8", k=4096, feedback=0.95)
+START = StartSpec(weights=digest(b"weights"), state=digest(b"state"))
+REFUSED = [
+    ({"momentum_256": 230}, {}, "for runs with outer.rule nesterov or slowmo"),
+    ({"rule": "sgd", "momentum_256": 230}, {}, "for runs with outer.rule nesterov or slowmo"),
+    ({"rule": "average", "alpha_256": 179}, {"compress": DENSE}, "needs outer.alpha_256 256"),
+    ({"rule": "average", "alpha_256": 256}, {}, "needs compress.codec int8 or e3m0"),
+    ({"rule": "nesterov"}, {"reduce": ReduceSpec()}, "nesterov and reduce cannot go together"),
+    ({"rule": "slowmo"}, {"start": START}, "slowmo and start cannot go together"),
+    ({"rule": "nesterov", "holders": 1}, {"experts": True}, "nesterov and outer.holders cannot go together"),
+    (
+        {"rule": "slowmo", "merge": MergeSpec(every=2, until=9, alpha_4096=1024)},
+        {"experts": True},
+        "outer.merge cannot",
+    ),
+    ({"rule": "nesterov", "momentum_256": 256}, {}, "momentum_256"),
+    ({"rule": "adam"}, {}, "rule"),
+]
+LEGAL = [
+    ({"rule": "sgd"}, {}),
+    ({"rule": "average", "alpha_256": 256}, {"compress": DENSE}),
+    ({"rule": "nesterov", "alpha_256": 179}, {}),
+    ({"rule": "nesterov", "alpha_256": 179, "fragments": 2, "overlap_steps": 1}, {"compress": DENSE}),
+    ({"rule": "slowmo", "momentum_256": 128}, {"experts": True}),
+]
+
+
+def changed(spec, outer, more):
+    more = dict(more)
+    if more.pop("experts", False):
+        more["model"] = msgspec.structs.replace(spec.model, experts=ExpertsSpec(count=4, per_token=2, ffn=50))
+    return msgspec.structs.replace(
+        spec, version=SPEC_VERSION, outer=msgspec.structs.replace(spec.outer, **outer), **more
+    )
+
+
+@pytest.mark.parametrize(("outer", "more", "said"), REFUSED)
+def test_what_a_rule_cannot_work_with_is_refused_in_one_line(spec, owner, outer, more, said):
+    with pytest.raises(ConfigError, match=said) as caught:
+        sign_run(changed(spec, outer, more), owner)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("outer", "more"), LEGAL)
+def test_what_works_is_a_run_that_opens_again(spec, owner, outer, more):
+    run = changed(spec, outer, more)
+    assert open_run(sign_run(run, owner)) == run
+
+
+def test_a_run_without_a_rule_has_the_bytes_that_it_had(spec):
+    body = codec.encode(spec)
+    assert b"rule" not in body
+    assert b"momentum" not in body
+    assert spec.outer.momenta == 0
+
+
+def test_a_state_with_momentum_has_the_models_arena_twice(spec):
+    one, two = arena_of(spec.model), state_arena_of(spec.model, 1)
+    assert state_arena_of(spec.model, 0) == one
+    assert (two.chunks, two.values) == (2 * one.chunks, 2 * one.values)
+    assert len({place.name for place in two.placements}) == 2 * len(one.placements)
+    for first, second in zip(one.placements, two.placements[len(one.placements) :], strict=True):
+        assert second.name == f"momentum1.{first.name}"
+        assert (second.shape, second.first_chunk) == (first.shape, first.first_chunk + one.chunks)
+    ruled = changed(spec, {"rule": "nesterov"}, {})
+    assert snapshot_max_bytes(ruled) == 2 * snapshot_max_bytes(spec) - 4096
