@@ -29,7 +29,7 @@ def preview_lines(
         *([f"           {config.work.instead}"] if config.work.instead else []),
         f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
         f"now        {outlook_line(spec, outlook)}",
-        *(f"experts    {line}" for line in expert_lines(spec, costs)),
+        *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"disk       up to {_fit(costs.disk_bytes, free.disk_bytes)}",
         *_traffic(costs),
@@ -51,6 +51,11 @@ def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
     left_s = outlook.round_s * max(0, spec.outer.rounds - outlook.round)
     pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, {span(outlook.round_s)} of steps a round"
     return f"{known}; {pace}, at least {span(left_s)} left"
+
+
+def part_word(spec: RunSpec) -> str:
+    """What the parts are called that a member may train apart."""
+    return "slices" if spec.model.ffn_slices else "experts"
 
 
 def expert_lines(spec: RunSpec, costs: Preview) -> list[str]:

@@ -6,7 +6,7 @@ import click
 
 from atoll.cli.client import call
 from atoll.cli.formatting import number, print_json, print_table, size, span
-from atoll.cli.preview_lines import expert_lines, need_lines
+from atoll.cli.preview_lines import expert_lines, need_lines, part_word
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
@@ -56,7 +56,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
         f"admission  {_who(spec.admission)}",
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
         f"time       about {span(_run_time_s(spec, config))} of steps on this machine, by arithmetic",
-        *(f"experts    {line}" for line in expert_lines(spec, costs)),
+        *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"upload     {_upload(spec, costs)}",
         f"file       {found.path}",

@@ -15,6 +15,7 @@ from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.generation.language_model import LanguageModel
 from atoll.node.import_export.export_run import tokenizer_json
 from atoll.node.import_export.huggingface.config import config_from_model
+from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.serving import sampling_fields, special_token_fields, tokenizer_fields
 from atoll.node.import_export.huggingface.weights import UNIT, tensor_names
 from atoll.protocols.errors import ConfigError
@@ -32,10 +33,9 @@ def load_run(spec: RunSpec, found: Snapshot, blobs: Path, data: str, device: str
     serialised = tokenizer_json(spec.data, data, blobs)
     serving, arena = spec.serving or None, arena_of(spec.model)
     places = {place.name: place for place in arena.placements}
-    tensors = {
-        called: read_atom(found.theta_C4096, places[name]).to(torch.float32) / UNIT
-        for name, called in tensor_names(spec.model).items()
-    }
+    read = joined(spec.model, lambda name: read_atom(found.theta_C4096, places[name]))
+    names = tensor_names(dense_of(spec.model))
+    tensors = {called: read(name).to(torch.float32) / UNIT for name, called in names.items()}
     kind = getattr(transformers, config["architectures"][0])
     model = kind.from_pretrained(
         None, config=transformers.AutoConfig.for_model(**config), state_dict=tensors, dtype=torch.float32

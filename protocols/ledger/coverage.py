@@ -75,9 +75,9 @@ def trained_cover(model: ModelSpec, experts: bytes) -> Cover:
     Atoms of experts are matrices, so that no chunk belongs to two experts.
     """
     arena = arena_of(model)
-    if not experts or model.experts is None:
+    if not experts or not model.expert_count:
         return (Span(0, arena.chunks),)
-    ours = {None, *experts_in(experts, model.experts.count)}
+    ours = {None, *experts_in(experts, model.expert_count)}
     return _joined([span for place, span in _spans(arena) if (place and expert_of(place.name)) in ours])
 
 

@@ -45,12 +45,18 @@ class Announced(msgspec.Struct, frozen=True):
 
 
 def assigned(
-    run: RunId, count: int, holders: int, members: Mapping[PeerId, Announced]
+    run: RunId,
+    count: int,
+    holders: int,
+    members: Mapping[PeerId, Announced],
+    *,
+    cover_first: bool = False,
 ) -> dict[PeerId, frozenset[int]]:
     """The experts of each member: `holders` members for each of `count` experts, or all members if there are
     fewer.
 
-    If the members have less room together, every expert gets one holder before any gets two. Pure.
+    If the members have less room together, every expert gets one holder before any gets two. What members train
+    already they keep, even so; but with `cover_first` not where another expert has no holder then. Pure.
     """
     wanted = min(holders, len(members))
     ranks = _Ranks(run, members)
@@ -58,10 +64,15 @@ def assigned(
     caps = shares(count * wanted, {peer: min(count, one.room) for peer, one in members.items()}, order)
     held: Held = {peer: set() for peer in members}
     many = [0] * count
-    for expert, peer in _claims(run, count, members):
-        if many[expert] < wanted and len(held[peer]) < caps[peer]:
-            held[peer].add(expert)
-            many[expert] += 1
+    claims = _claims(run, count, members)
+    # With `cover_first` a second claim must not take the place that an expert without a holder needs.
+    for most in (1, wanted) if cover_first else (wanted,):
+        for expert, peer in claims:
+            spare = sum(caps.values()) - sum(many) > many.count(0)
+            is_free = many[expert] < most and len(held[peer]) < caps[peer] and expert not in held[peer]
+            if is_free and (spare or not (cover_first and many[expert])):
+                held[peer].add(expert)
+                many[expert] += 1
     left = sum(caps.values()) - sum(many)
     for level in range(wanted):
         for expert in (expert for expert in range(count) if many[expert] <= level):

@@ -18,6 +18,8 @@ MAX_PARAMETERS = 1 << 37
 MAX_EXPERTS = 4096
 MAX_EXPERT_LAYERS = 1 << 16
 """Most experts times layers: each pair has three atoms, and a peer's RunSpec decides the length of their table."""
+SLICE_MULTIPLE = 64
+"""A slice is so many hidden units wide, or a multiple: its matrices then fill whole blocks of the arena."""
 Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 22)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _EXPERTS = ".mlp.experts."
@@ -114,6 +116,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     experts: ExpertsSpec | None = None
     rope_stretch: RopeStretch | None = None
     """Stretch of the rotary positions; None: `rope_theta` alone decides."""
+    ffn_slices: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] = 0
+    """Parts of equal width of each dense feed-forward, which members can train apart (PPU, arXiv 2509.22418).
+
+    A SwiGLU is the sum of its slices, so the model computes the same function with any number of them. Atoms are
+    named as those of a mixture in which all experts fire with weight 1. 0: members train all of it.
+    """
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
@@ -123,6 +131,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ConfigError("model.rope_stretch needs low < high")
         if self.experts is not None:
             self._check_experts(self.experts)
+        if self.ffn_slices:
+            self._check_slices()
         if self.parameters > MAX_PARAMETERS:
             raise ConfigError(f"model has {self.parameters} parameters; at most {MAX_PARAMETERS} are legal")
 
@@ -145,6 +155,19 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 f"model.ffn = {self.ffn} is not model.experts.per_token × ffn = {experts.per_token * experts.ffn}"
             )
 
+    def _check_slices(self) -> None:
+        if self.experts is not None:
+            raise ConfigError(
+                "model.ffn_slices cuts a dense feed-forward; a mixture has experts: leave one of them out"
+            )
+        if self.ffn_slices == 1 or self.ffn % (self.ffn_slices * SLICE_MULTIPLE):
+            raise ConfigError(
+                f"model.ffn_slices = {self.ffn_slices} must be at least 2, and cut model.ffn = {self.ffn}"
+                f" into multiples of {SLICE_MULTIPLE}"
+            )
+        if self.layers * self.ffn_slices > MAX_EXPERT_LAYERS:
+            raise ConfigError(f"model.layers × model.ffn_slices is above {MAX_EXPERT_LAYERS}")
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
@@ -158,8 +181,13 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def expert_count(self) -> int:
-        """Number of experts of each layer; 0 in a dense model."""
-        return self.experts.count if self.experts is not None else 0
+        """Number of experts, or of slices, of each layer; 0 where a feed-forward has no parts."""
+        return self.experts.count if self.experts is not None else self.ffn_slices
+
+    @property
+    def slice_ffn(self) -> int:
+        """Width of one slice of a feed-forward; all of it without slices."""
+        return self.ffn // (self.ffn_slices or 1)
 
     @property
     def parameters(self) -> int:
@@ -193,9 +221,7 @@ def atoms(model: ModelSpec) -> tuple[Atom, ...]:
         found.append(Atom(at + "input_layernorm.weight", (wide,)))
         found += _attention(at + "self_attn.", model)
         found.append(Atom(at + "post_attention_layernorm.weight", (wide,)))
-        found += (
-            _swiglu(at + "mlp.", wide, model.ffn) if model.experts is None else _mixture(at, model, model.experts)
-        )
+        found += _feed_forward(at, model)
     found.append(Atom("model.norm.weight", (wide,)))
     if not model.tied:
         found.append(Atom("lm_head.weight", (model.vocab, wide)))
@@ -226,6 +252,15 @@ def _attention(at: str, model: ModelSpec) -> list[Atom]:
             Atom(at + f"{kind}_norm.weight", (width,)) for kind, width in zip("qk", model.qk_widths, strict=True)
         ]
     return found
+
+
+def _feed_forward(at: str, model: ModelSpec) -> list[Atom]:
+    if model.experts is not None:
+        return _mixture(at, model, model.experts)
+    if not model.ffn_slices:
+        return _swiglu(at + "mlp.", model.dim, model.ffn)
+    names = (f"{at}mlp.experts.{one}." for one in range(model.ffn_slices))
+    return [atom for name in names for atom in _swiglu(name, model.dim, model.slice_ffn)]
 
 
 def _mixture(at: str, model: ModelSpec, experts: ExpertsSpec) -> list[Atom]:

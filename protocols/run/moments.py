@@ -57,7 +57,7 @@ def places_of(model: ModelSpec, expert: int) -> tuple[Placement, ...]:
 
 
 def moments_bytes(model: ModelSpec) -> int:
-    """The only legal size, in bytes, of one expert's moments; 0 if the model has no experts."""
-    if model.experts is None:
+    """The only legal size, in bytes, of one expert's moments; 0 if the model has no experts or FFN slices."""
+    if not model.expert_count:
         return 0
     return HEAD_BYTES + 4 * sum(place.shape[0] * place.shape[1] for place in places_of(model, 0))

@@ -287,8 +287,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.model.check()
         public_key_of(self.owner)
         _check_names(self)
-        if self.inner.expert_lr != 1 and self.model.experts is None:
-            raise ConfigError("inner.expert_lr is for runs whose model has experts")
+        if self.inner.expert_lr != 1 and not self.model.expert_count:
+            raise ConfigError("inner.expert_lr is for runs whose model has experts or ffn_slices")
         _check_outer(self.outer, self.model)
         _check_rule(self)
         self.admission.check()
@@ -406,8 +406,8 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
             f"outer.overlap_steps = {outer.overlap_steps} is above outer.overlap_most = {outer.overlap_most}",
             hint="set outer.overlap_most too",
         )
-    if outer.holders and model.experts is None:
-        raise ConfigError("outer.holders is for runs whose model has experts")
+    if outer.holders and not model.expert_count:
+        raise ConfigError("outer.holders is for runs whose model has experts or ffn_slices")
     if outer.merge and model.experts is None:
         raise ConfigError("outer.merge is for runs whose model has experts")
     _check_aggregate(outer)

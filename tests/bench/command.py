@@ -28,6 +28,7 @@ BENCHES = {
     "topology": "Bytes per member and round, all-gather against reduce-scatter; a reducer dies, one lies.",
     "reducers": "Rounds until a reducer that lies, or opens nothing, counts no more; small and large arenas.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
+    "slices": "Memory, upload, time and loss of members that train slices of a dense model, beside training all.",
     "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
     "heal": "Loss after a partition of two sides that trained apart, over the better side's that goes on alone.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
@@ -46,6 +47,7 @@ OPTIONS = {
     "topology": ("millions",),
     "reducers": (),
     "experts": ("loss", "device"),
+    "slices": ("loss", "preset", "seeds", "store"),
     "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
     "heal": ("seeds",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
@@ -82,7 +84,9 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 @click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave, goodput: how many (4).")
 @click.option("--minutes", type=click.FloatRange(0.1, 60), help="goodput: how long each swarm is measured (3).")
-@click.option("--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny).")
+@click.option(
+    "--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny); slices: (10m)."
+)
 @click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
 @click.option(
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
@@ -95,11 +99,14 @@ LOSS_DEADLINE_S = 6 * 3600.0
     metavar="ALPHA",
     help="byzantine: members read unlike mixtures of works (all read the whole text).",
 )
-@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine, heal: how many (3).")
-@click.option("--loss", is_flag=True, default=None, help="experts: also train whole runs, for an hour and more.")
+@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine, heal: how many (3); slices: (2).")
+@click.option("--store", metavar="DIR", help="slices: curves of finished arms; those are not trained again.")
+@click.option(
+    "--loss", is_flag=True, default=None, help="experts, slices: also train whole runs, for an hour and more."
+)
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
-    topology, reducers, experts, byzantine, heal, wan (docs/bench.md).
+    topology, reducers, experts, slices, byzantine, heal, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

@@ -58,7 +58,8 @@ class ExpertAssignment:
         """Return the bitmap of experts to train in the next round beside these members, and announce it."""
         if self._count:
             everyone = self._announcements(members)
-            found = assigned(self._spec.id, self._count, self._spec.outer.holders, everyone)
+            sliced = bool(self._spec.model.ffn_slices)
+            found = assigned(self._spec.id, self._count, self._spec.outer.holders, everyone, cover_first=sliced)
             self.publish(bitmap_of(found[self._me], self._count))
         return self.experts
 
@@ -68,7 +69,10 @@ class ExpertAssignment:
             return ""
         holdings = self._net.holdings()
         rooms = [holdings[peer].room if peer in holdings else self._count for peer in _training(members)]
-        return shortage(self._count, self._spec.outer.holders, [self._room, *rooms])
+        # Of FFN slices one holder each will do: `outer.holders` is how many may train one where there is room, so
+        # that strong members train all of them beside weak ones that train a few.
+        least = 1 if self._spec.model.ffn_slices else self._spec.outer.holders
+        return shortage(self._count, least, [self._room, *rooms])
 
     def _announcements(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, Announced]:
         holdings = self._net.holdings()

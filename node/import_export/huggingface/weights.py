@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from atoll.node.import_export.huggingface.config import model_type_of
+from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence
 from atoll.protocols.run.model_spec import Atom, ModelSpec, atoms
@@ -42,6 +43,7 @@ def save_weights(
     folder: Path, model: ModelSpec, read: Callable[[str], Tensor], shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write all atoms, with at most one shard in memory; `read` gives an atom as int32. Raises DiskFault."""
+    read, model = joined(model, read), dense_of(model)
     shards, called = _shards(atoms(model), shard_bytes), tensor_names(model)
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.node.learning.model.ffn_slices import SlicedFeedForward
 from atoll.node.learning.model.moe import Mixture, Pool, RouterLoad, RouterLoads, mean_loads, pooled_loads
 from atoll.node.learning.model.recompute import recomputed
 from atoll.node.learning.model.token_loss import each_loss, mean_loss
@@ -204,9 +205,11 @@ class Decoder(nn.Module):
         super().__init__()
 
         def mlp() -> nn.Module:
-            if model.experts is None:
+            if not model.expert_count:
                 return FeedForward(model)
-            ours = frozenset(range(model.experts.count)) if owned is None else owned
+            ours = frozenset(range(model.expert_count)) if owned is None else owned
+            if model.experts is None:
+                return SlicedFeedForward(model, ours, frozen_dtype, frozen_on_host)
             return Mixture(model.dim, model.experts, ours, frozen_dtype, frozen_on_host)
 
         self.model = Trunk(model, mlp)

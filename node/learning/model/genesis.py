@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.protocols.ids import digest
-from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms
+from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, is_experts
 
 UNIT = 1 << 24
 """1.0 in units of 2⁻²⁴."""
@@ -35,7 +35,9 @@ def variance_inverse(atom: Atom, model: ModelSpec) -> int:
     if atom.name in ("model.embed_tokens.weight", "lm_head.weight"):
         return EMBED_VARIANCE_INVERSE
     writes = atom.name.endswith(("o_proj.weight", "down_proj.weight"))
-    return atom.shape[1] * (2 * model.layers if writes else 1)
+    # A slice adds to the same output as the others: its fan-in is that of the whole feed-forward.
+    fan_in = model.ffn if model.ffn_slices and is_experts(atom.name) and writes else atom.shape[1]
+    return fan_in * (2 * model.layers if writes else 1)
 
 
 def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:

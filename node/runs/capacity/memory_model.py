@@ -68,9 +68,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
     """(T, F): parameters that are trained, and frozen, with this many experts of each layer; None: all."""
-    if model.experts is None or experts is None:
+    if not model.expert_count or experts is None:
         return model.parameters, 0
-    frozen = (model.experts.count - experts) * model.layers * _expert(model)
+    frozen = (model.expert_count - experts) * model.layers * _expert(model)
     return model.parameters - frozen, frozen
 
 
@@ -160,7 +160,9 @@ def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = Fa
     if model.qk_norm:
         attention += (6 + product) * (wide + narrow)
     if model.experts is None:
-        return attention + 4 * product * model.ffn
+        # Of frozen FFN slices only the pre-activations of gate and up are saved, and no input.
+        ours = model.ffn if experts is None else experts * model.slice_ffn
+        return attention + 2 * product * (model.ffn + ours) - (0 if ours else 4 * dim)
     rows, count = model.experts.per_token * dim, model.experts.count
     ours = count if experts is None else experts
     return attention + 2 * product * model.ffn + 4 * rows + -(-product * rows * ours // count)
@@ -221,5 +223,6 @@ def _passing(model: ModelSpec) -> int:
 
 
 def _expert(model: ModelSpec) -> int:
-    """Parameters of one expert of one layer."""
-    return 3 * model.dim * model.experts.ffn if model.experts else 0
+    """Parameters of one expert, or of one FFN slice, of one layer; 0 for a model that has neither."""
+    width = model.experts.ffn if model.experts else model.slice_ffn if model.ffn_slices else 0
+    return 3 * model.dim * width

@@ -18,6 +18,9 @@ def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
 
 def check_shards(model: ModelSpec, ranks: int) -> None:
     """Raise ConfigError for a model whose experts cannot be cut: their matrices are, along their inputs."""
+    if model.ffn_slices:
+        # A slice's product is of the whole stack at once, and its frozen part is not cut.
+        raise ConfigError("a model with model.ffn_slices cannot be cut into shards", hint="leave out shard")
     experts = model.experts
     if experts is not None and (model.dim % ranks or experts.ffn % ranks):
         raise ConfigError(

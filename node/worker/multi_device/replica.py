@@ -41,8 +41,8 @@ class Replica:
         memory: StepMemory = ALL_STORED,
     ) -> None:
         """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host."""
-        mixture = spec.model.experts
-        owned = experts_in(experts, mixture.count) if mixture else None
+        mixture, count = spec.model.experts, spec.model.expert_count
+        owned = experts_in(experts, count) if count else None
         self.module = Decoder(spec.model, owned, *frozen).to(device)
         if memory.recompute:
             self.module.recompute_layers()

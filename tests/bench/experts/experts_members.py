@@ -54,8 +54,7 @@ def spec_of(preset_name: str) -> RunSpec:
 
 def shares_of(spec: RunSpec, count: int) -> list[frozenset[int]]:
     """Experts of each of `count` members that come to a run at the same time."""
-    assert spec.model.experts is not None
-    experts, peers = spec.model.experts.count, [identity_of(number).peer_id for number in range(count)]
+    experts, peers = spec.model.expert_count, [identity_of(number).peer_id for number in range(count)]
     found = assigned(spec.id, experts, 1, {peer: Announced(frozenset(), experts) for peer in peers})
     return [found[peer] for peer in peers]
 

@@ -242,6 +242,17 @@ def test_what_says_nothing_of_a_text_is_one_line(atoll, tmp_path, words, said):
     assert not (tmp_path / "home").exists()
 
 
+def test_show_says_what_slices_of_a_dense_model_cost(atoll):
+    sliced = ("--preset", "tiny", "--set", "model.ffn_slices=5", "--set", "outer.holders=1")
+    about = made(atoll, "sliced", *sliced, "--set", "reduce=null")["costs"]
+    assert (about["experts"], about["room"]["of"]) == (1, 5)
+    assert about["payload_bytes"] < 0.6 * about["whole_payload_bytes"]
+    assert "slices     your share is 1 of 5 in each layer" in atoll("run", "show").out
+    refused = atoll("run", "new", "other", "--preset", "tiny", "--set", "model.ffn_slices=4", *MARKOV)
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "model.ffn_slices = 4" in refused.err
+
+
 def test_show_says_what_a_share_costs_and_what_all_experts_would(atoll, tmp_path):
     shared = ("--preset", "moe-smoke", "--set", "outer.holders=1")
     about = made(atoll, "moe", *shared)["costs"]

@@ -34,19 +34,29 @@ from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 from tests.plain.arena import scatter
 
 E = 4
-MODEL = ModelSpec(
+MIXTURE = ModelSpec(
     dim=64, layers=2, heads=2, kv_heads=1, ffn=128, vocab=256, context=16, tied=True, rope_theta=1e4,
     norm_eps=1e-5, experts=ExpertsSpec(count=E, per_token=2, ffn=64),
 )  # fmt: skip
+SLICED = msgspec.structs.replace(MIXTURE, experts=None, ffn=64 * E, ffn_slices=E)
 LOW, HIGH = bitmap_of({0, 1}, E), bitmap_of({2, 3}, E)
 STEPS = 3
 
 
-def spec_of(holders=1, overlap_steps=0, fragments=1, experts=MODEL.experts):
+@pytest.fixture(autouse=True, params=[MIXTURE, SLICED], ids=["experts", "ffn_slices"])
+def model(request):
+    """Everything here holds for FFN slices of a dense model too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "MODEL", request.param)
+        yield
+
+
+def spec_of(holders=1, overlap_steps=0, fragments=1, experts=None):
+    model = msgspec.structs.replace(MIXTURE, experts=experts) if experts else globals()["MODEL"]
     outer = msgspec.structs.replace(
         SPEC.outer, stages=(Stage(0, STEPS),), holders=holders, overlap_steps=overlap_steps, fragments=fragments
     )
-    return msgspec.structs.replace(SPEC, model=msgspec.structs.replace(MODEL, experts=experts), outer=outer)
+    return msgspec.structs.replace(SPEC, model=model, outer=outer)
 
 
 class Node(Home):

@@ -51,11 +51,21 @@ def test_every_expert_has_its_holders_and_nobody_more_than_its_room(count, many,
         assert min(numbers) == wanted
 
 
-@given(COUNTS, HOLDERS, MEMBERS)
-def test_said_and_computed_again_nothing_changes(count, many, members):
-    found = assigned(RUN, count, many, members)
+@pytest.mark.parametrize("cover_first", [False, True])
+@given(count=COUNTS, many=HOLDERS, members=MEMBERS)
+def test_said_and_computed_again_nothing_changes(cover_first, count, many, members):
+    found = assigned(RUN, count, many, members, cover_first=cover_first)
     said = {peer: Announced(experts, members[peer].room) for peer, experts in found.items()}
-    assert assigned(RUN, count, many, said) == found
+    assert assigned(RUN, count, many, said, cover_first=cover_first) == found
+
+
+@given(COUNTS, HOLDERS, MEMBERS)
+def test_none_is_without_a_holder_where_there_is_room_for_one_each(count, many, members):
+    found = assigned(RUN, count, many, members, cover_first=True)
+    room = sum(min(count, one.room) for one in members.values())
+    assert len(frozenset().union(*found.values())) == min(count, room)
+    plain = assigned(RUN, count, many, members)
+    assert sorted(map(len, found.values())) == sorted(map(len, plain.values()))
 
 
 @given(COUNTS, HOLDERS, MEMBERS, st.randoms())

@@ -14,6 +14,7 @@ from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
 from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
@@ -92,6 +93,22 @@ def test_a_run_that_shares_experts_does_not_reduce_rounds(changed, spec):
     mixture.check()
     with pytest.raises(ConfigError, match="cannot go together"):
         msgspec.structs.replace(mixture, reduce=ReduceSpec()).check()
+
+
+def test_slices_of_a_dense_model_have_holders_and_a_rate(changed, spec):
+    dense = msgspec.structs.replace(spec.model, ffn=256, ffn_slices=4)
+    shared = msgspec.structs.replace(changed("outer.holders", 2), model=dense)
+    shared.check()
+    msgspec.structs.replace(shared, inner=msgspec.structs.replace(shared.inner, expert_lr=2.0)).check()
+    with pytest.raises(ConfigError, match="cannot go together"):
+        msgspec.structs.replace(shared, reduce=ReduceSpec()).check()
+    merged = msgspec.structs.replace(shared.outer, merge=MergeSpec(every=1, until=1, alpha_4096=1))
+    with pytest.raises(ConfigError, match=r"outer\.merge is for runs whose model has experts"):
+        msgspec.structs.replace(shared, outer=merged).check()
+
+
+def test_a_run_without_slices_has_the_bytes_that_it_had_before_there_were_any(spec):
+    assert b"ffn_slices" not in codec.encode(spec)
 
 
 def test_only_the_owner_signs(spec):

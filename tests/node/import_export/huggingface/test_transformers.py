@@ -7,13 +7,14 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
-from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch, atoms
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
@@ -28,6 +29,8 @@ SPECS = {
         DENSE, rope_stretch=RopeStretch(factor=8.0, low=1.0, high=4.0, original=16)
     ),
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
+    "Qwen3ForCausalLM sliced": replace(DENSE, qk_norm=True, ffn=256, ffn_slices=4),
+    "LlamaForCausalLM sliced": replace(DENSE, ffn=128, ffn_slices=2),
     "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
     "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
     "Qwen3MoeForCausalLM wide heads": replace(MIXED, head_size=24),
@@ -85,6 +88,8 @@ def test_there_and_back_is_the_same(tmp_path, name):
     theta = theta_of(spec)
     saved(tmp_path / "out", spec, theta)
     back = load_folder(tmp_path / "out")
+    read, spec = joined(spec, theta.__getitem__), dense_of(spec)
+    theta = {atom.name: read(atom.name) for atom in atoms(spec)}
     assert back.model == spec, "the weights of the router's losses are at their defaults, or travel"
     assert list(back.theta) == list(theta)
     # Gains above 1 have no room for all 31 bits in a float32: one of two steps.

@@ -130,6 +130,23 @@ def test_a_step_keeps_what_is_said(name, owned, cast):
     assert 0.95 <= kept / said <= 1.04
 
 
+@pytest.mark.parametrize("owned", [4, 1, 0])
+def test_a_step_with_ffn_slices_keeps_what_is_said(owned):
+    model = msgspec.structs.replace(preset("10m", OWNER, 1).model, ffn_slices=4)
+    kept = kept_by_autograd(model, frozenset(range(owned)), cast=False)
+    said = 3 * model.context * (model.layers * saved_bytes(model, owned) + 4 * model.dim)
+    assert 0.95 <= kept / said <= 1.04
+
+
+def test_a_quarter_of_the_ffn_slices_takes_what_16_T_and_b_F_say():
+    """FFNs are two thirds of 1b: a quarter of them leaves 0.39 of the parameters to train."""
+    model = msgspec.structs.replace(preset("1b", OWNER, 1).model, ffn_slices=8)
+    trained, frozen = parts_of(model, 2)
+    assert trained + frozen == model.parameters
+    assert trained == model.parameters - 6 * model.layers * 3 * model.dim * 1024
+    assert 0.38 <= trained / model.parameters <= 0.40
+
+
 @pytest.mark.parametrize("frozen", FROZEN_BYTES)
 def test_an_expert_less_saves_what_it_costs_more_to_train(frozen):
     spec = run_of(batch=64)
