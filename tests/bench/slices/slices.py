@@ -27,6 +27,8 @@ STEPS = (8, 15)
 TOTALS = {"tiny": 384, "10m": 240}
 """Inner steps of a member."""
 SEEDS = 2
+RATES = {"one": 2.0}
+"""Rates of the slices, √(N / r) as of experts with few holders. Where all train all, 1 (docs/log)."""
 ONE, TWO, MIXED, PAIR = Bar("<=", 1.03), Bar("<=", 1.015), Bar("<=", 1.01), Bar("<=", 1.0)
 """Of the loss of members that train all; PAIR: of two members that train all, alone, on each seed."""
 MEMORY, UPLOAD = Bar("<=", 1.1), Bar("<=", 1.05)
@@ -45,7 +47,7 @@ async def measure(
     name, lengths, total = ("tiny", (1,), 2) if quick else (preset, STEPS, TOTALS.get(preset, TOTALS["10m"]))
     drawn = range(1, 1 + (1 if quick else seeds))
     arms = [
-        Arm(kind, name, steps, total, seed, 1 if quick else 0)
+        Arm(kind, name, steps, total, seed, 1 if quick else 0, RATES.get(kind, 1.0))
         for steps, kind, seed in itertools.product(lengths, ARMS, drawn)
         if steps == lengths[0] or kind not in ("mixed", "pair")
     ]
