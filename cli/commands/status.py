@@ -167,6 +167,10 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     for one in now.excluded:
         by = "" if one.by == "owner" else " by two thirds of the voters"
         yield f"excluded  {one.peer} from round {one.round} on{by}" + (f": {one.reason}" if one.reason else "")
+        if one.excised_in is not None:
+            yield f"          its work since round {one.excise_since} was taken out in round {one.excised_in}"
+        elif one.excise_since is not None:
+            yield f"          its work since round {one.excise_since} is to be taken out"
     for vote in now.votes_against:
         ours = ", this node among them" if vote.by_us else ""
         yield f"votes     {vote.votes} of {vote.needed} to exclude {vote.peer}{ours}"

@@ -114,9 +114,15 @@ def find(words: tuple[str, ...], home: Home, as_json: bool, dht_bootstrap: tuple
 @json_option
 @click.option("--from-round", "first", type=click.IntRange(0), help="Default: the oldest that is not final.")
 @click.option("--reason", default="", help="What it and all members read, at most 100 characters.")
-def exclude(peer: str, home: Home, as_json: bool, first: int | None, reason: str) -> None:
+@click.option("--excise", is_flag=True, help="Take its work out of final rounds too (pace.excise_rounds).")
+@click.option("--since", type=click.IntRange(0), help="With --excise: the first of these; default: all kept.")
+def exclude(
+    peer: str, home: Home, as_json: bool, first: int | None, reason: str, excise: bool, since: int | None
+) -> None:
     """Exclude a member from the run that the node here trains, or vote for it if another node owns the run."""
-    answer = call(home, ExcludePeer(peer, first, reason), CommandDone)
+    if since is not None and not excise:
+        raise click.UsageError("--since goes with --excise")
+    answer = call(home, ExcludePeer(peer, first, reason, (since or 0) if excise else None), CommandDone)
     if as_json:
         print_json(answer)
     else:

@@ -54,7 +54,7 @@ class Operator(Protocol):
     async def resume(self) -> str:
         """Go on after a pause; return a line for the user."""
 
-    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
+    async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
         """Exclude a member from the run; return a line for the user."""
 
     async def evaluate(self) -> control_messages.EvaluationResult:
@@ -146,7 +146,8 @@ class ControlServer:
             case control_messages.ResumeNode():
                 return control_messages.CommandDone(await self._operator.resume())
             case control_messages.ExcludePeer():
-                return control_messages.CommandDone(await self._operator.exclude(ask.peer, ask.first, ask.reason))
+                line = await self._operator.exclude(ask.peer, ask.first, ask.reason, ask.since)
+                return control_messages.CommandDone(line)
             case control_messages.EvaluateModel():
                 return await self._operator.evaluate()
         raise DecodeError(f"{type(ask).__name__} is not served")

@@ -11,7 +11,6 @@ from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
 from atoll.node.daemon.consensus import machine as finality_machine
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
@@ -43,6 +42,7 @@ from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.worker_messages import VerifyReply
 
 Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
@@ -138,7 +138,13 @@ def _build_common(
     machines = Machines(
         round_machine.begin(config_of(spec, context.me, work.instead, has_worker=work.has_model)),
         finality_machine.begin(
-            spec.id, context.me, spec.outer.rounds, spec.owner, lease_s=spec.pace.lease_s, probation=spec.probation
+            spec.id,
+            context.me,
+            spec.outer.rounds,
+            spec.owner,
+            lease_s=spec.pace.lease_s,
+            probation=spec.probation,
+            excise_rounds=spec.pace.excise_rounds or 0,
         ),
     )
     return _Common(
@@ -292,6 +298,7 @@ def _build_training(
         guard=common.guard,
         reducer=reducer,
         is_synced=lambda: finalizer.is_synced,
+        are_correctable=finalizer.sets.are_correctable,
     )
     leases = MemberLeases(
         context=context,

@@ -2,25 +2,25 @@
 
 An `Exclude` never changes what a certificate proves. It decides what this node folds, proposes and votes for from
 its round on (rounds/, consensus/, reduction/). Once that round is final, its peer gets and gives nothing any more.
+An `Excise` also wants the peer's work taken out of final rounds: consensus/excision.py.
 """
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from atoll.node.daemon.consensus.epochs import MAX_VOTES
-from atoll.node.daemon.consensus.exclusion import needed_votes, works_with_us
-from atoll.node.daemon.consensus.types import FinalityState
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.excision import corrections, due
+from atoll.node.daemon.consensus.exclusion import works_with_us
+from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld, FinalityState
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
+from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, vote_line
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, LocalFault
-from atoll.protocols.ids import PeerId, Round, short
-from atoll.protocols.ledger.records import Exclude
-from atoll.protocols.local.standing import Exclusion, VotesAgainst
-
-SHOWN = 64
-"""Most members that are shown with the votes against them."""
+from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.records import Excise, Excised, Exclude
+from atoll.protocols.local.standing import Exclusion
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Removals:
     reducer: RoundReducer
     is_synced: Callable[[], bool]
     """Returns whether this node's feed was compared with what the others have."""
+    are_correctable: Callable[[Iterable[Correction], Round], bool]
+    """Returns whether all payloads for these corrections are held; if not, gets them until a round is final."""
     found: dict[PeerId, Exclusion] = field(default_factory=dict)
     """By peer; of several about one peer the one with the lowest round."""
     _reasons: dict[tuple[PeerId, PeerId], str] = field(default_factory=dict)
@@ -92,6 +94,17 @@ class Removals:
             else:
                 continue
             self._done.add(peer)
+        if self.is_synced():  # the ledger may say that what is due in the middle of a replay was done
+            self._look_for_corrections()
+
+    def _look_for_corrections(self) -> None:
+        """Tell finality whose work this node could take out of final rounds; get what it lacks for that."""
+        state = self.machines.finality
+        peers = frozenset(
+            one.peer for one in due(state) if self.are_correctable(corrections(state, (one,)), state.deciding)
+        )
+        if peers != state.retrievable:
+            self.machines.feed_finality(CorrectionsHeld(peers))
 
     def is_excluded(self, peer: PeerId, number: int) -> bool:
         """Whether a peer is excluded from this round, or from one before it."""
@@ -102,68 +115,57 @@ class Removals:
         if self.context.me in self._done:
             raise ConfigError(self.trouble, hint="only a new identity can join, where the run admits it")
 
-    def exclude(self, peer: PeerId, first: Round | None, reason: str) -> str:
+    def exclude(self, peer: PeerId, first: Round | None, reason: str, since: Round | None = None) -> str:
         """Write that `peer` is excluded, or vote for it. See `NodeControl`. Returns a line for the user."""
-        number = first_excluded(self.machines.finality, peer, first)
+        state, me = self.machines.finality, self.context.me
+        number = first_excluded(state, peer, first)
         if not self.is_synced():
             raise LocalFault("the node has not compared ledgers with a peer yet", hint="try again in a moment")
+        if since is not None:
+            return self._excise(peer, number, reason, since)
         if self.is_excluded(peer, number):
             return f"{peer} is excluded from round {self.found[peer].round} on already"
-        cast = self.machines.finality.epochs.votes_against.get(self.context.me, {})
-        is_new = cast.get(peer, number + 1) > number
-        if is_new and self.guard.publish(Exclude(number, peer, reason)) is None:
-            raise LocalFault("the disk refused the record", hint="see `atoll status`")
-        if self.context.me != self.context.spec.owner:
+        is_new = state.epochs.votes_against.get(me, {}).get(peer, number + 1) > number
+        if is_new:
+            self._publish(Exclude(number, peer, reason))
+        if me != self.context.spec.owner:
             return vote_line(self.machines.finality, peer)
         return f"{peer} is excluded from round {number} on"
 
+    def _excise(self, peer: PeerId, number: Round, reason: str, since: Round) -> str:
+        state, me = self.machines.finality, self.context.me
+        if peer in state.excised:
+            return f"the work of {peer} was taken out in round {state.excised[peer]} already"
+        since = first_excised(state, peer, since)
+        # So whoever wants the correction can serve all of its payloads to those that came later.
+        if not self.are_correctable(corrections(state, (Excised(peer, since),)), state.deciding):
+            raise LocalFault(
+                "this node lacks payloads of the rounds to correct, and is getting them",
+                hint="try again in a minute",
+            )
+        wanted = state.epochs.to_excise if me == self.context.spec.owner else state.epochs.excise_votes.get(me, {})
+        if wanted.get(peer, since + 1) > since:
+            self._publish(Excise(number, peer, reason, since))
+        what = f"its work since round {since}"
+        if me != self.context.spec.owner:
+            return f"{vote_line(self.machines.finality, peer)}; with as many for it they take out {what}"
+        return f"{peer} is excluded from round {number} on, and a round soon takes out {what}"
 
-# --- what people read, and what they may write; pure ------------------------------------------------
+    def _publish(self, body: Exclude) -> None:
+        if self.guard.publish(body) is None:
+            raise LocalFault("the disk refused the record", hint="see `atoll status`")
 
-
-def reason_of(one: Exclusion, me: PeerId) -> str:
-    """One line on an exclusion, for the node `me` or for its peer."""
-    who, why = "this node" if one.peer == me else short(one.peer), f": {one.reason}" if one.reason else ""
-    by = "the run's owner" if one.by == "owner" else "two thirds of the voters"
-    return f"{by} excluded {who} from round {one.round} on{why}"
-
-
-def votes_against(state: FinalityState) -> tuple[VotesAgainst, ...]:
-    """The members that some voters of the round that is decided next, or this node, want to exclude."""
-    cast, gone = state.epochs.votes_against, state.epochs.excluded_from(state.deciding)
-    votes = Counter(
-        peer for voter in state.voters for peer, first in cast.get(voter, {}).items() if first <= state.deciding
-    )
-    own, needed = cast.get(state.me, {}), needed_votes(state)
-    shown = sorted({*votes, *own} - gone, key=lambda peer: (peer not in own, -votes[peer], peer))[:SHOWN]
-    return tuple(VotesAgainst(peer=peer, votes=votes[peer], needed=needed, by_us=peer in own) for peer in shown)
-
-
-def vote_line(state: FinalityState, peer: PeerId) -> str:
-    """What the vote of this node against `peer` amounts to, in one line."""
-    cast = state.epochs.votes_against
-    # The vote may still be on its way to this machine.
-    votes = sum(voter == state.me or peer in cast.get(voter, ()) for voter in state.voters)
-    needed = needed_votes(state)
-    said = f"this node voted to exclude {peer}: {votes} of the {needed} votes that exclude it"
-    return said if state.me in state.voters else f"{said}; this node is no voter now, its vote counts once it is"
-
-
-def first_excluded(state: FinalityState, peer: PeerId, first: Round | None) -> Round:
-    """The round from which this node may exclude `peer`; `first`: the user's wish. Raises ConfigError."""
-    if peer == state.me:
-        raise ConfigError("a node cannot exclude itself", hint="stop it instead: atoll stop")
-    if peer == state.epochs.owner:
-        raise ConfigError("the run's owner cannot be excluded", hint="docs/removal.md says why")
-    # What voters signed cannot be signed again, and no node keeps the payloads of all rounds to fold them anew.
-    if first is not None and not state.deciding <= first < state.rounds:
-        raise ConfigError(
-            f"round {first} is final, or not of this run; final rounds keep the member's work",
-            hint=f"exclude from round {state.deciding} on; docs/removal.md says how a run begins again without it",
+    def shown(self) -> tuple[Exclusion, ...]:
+        """Who is excluded, and what of its work is taken out."""
+        state = self.machines.finality
+        return tuple(
+            replace(one, excise_since=_since(state, peer), excised_in=state.excised.get(peer))
+            for peer, one in self.found.items()
         )
-    cast = state.epochs.votes_against.get(state.me, {})
-    if len(cast) >= MAX_VOTES and peer not in cast:
-        raise ConfigError(
-            f"this node voted to exclude {MAX_VOTES} members", hint="no more of its votes count; others may vote"
-        )
-    return state.deciding if first is None else first
+
+
+def _since(state: FinalityState, peer: PeerId) -> int | None:
+    """The first round that a member's work is, or was, taken out of; None: nobody wants that."""
+    since = state.epochs.to_excise.get(peer)
+    number = state.excised.get(peer, state.deciding)
+    return None if since is None else max(since, number - state.excise_rounds)

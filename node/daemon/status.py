@@ -241,14 +241,15 @@ class DaemonOperator:
         self.control.resume()
         return "going on at the round where the others are"
 
-    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
+    async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
         """Exclude a member from the run. Raises ConfigError, LocalFault."""
         known = {*self.swarm.ledger.vector(), *(row.peer for row in self.swarm.peers())}
         found = [one for one in known if one == peer or (len(peer) >= SHORTEST and one.endswith(peer))]
         if len(found) != 1:
             many = "nobody" if not found else f"{len(found)} peers"
             raise ConfigError(f"{many} known here: {peer!r}", hint="`atoll peers --json` has whole PeerIDs")
-        return self.control.exclude(found[0], None if first is None else Round(first), reason)
+        rounds = [None if number is None else Round(number) for number in (first, since)]
+        return self.control.exclude(found[0], rounds[0], reason, rounds[1])
 
     async def evaluate(self) -> control_messages.EvaluationResult:
         """Validation loss of the view. Raises ConfigError where there is none."""

@@ -26,7 +26,7 @@ from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, round_set
+from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, Shrunk, round_set
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
@@ -194,9 +194,8 @@ class FoldRequests:
         if ask.round <= self.fold.final_round:
             # Its payloads had to be fetched again, and meanwhile the round became final without this node.
             raise Superseded(f"round {ask.round} is final already")
-        return worker_messages.CheckReply(
-            ask.round, self.fold.check(round_set(ask.round, ask.members, ask.slices))
-        )
+        fresh = round_set(ask.round, ask.members, ask.slices)
+        return worker_messages.CheckReply(ask.round, self.fold.check(fresh, _shrunk(ask.excised)))
 
     def _prepare_final(
         self, ask: worker_messages.FinalizeRequest, finalized: Callable[[], None]
@@ -204,7 +203,7 @@ class FoldRequests:
         number, fresh = ask.round, round_set(ask.round, ask.members, ask.slices)
         # If it is this round's state already, it was done, but could not be saved.
         is_new = number != self.fold.final_round
-        commit = self.fold.prepare_final(fresh) if is_new else None
+        commit = self.fold.prepare_final(fresh, _shrunk(ask.excised)) if is_new else None
 
         def finish() -> worker_messages.Answer:
             if commit is not None:
@@ -242,6 +241,17 @@ class FoldRequests:
         self.feedback.close_rounds(number, missed)
         if self.slices is not None:
             self.slices.close_rounds(number, counted, self.feedback.residual_C4096)
+
+
+def _shrunk(excised: Iterable[worker_messages.ExcisedRound]) -> list[Shrunk]:
+    """The final rounds whose sets become smaller, as the fold reads them."""
+    return [
+        (
+            round_set(one.round, one.members),
+            round_set(one.round, (member for member in one.members if member.entry not in one.gone)),
+        )
+        for one in excised
+    ]
 
 
 def require_slices(slices: SliceWork | None) -> SliceWork:

@@ -16,6 +16,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     a run with audits needs verdicts, so only audited ones do.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
     Nobody excludes the run's owner or itself. What the owner writes holds; of others it is a vote.
+    Only a run that keeps the payloads of final rounds can take work out of them.
     """
     match entry.body:
         case records.PartContribution(experts=experts):
@@ -27,7 +28,11 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
         case records.Reduction() | records.ReductionFault() | records.Unanswered():
             return spec.reduce is not None
         case records.Exclude(peer=peer):
-            return peer not in (spec.owner, entry.author)
+            can_excise = bool(spec.pace.excise_rounds) or not isinstance(entry.body, records.Excise)
+            return can_excise and peer not in (spec.owner, entry.author)
+        case records.ExcisingProposal(round=number, excised=excised):
+            first = number - (spec.pace.excise_rounds or 0)
+            return all(first <= one.since < number and one.peer != spec.owner for one in excised)
     return True
 
 

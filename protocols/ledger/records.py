@@ -32,6 +32,8 @@ from atoll.protocols.wires import FEED
 FEED_VERSION = FEED.newest
 MAX_SET = 1024
 """Most contributions that one round's set may hold."""
+MAX_EXCISED = 16
+"""Most members whose work one round's state takes out of the rounds before."""
 MAX_REASON = 100
 """Longest reason of an exclusion, in characters."""
 MAX_WEIGHT = 255
@@ -120,6 +122,23 @@ class Proposal(msgspec.Struct, frozen=True, array_like=True, tag="proposal", for
     """Entry ids of the set's contributions, sorted."""
     state: Digest
     """Digest of Θ after the round."""
+
+
+class Excised(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The work of `peer` in the final rounds from `since` on."""
+
+    peer: PeerId
+    since: RecordRound
+
+
+class ExcisingProposal(Proposal, frozen=True, array_like=True, tag="excising", forbid_unknown_fields=True):
+    """A Proposal whose state also takes the work of excluded members out of earlier final rounds.
+
+    Legal in runs with `pace.excise_rounds` (docs/removal.md).
+    """
+
+    excised: Annotated[tuple[Excised, ...], Meta(min_length=1, max_length=MAX_EXCISED)]
+    """Sorted by peer, each once."""
 
 
 class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unknown_fields=True):
@@ -242,6 +261,15 @@ class Exclude(msgspec.Struct, frozen=True, array_like=True, tag="exclude", forbi
     """What the peer and all members read; printable, may be empty."""
 
 
+class Excise(Exclude, frozen=True, array_like=True, tag="excise", forbid_unknown_fields=True):
+    """An Exclude whose author also wants the peer's work taken out of the final rounds from `since` on.
+
+    Legal in runs with `pace.excise_rounds`. It says what is wanted; an ExcisingProposal says what is done.
+    """
+
+    since: RecordRound
+
+
 class Admit(msgspec.Struct, frozen=True, array_like=True, tag="admit", forbid_unknown_fields=True):
     """`author` joins with a permit. Legal only as the first entry of a feed (seq 0)."""
 
@@ -261,9 +289,9 @@ class Solved(msgspec.Struct, frozen=True, array_like=True, tag="solved", forbid_
     """The solution (protocols/run/admission.py)."""
 
 
-BallotBody: TypeAlias = Proposal | Vote | Prepare | Promise
+BallotBody: TypeAlias = Proposal | ExcisingProposal | Vote | Prepare | Promise
 FinalityBody: TypeAlias = Ack | BallotBody
-EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude
+EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude | Excise
 """What changes who decides, besides the sets themselves."""
 Body: TypeAlias = (
     Contribution
@@ -349,6 +377,8 @@ def _check(entry: Entry) -> Entry:
             raise DecodeError("entry: a solution opens a feed or does not count")
         case Proposal():
             _check_sorted(body.contributions)
+            if isinstance(body, ExcisingProposal):
+                _check_excised(body)
         case Reduction():
             _check_reduction(body)
         case Epoch():
@@ -362,10 +392,20 @@ def _check(entry: Entry) -> Entry:
             public_key_of(body.peer)
             if not body.reason.isprintable():
                 raise DecodeError("exclude: a reason is printable")
+            if isinstance(body, Excise) and body.since > body.round:
+                raise DecodeError("excise: the rounds to correct are those before the exclusion")
     if isinstance(body, BallotBody):
         public_key_of(body.ballot.proposer)
         _check_link(body.ballot.epoch)
     return entry
+
+
+def _check_excised(body: ExcisingProposal) -> None:
+    _check_sorted(tuple(one.peer for one in body.excised))
+    for one in body.excised:
+        public_key_of(one.peer)
+        if one.since >= body.round:
+            raise DecodeError("excising: only rounds before this one can be corrected")
 
 
 def _check_reduction(body: Reduction) -> None:

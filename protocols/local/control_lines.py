@@ -55,6 +55,7 @@ def decode_ask(line: bytes) -> control_messages.Ask:
             if not (len(ask.reason) <= control_messages.MAX_REASON and ask.reason.isprintable()):
                 raise DecodeError(f"reason must have at most {control_messages.MAX_REASON} printable characters")
             _within("first", ask.first or 0, 0, (1 << 24) - 1)
+            _within("since", ask.since or 0, 0, (1 << 24) - 1)
     return ask
 
 

@@ -15,10 +15,8 @@ import msgspec
 
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
-MAX_LINES = 10_000
-"""Most log lines that one request may ask for."""
-MAX_ROUNDS = 10_000
-"""Most rounds that one request may ask for."""
+MAX_LINES = MAX_ROUNDS = 10_000
+"""Most log lines, or rounds, that one request may ask for."""
 MAX_REASON = 100
 """Longest reason of an exclusion, in characters: as long as its record holds."""
 
@@ -83,6 +81,8 @@ class ExcludePeer(msgspec.Struct, frozen=True, tag="exclude"):
     first: int | None = None
     """First round without the member; null: the oldest one that is not final."""
     reason: str = ""
+    since: int | None = None
+    """First final round to take its work out of; null: none."""
 
 
 class EvaluateModel(msgspec.Struct, frozen=True, tag="eval"):

@@ -11,6 +11,10 @@ class Exclusion(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     by: str = "owner"
     """`owner`, or `voters`: two thirds of the voters of that round."""
+    excise_since: int | None = None
+    """First round that its work is taken out of, as far back as payloads are kept; null: none."""
+    excised_in: int | None = None
+    """The final round whose state was the first without this work; null: that is still to come."""
 
 
 class VotesAgainst(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,6 +32,10 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.local.round_sets import Counted as Counted
+from atoll.protocols.local.round_sets import ExcisedRound as ExcisedRound
+from atoll.protocols.local.round_sets import Member as Member
+from atoll.protocols.local.round_sets import Slice as Slice
 from atoll.protocols.local.time_spent import TimeSpent
 from atoll.protocols.run.arena import Span
 
@@ -39,43 +43,6 @@ FRAME_MAX_BYTES = 4 * 1024 * 1024
 """Largest frame, in bytes, without its length."""
 NOTHING_YET = -2
 """In the place of a round: Θ₀ is given by the run and is not on this disk yet. Round −1 is Θ₀."""
-
-
-class Member(msgspec.Struct, frozen=True, array_like=True):
-    """One contribution of a round's set, with its payload on disk."""
-
-    entry: Digest
-    """Entry id of the Contribution or Reduction."""
-    author: PeerId
-    weight: int
-    """Weight of the contribution in the mean, in 64ths of the round's nominal tokens."""
-    payload: Digest
-    path: str
-    experts: bytes = b""
-    """Bitmap of the experts that the contribution covers; empty: all."""
-
-
-class Slice(msgspec.Struct, frozen=True, array_like=True):
-    """The contributions that count in one slice of a reduced round."""
-
-    span: Span
-    """Chunks of the slice."""
-    reduced: tuple[Member, ...]
-    """The slice's Reduction, if there is one: its weight is the sum over the contributions that it covers."""
-    raw: tuple[Member, ...]
-    """Contributions that the Reduction does not cover; each path holds a RowsAnswer for this span."""
-    ours: bool
-    """Whether our own contribution counts in this slice, raw or covered."""
-
-
-class Counted(msgspec.Struct, frozen=True, array_like=True):
-    """One of our own payloads that a final set holds, with the chunks in which it counts."""
-
-    payload: Digest
-    """BLAKE3 of the payload of our Contribution or Reduction."""
-    spans: tuple[Span, ...]
-    """Chunks of the round's cover in which a Contribution counts; empty for a Reduction."""
-    round: Round
 
 
 class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
@@ -213,9 +180,15 @@ class FoldRequest(_RoundSet, frozen=True, array_like=True, tag="fold"):
 class CheckRequest(_RoundSet, frozen=True, array_like=True, tag="check"):
     """Compute the state digest of Θ_final(round) for this set, and keep nothing. `round` is the last final + 1."""
 
+    excised: tuple[ExcisedRound, ...] = ()
+    """What the round's state takes out of the rounds before."""
+
 
 class FinalizeRequest(_RoundSet, frozen=True, array_like=True, tag="finalize"):
     """Make this set final. The part of our own payloads that it does not hold returns to the error feedback."""
+
+    excised: tuple[ExcisedRound, ...] = ()
+    """What the round's state takes out of the rounds before."""
 
 
 class AdoptRequest(msgspec.Struct, frozen=True, array_like=True, tag="adopt"):

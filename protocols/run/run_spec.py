@@ -48,6 +48,7 @@ Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag"]
 Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
 DEFAULT_MOMENTUM_256 = 230
 """β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
+MAX_EXCISE_ROUNDS = 1024
 _MOMENTUM_RULES = ("nesterov", "slowmo")
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
@@ -207,6 +208,9 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Final sets with a member's work after which it decides rounds (docs/finality.md); unset: 1, at once."""
     probation_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
     """Share of its weight that a member's work has until then (docs/aggregation.md); unset: all of it."""
+    excise_rounds: Annotated[int, Meta(ge=1, le=MAX_EXCISE_ROUNDS)] | msgspec.UnsetType = msgspec.UNSET
+    """Newest final rounds that an excluded member's work can be taken out of (docs/removal.md). All nodes keep
+    their payloads. Unset: none."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -279,6 +283,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             raise ConfigError(f"version {self.version} has no pace.probation_256", hint="make the run again")
         if self.version <= FULL_WEIGHT_VERSION and self.admission.puzzle_bits is not msgspec.UNSET:
             raise ConfigError(f"version {self.version} has no admission.puzzle_bits", hint="make the run again")
+        if self.version <= FULL_WEIGHT_VERSION and self.pace.excise_rounds is not msgspec.UNSET:
+            raise ConfigError(f"version {self.version} has no pace.excise_rounds", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
@@ -296,6 +302,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
+        _check_excision(self)
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
             raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
 
@@ -436,6 +443,26 @@ def _check_rule(spec: RunSpec) -> None:
     for is_set, key, why in refused:
         if is_set:
             raise ConfigError(f"outer.rule {rule} and {key} cannot go together: {why}")
+
+
+def _check_excision(spec: RunSpec) -> None:
+    """Refuse excisions where a round's update cannot be computed again without one of its members."""
+    if spec.pace.excise_rounds is msgspec.UNSET:
+        return
+    refused = (
+        (spec.reduce is not None, "reduce", "a reducer's sums have no parts that can be taken out"),
+        (bool(spec.outer.momenta), "outer.rule with momentum", "each step depends on all steps before it"),
+        (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
+        (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
+        (
+            spec.pace.probation_256 is not msgspec.UNSET,
+            "pace.probation_256",
+            "the member's work changed the weights of others",
+        ),
+    )
+    for is_set, key, why in refused:
+        if is_set:
+            raise ConfigError(f"pace.excise_rounds and {key} cannot go together: {why}")
 
 
 def _check_aggregate(outer: OuterSpec) -> None:

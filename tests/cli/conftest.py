@@ -86,8 +86,9 @@ class FakeOperator:
     async def resume(self) -> str:
         return self._order("resume")
 
-    async def exclude(self, peer: str, first: int | None, reason: str) -> str:
-        return self._order(f"exclude {peer} from={first} reason={reason}")
+    async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
+        excise = "" if since is None else f" since={since}"
+        return self._order(f"exclude {peer} from={first} reason={reason}{excise}")
 
     async def evaluate(self) -> EvaluationResult:
         self._order("eval")

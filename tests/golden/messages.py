@@ -138,6 +138,7 @@ BODIES: tuple[records.Body, ...] = (
     ),
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
+    records.ExcisingProposal(ROUND, BALLOT, (A, B), A, (records.Excised(OTHER.peer_id, Round(7)),)),
     records.Vote(ROUND, IN_EPOCH, A),
     records.Prepare(ROUND, BALLOT),
     records.Promise(ROUND, BALLOT, (A,)),
@@ -148,6 +149,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Epoch(ROUND, A, tuple(sorted((ME.peer_id, OTHER.peer_id)))),
     records.Follow(ROUND, A),
     records.Exclude(ROUND, OTHER.peer_id, "noise"),
+    records.Excise(ROUND, OTHER.peer_id, "noise", Round(7)),
 )
 VALUES = (
     registers.Lease("training", ROUND, 6, A, 6, 1234.5),
@@ -277,8 +279,8 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.OpenRequest(ROUND, 5),
     worker.JudgeRequest("/proof", A),
     worker.FoldRequest(ROUND, (MEMBER,)),
-    worker.CheckRequest(ROUND, (), (SLICE,)),
-    worker.FinalizeRequest(ROUND, (MEMBER,), (SLICE,)),
+    worker.CheckRequest(ROUND, (), (SLICE,), (worker.ExcisedRound(Round(7), (MEMBER,), (A,)),)),
+    worker.FinalizeRequest(ROUND, (MEMBER,), (SLICE,), (worker.ExcisedRound(Round(7), (MEMBER,), (A,)),)),
     worker.AdoptRequest(ROUND, "/snapshot", A, (worker.Counted(B, (Span(0, 4),), ROUND),)),
     worker.SnapshotRequest("/snapshot"),
     worker.InheritRequest(3, "/moments"),

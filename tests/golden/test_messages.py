@@ -36,6 +36,7 @@ NOT_SENT = {
     "protocols/local/control_lines.py": "the version in front of a line",
     "protocols/local/control_messages.py": "lines of JSON: tests/protocols/local/test_control_messages.py",
     "protocols/local/standing.py": "parts of these lines",
+    "protocols/ledger/probation.py": "a state in memory",
     "protocols/wires.py": "the table of wires itself",
     "node/checkpoint/universal.py:_Versioned": "the version in front of a file",
     "p2p/ledger/newcomers.py:NewcomerQuota": "the node's own settings",

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.node.daemon.consensus.probation import Tally, scaled
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.probation import Tally, scaled
 
 KEPT = 1024
 """Final rounds whose newcomers are remembered: a worker may be so far behind."""

@@ -24,12 +24,12 @@ from atoll.node.daemon.consensus.ballots import (
     votes_for,
 )
 from atoll.node.daemon.consensus.epochs import ROOT, EpochId
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.entry_rules import is_lawful
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     MAX_SET,
     Entry,

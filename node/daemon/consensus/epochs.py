@@ -15,9 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import quorum
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.records import Body, Epoch, Exclude, Follow, Leave, Vote, epoch_id
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import Body, Epoch, Excise, Exclude, Follow, Leave, Vote, epoch_id
 
 EpochId: TypeAlias = bytes
 ROOT: EpochId = b""
@@ -48,6 +48,10 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
     """By author: the members that it voted to exclude so far, and from which round on."""
     voted_out: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round whose voters excluded a member, in our chain (exclusion.py)."""
+    excise_votes: Mapping[PeerId, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
+    """By author: the members of `votes_against` whose work it wants taken out, and since which round."""
+    to_excise: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """The members whose work the owner, or enough voters, want taken out, and since which round (excision.py)."""
 
     def choice(self, author: PeerId) -> EpochId:
         """The epoch that an author signed or followed last."""
@@ -160,7 +164,9 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
         case Exclude(round=number, peer=peer):
             # The lowest, so that the order of arrival leaves no trace.
             first = min(number, book.excluded.get(peer, number))
-            return replace(book, excluded={**book.excluded, peer: first})
+            return replace(
+                book, excluded={**book.excluded, peer: first}, to_excise=_since_of(book.to_excise, body)
+            )
         case Leave():
             left = {**book.left, author: max(body.round, book.left.get(author, -1))}
             return replace(book, left=left, back={**book.back, author: frozenset[EpochId]()})
@@ -196,14 +202,25 @@ def _add_vote(book: EpochBook, author: PeerId, body: Exclude) -> EpochBook:
     if len(cast) >= MAX_VOTES and body.peer not in cast:
         return book
     cast = {**cast, body.peer: min(body.round, cast.get(body.peer, body.round))}
-    return replace(book, votes_against={**book.votes_against, author: cast})
+    wanted = _since_of(book.excise_votes.get(author, {}), body)
+    excise_votes = {**book.excise_votes, author: wanted} if wanted else book.excise_votes
+    return replace(book, votes_against={**book.votes_against, author: cast}, excise_votes=excise_votes)
+
+
+def _since_of(wanted: Mapping[PeerId, int], body: Exclude) -> Mapping[PeerId, int]:
+    """The first rounds by member with what a record says; the lowest, so that the order leaves no trace."""
+    if not isinstance(body, Excise):
+        return wanted
+    return {**wanted, body.peer: min(body.since, wanted.get(body.peer, body.since))}
 
 
 def without_votes(book: EpochBook, author: PeerId) -> EpochBook:
     """The book without the votes to exclude of an author whose feed is gone; it may come again, from its begin."""
     if author not in book.votes_against:
         return book
-    return replace(book, votes_against={one: cast for one, cast in book.votes_against.items() if one != author})
+    votes = {one: cast for one, cast in book.votes_against.items() if one != author}
+    wanted = {one: cast for one, cast in book.excise_votes.items() if one != author}
+    return replace(book, votes_against=votes, excise_votes=wanted)
 
 
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:

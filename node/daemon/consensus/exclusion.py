@@ -7,7 +7,7 @@ Rules: docs/removal.md.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
@@ -18,11 +18,16 @@ from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Proposal
 
 
-def note_votes(book: Book, contribution: Digest, cast: Mapping[PeerId, int]) -> Book:
-    """The book that knows which votes stand before a contribution in its author's feed."""
+def note_votes(book: Book, contribution: Digest, cast: Mapping[PeerId, int], wanted: Mapping[PeerId, int]) -> Book:
+    """The book that knows which votes stand before a contribution in its author's feed.
+
+    `wanted`: of these members the author also wants the work taken out, since these rounds.
+    """
     if contribution not in book.contributions:
         return book  # its author's second one in the round
-    return replace(book, votes_against={**book.votes_against, contribution: cast})
+    votes = {**book.votes_against, contribution: cast}
+    excise_votes = {**book.excise_votes, contribution: wanted} if wanted else book.excise_votes
+    return replace(book, votes_against=votes, excise_votes=excise_votes)
 
 
 def count_votes(state: FinalityState, book: Book, final: Proposal) -> FinalityState:
@@ -31,7 +36,8 @@ def count_votes(state: FinalityState, book: Book, final: Proposal) -> FinalitySt
     # that was a voter long ago, when the run was small, can vote for that time afterwards.
     number, voted_out = state.deciding, dict(state.epochs.voted_out)
     authors = {name: book.author_of(name) for name in final.contributions}
-    cast = [book.votes_against.get(name, {}) for name, author in authors.items() if author in state.voters]
+    voting = [name for name, author in authors.items() if author in state.voters]
+    cast = [book.votes_against.get(name, {}) for name in voting]
     support = Counter(peer for votes in cast for peer, first in votes.items() if first <= number)
     # In an epoch a few decide alone, and what they vote stands when the others are back. So the member must be
     # there, a voter itself, and the votes a quorum of all that worked lately, not only of those that are left.
@@ -39,7 +45,20 @@ def count_votes(state: FinalityState, book: Book, final: Proposal) -> FinalitySt
     for peer, votes in support.items():
         if votes >= needed and peer in authors.values():
             voted_out.setdefault(peer, number)
-    return replace(state, epochs=replace(state.epochs, voted_out=voted_out))
+    state = replace(state, epochs=replace(state.epochs, voted_out=voted_out))
+    return _count_excisions(state, book, voting, needed)
+
+
+def _count_excisions(state: FinalityState, book: Book, voting: Collection[Digest], needed: int) -> FinalityState:
+    """The state that knows whose work enough of these voters want taken out."""
+    # Only of members that are excluded: whoever is away could not defend itself against a few that are there.
+    gone, wanted = state.epochs.excluded_from(state.deciding), dict(state.epochs.to_excise)
+    cast = [book.excise_votes[name] for name in voting if name in book.excise_votes]
+    for peer in gone - wanted.keys():
+        since = sorted(votes[peer] for votes in cast if peer in votes)
+        if len(since) >= needed:
+            wanted[peer] = since[needed - 1]  # so many of them want this round, or one before it
+    return replace(state, epochs=replace(state.epochs, to_excise=wanted))
 
 
 def needed_votes(state: FinalityState) -> int:

@@ -29,11 +29,11 @@ from atoll.node.daemon.consensus.ballots import (
     voter_order,
     without,
 )
+from atoll.node.daemon.consensus.excision import choice_of, corrections, note_final
 from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
 from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.proposer import prepare, propose, waits
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
@@ -44,6 +44,7 @@ from atoll.node.daemon.consensus.succession import (
 )
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
 
 DECIDED_KEPT = 1024
@@ -62,11 +63,12 @@ def begin(
     *,
     lease_s: float = finality_types.LEASE_S,
     probation: int = 1,
+    excise_rounds: int = 0,
     chosen: tuple[Epoch, ...] = (),
 ) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0.
 
-    `lease_s`: how long leases live, in seconds. `probation`: see RunSpec.
+    `lease_s`: how long leases live, in seconds. `probation`, `excise_rounds`: see RunSpec.
     `chosen`: the epochs that this node entered before, in order.
     """
     return finality_types.FinalityState(
@@ -77,6 +79,7 @@ def begin(
         voters=(owner,),
         tally=Tally(probation),
         lease_s=lease_s,
+        excise_rounds=excise_rounds,
         planned=chosen,
         epochs=epochs.EpochBook(owner=owner),
     )
@@ -163,11 +166,12 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.RoundClosed(number, members):
             views = {**state.views, number: members}
             return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []
-        case finality_types.CheckDone(number, contributions, digest):
+        case finality_types.CheckDone(number, names, digest, excised):
             if number != state.deciding:
                 return state, []
-            checked = {**state.checked, contributions: digest}
-            return replace(state, checked=checked, checking=state.checking - {contributions}), []
+            choice = finality_types.Choice(names, excised)
+            checked = {**state.checked, choice: digest}
+            return replace(state, checked=checked, checking=state.checking - {choice}), []
         case finality_types.FinalApplied(number):
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
@@ -175,6 +179,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, refuted=state.refuted | {entry}), []
         case finality_types.ReductionCleared(entry):
             return replace(state, refuted=state.refuted - {entry}), []
+        case finality_types.CorrectionsHeld(peers):
+            return replace(state, retrievable=peers), []
         case finality_types.AppendRefused():
             return replace(state, appending=None), []
         case finality_types.ReplayDone():
@@ -208,7 +214,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     before = state.books.get(body.round, Book())
     book, fault = add_entry(before, event.entry, event.author, body)
     if isinstance(body, Contribution) and (cast := state.epochs.votes_against.get(event.author)):
-        book = note_votes(book, event.entry, cast)
+        book = note_votes(book, event.entry, cast, state.epochs.excise_votes.get(event.author, {}))
     state = replace(state, books={**state.books, body.round: book})
     if body.round == state.deciding and isinstance(body, Proposal):
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
@@ -285,8 +291,12 @@ def _decide(state: finality_types.FinalityState) -> Out:
         if unknown:
             state, more = fetch_missing(state, unknown, ())
             return state, actions + more
-        actions.append(finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state))
-        state = _next_round(state, book.authors_of(proposal.contributions))
+        choice = choice_of(proposal)
+        changed = corrections(state, choice.excised)
+        actions.append(
+            finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state, changed)
+        )
+        state = note_final(_next_round(state, book.authors_of(proposal.contributions)), book, choice)
         if book.votes_against:  # hardly ever
             state = count_votes(state, book, proposal)
     return state, actions

@@ -1,8 +1,9 @@
 """The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
 
 from atoll.node.daemon.consensus.ballots import bound_proposals, named_by, owner_of, quorum
+from atoll.node.daemon.consensus.excision import able, choice_of
 from atoll.node.daemon.consensus.presence import here_of
-from atoll.node.daemon.consensus.types import Action, FinalityState
+from atoll.node.daemon.consensus.types import Action, Choice, FinalityState
 from atoll.node.daemon.consensus.voter import (
     Out,
     append,
@@ -13,7 +14,7 @@ from atoll.node.daemon.consensus.voter import (
     names_excluded,
 )
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Ballot, Prepare, Proposal, set_digest
+from atoll.protocols.ledger.records import Ballot, ExcisingProposal, Prepare, Proposal, set_digest
 
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
@@ -32,13 +33,16 @@ def propose(state: FinalityState) -> Out:
     ballot = _own_ballot(state)
     if ballot is None or not may_append(state):
         return state, []
-    names = _set_to_propose(state, ballot)
-    if names is None:
+    choice = _choice_to_propose(state, ballot)
+    if choice is None:
         return state, []
-    state, ready, actions = is_folded_here(state, names)
+    state, ready, actions = is_folded_here(state, choice)
     if not ready:
         return state, actions
-    return append(state, Proposal(state.deciding, ballot, names, state.checked[names]))
+    number, digest = state.deciding, state.checked[choice]
+    if choice.excised:
+        return append(state, ExcisingProposal(number, ballot, choice.names, digest, choice.excised))
+    return append(state, Proposal(number, ballot, choice.names, digest))
 
 
 def prepare(state: FinalityState) -> Out:
@@ -94,8 +98,8 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
     return ballot
 
 
-def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] | None:
-    """The set to propose in a ballot of ours; None while it is too early."""
+def _choice_to_propose(state: FinalityState, ballot: Ballot) -> Choice | None:
+    """What to propose in a ballot of ours; None while it is too early."""
     book, view = state.book, state.views.get(state.deciding)
     if view and (not state.refuted.isdisjoint(view) or names_excluded(state, view)):
         view = None  # it is being folded again
@@ -103,17 +107,17 @@ def _set_to_propose(state: FinalityState, ballot: Ballot) -> tuple[Digest, ...] 
         before = inherited(state)
         if before and may_get_votes(state, ballot, before):
             return before
-        return view if view and _is_time(state, view) else None
+        return Choice(view, able(state)) if view and _is_time(state, view) else None
     bound = bound_proposals(book, state.voters, ballot, state.equivocators)
     if bound is None:
         return None
     if not bound:
-        return view or None
+        return Choice(view, able(state)) if view else None
     # A quorum may have voted for this set: repeating it is the only safe choice, whatever our own view is.
     if bound[0] not in book.proposals:
         return None  # it has not arrived yet
-    names = book.proposals[bound[0]].contributions
-    return names if may_get_votes(state, ballot, names) else None
+    choice = choice_of(book.proposals[bound[0]])
+    return choice if may_get_votes(state, ballot, choice) else None
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
@@ -142,5 +146,5 @@ def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Acti
         # Else the ballot may be bound to the set. A Prepare before it is folded here would only stop the ballot
         # below.
         if not book.is_void(book.proposals[name]):
-            return is_folded_here(state, book.proposals[name].contributions)
+            return is_folded_here(state, choice_of(book.proposals[name]))
     return state, True, []

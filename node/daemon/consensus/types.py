@@ -5,15 +5,24 @@ Times `now` are seconds of one monotonic clock, as floats.
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
-from atoll.protocols.ledger.records import Body, Epoch, Follow, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import (
+    Body,
+    Epoch,
+    Excised,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 
 PATIENCE_S = 10.0
 """Default patience in seconds; the driver sets about two round times."""
@@ -22,6 +31,25 @@ LEASE_S = 60.0
 RECENT_ROUNDS = 16
 """A recent member is an author of one of so many newest final sets."""
 _NO_ENTRIES = Book()
+
+
+class Choice(NamedTuple):
+    """What the voters of a round choose: with the states before it, this fixes the round's state."""
+
+    names: tuple[Digest, ...]
+    """Entry ids of the set."""
+    excised: tuple[Excised, ...] = ()
+    """Whose work the round's state takes out of the rounds before."""
+
+
+class Correction(msgspec.Struct, frozen=True):
+    """A final round whose set becomes smaller: a later round adds U(after) − U(before)."""
+
+    round: Round
+    before: tuple[Digest, ...]
+    """Entry ids of the contributions that counted in it so far, sorted."""
+    after: tuple[Digest, ...]
+    """Those that count from now on, sorted."""
 
 
 # --- events ---------------------------------------------------------------------------------------
@@ -69,6 +97,7 @@ class CheckDone(msgspec.Struct, frozen=True):
     round: Round
     contributions: tuple[Digest, ...]
     state: Digest
+    excised: tuple[Excised, ...] = ()
 
 
 class FinalApplied(msgspec.Struct, frozen=True):
@@ -87,6 +116,15 @@ class ReductionCleared(msgspec.Struct, frozen=True):
     """A Reduction refuted for its reducer's silence counts again: a final set holds it, or what it continues."""
 
     entry: Digest
+
+
+class CorrectionsHeld(msgspec.Struct, frozen=True):
+    """The members whose work this node could take out now, because it holds all payloads for that.
+
+    Send it when they change.
+    """
+
+    peers: frozenset[PeerId]
 
 
 class AppendRefused(msgspec.Struct, frozen=True):
@@ -134,6 +172,7 @@ Event: TypeAlias = (
     | FinalApplied
     | ReductionRefuted
     | ReductionCleared
+    | CorrectionsHeld
     | AppendRefused
     | ReplayDone
     | MembersSeen
@@ -155,11 +194,15 @@ class Append(msgspec.Struct, frozen=True):
 class CheckRound(msgspec.Struct, frozen=True):
     """Ask the worker for the state with this set (Θ_final is at round - 1); answer with CheckDone.
 
-    All payloads are held, or the round is reduced: then what the set needs is fetched first.
+    All payloads are held, or the round is reduced: then what the set needs is fetched first. So are those of the
+    corrections.
     """
 
     round: Round
     contributions: tuple[Digest, ...]
+    excised: tuple[Excised, ...] = ()
+    corrections: tuple[Correction, ...] = ()
+    """What `excised` means here."""
 
 
 class FetchMissing(msgspec.Struct, frozen=True):
@@ -194,6 +237,8 @@ class FinalizeRound(msgspec.Struct, frozen=True):
     round: Round
     contributions: tuple[Digest, ...]
     state: Digest
+    corrections: tuple[Correction, ...] = ()
+    """Rounds before whose sets become smaller with this one."""
 
 
 class ReportDivergence(msgspec.Struct, frozen=True):
@@ -333,9 +378,9 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
     """Contributions whose payload is held."""
-    checked: Mapping[tuple[Digest, ...], Digest] = msgspec.field(default_factory=dict)
-    """State digest of each set that the worker checked, for this round."""
-    checking: frozenset[tuple[Digest, ...]] = frozenset()
+    checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
+    """State digest of each choice that the worker checked, for this round."""
+    checking: frozenset[Choice] = frozenset()
     """Sets that the worker was asked for and has not answered."""
     appending: Body | None = None
     """The entry that is on its way into our feed."""
@@ -345,6 +390,14 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Proposals that were reported as narrow or divergent."""
     missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """Entries and payloads of the last FetchMissing of this round."""
+    excise_rounds: int = 0
+    """Newest final rounds that work can be taken out of (RunSpec)."""
+    window: Mapping[int, Mapping[Digest, PeerId]] = msgspec.field(default_factory=dict)
+    """The contributions that count in each of these rounds, with their authors."""
+    excised: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """The final round whose state took out a member's work, in our chain."""
+    retrievable: frozenset[PeerId] = frozenset()
+    """Members whose work this node could take out now (`CorrectionsHeld`)."""
 
     @property
     def deciding(self) -> Round:

@@ -10,17 +10,27 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of
+from atoll.node.daemon.consensus.excision import choice_of, corrections, is_due
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
     CheckRound,
+    Choice,
     FetchMissing,
     FinalityState,
     ReportDivergence,
     ReportNarrow,
 )
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.records import Ballot, Epoch, Follow, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Epoch,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -44,10 +54,10 @@ def vote(state: FinalityState) -> Out:
     if found is None:
         return state, []
     entry, proposal = found
-    state, ready, actions = is_folded_here(state, proposal.contributions)
+    state, ready, actions = is_folded_here(state, choice_of(proposal))
     if not ready:
         return state, actions
-    ours = state.checked[proposal.contributions]
+    ours = state.checked[choice_of(proposal)]
     if ours == proposal.state:
         return append(state, Vote(proposal.round, proposal.ballot, entry))
     # Another state means that one of the two folds is wrong. A vote would make it final without anybody knowing
@@ -77,11 +87,11 @@ def counts(state: FinalityState, ballot: Ballot) -> bool:
     return ballot.attempt <= state.attempt and owner_of(state.voters, ballot.attempt) == ballot.proposer
 
 
-def is_folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[FinalityState, bool, list[Action]]:
-    """Whether the state of this set is known here; if not, the actions that fetch what is missing or check it."""
-    if names in state.checked:
+def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState, bool, list[Action]]:
+    """Whether the state of this choice is known here; if not, the actions that fetch what it lacks or check it."""
+    if choice in state.checked:
         return state, True, []
-    book = state.book
+    book, names = state.book, choice.names
     known = [(entry, *book.contributions[entry]) for entry in names if entry in book.contributions]
     if len({author for _, author, _ in known}) != len(known):  # two of one author: no lawful set
         return state, False, []
@@ -91,13 +101,10 @@ def is_folded_here(state: FinalityState, names: tuple[Digest, ...]) -> tuple[Fin
         state, actions = fetch_missing(state, entries, payloads)
         return state, False, actions
     # A check folds onto Θ_final, which must be that of the round before; one check of a set at a time.
-    if names in state.checking or state.applied != state.last_final:
+    if choice in state.checking or state.applied != state.last_final:
         return state, False, []
-    return (
-        replace(state, checking=state.checking | {names}),
-        False,
-        [CheckRound(state.deciding, names)],
-    )
+    check = CheckRound(state.deciding, names, choice.excised, corrections(state, choice.excised))
+    return replace(state, checking=state.checking | {choice}), False, [check]
 
 
 def fetch_missing(state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]) -> Out:
@@ -133,7 +140,7 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     ]
     free = [(name, p) for name, p in free if not book.voted_in((state.me,), p.ballot)]
     lawful = [(name, p) for name, p in free if not book.is_void(p) and not _is_refuted(state, p)]
-    broad = [(name, p) for name, p in lawful if may_get_votes(state, p.ballot, p.contributions)]
+    broad = [(name, p) for name, p in lawful if may_get_votes(state, p.ballot, choice_of(p))]
     return max(broad, default=None, key=lambda item: item[1].ballot)
 
 
@@ -147,20 +154,26 @@ def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
 # --- which sets get votes -------------------------------------------------------------------------
 
 
-def may_get_votes(state: FinalityState, ballot: Ballot, names: tuple[Digest, ...]) -> bool:
-    """Whether this node would vote for the set in this ballot, if it gives the same state here."""
+def may_get_votes(state: FinalityState, ballot: Ballot, choice: Choice) -> bool:
+    """Whether this node would vote for the choice in this ballot, if it gives the same state here."""
+    names = choice.names
     if ballot.attempt == 0:
-        return is_broad(state, names) and (not names_excluded(state, names) or names == inherited(state))
+        return is_broad(state, names) and (_is_just(state, choice) or choice == inherited(state))
     # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
     # voted for, one liar could hide those votes and have a second set made final.
     bound = bound_proposals(state.book, state.voters, ballot, state.equivocators)
     if not bound:
-        return bound is not None and is_broad(state, names) and not names_excluded(state, names)
+        return bound is not None and is_broad(state, names) and _is_just(state, choice)
     # A set that all are bound to may be narrow, and is voted for all the same: another one could contradict it.
     # While more than one set may have had a quorum, none is safe: more promises will rule all but one out.
     proposal = state.book.proposals.get(bound[0]) if len(bound) == 1 else None
-    repeats = proposal is not None and proposal.contributions == names
+    repeats = proposal is not None and choice_of(proposal) == choice
     return repeats and (_all_answered(state, ballot) or is_broad(state, names))
+
+
+def _is_just(state: FinalityState, choice: Choice) -> bool:
+    """Whether it has no work of an author that is excluded, and takes out what this node knows a reason for."""
+    return not names_excluded(state, choice.names) and is_due(state, choice.excised)
 
 
 def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:
@@ -179,16 +192,16 @@ def _counted(state: FinalityState, names: Collection[Digest]) -> set[Digest]:
     return left if book.authors_of(left) else {*names}
 
 
-def inherited(state: FinalityState) -> tuple[Digest, ...]:
-    """The set that the epoch before may have decided in the first round of ours; empty: none that is known."""
+def inherited(state: FinalityState) -> Choice | None:
+    """What the epoch before may have decided in the first round of ours; None: nothing that is known."""
     # Somebody that is gone may have seen a quorum for it, and gave it out as final. Most such sets have a vote
     # here, and what was final stays so.
     if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
-        return ()
+        return None
     book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
     given = ((ballot, vote.proposal) for ballot, votes in book.votes.items() for _, vote in votes.values())
     votes = [(ballot, name) for ballot, name in given if name in book.proposals]
-    return book.proposals[max(votes)[1]].contributions if votes else ()
+    return choice_of(book.proposals[max(votes)[1]]) if votes else None
 
 
 def _all_answered(state: FinalityState, ballot: Ballot) -> bool:

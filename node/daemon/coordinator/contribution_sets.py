@@ -8,6 +8,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from atoll.node.daemon.consensus.types import Correction
 from atoll.node.daemon.coordinator.interfaces import BlobSource, RequestOf, RunContext, SlicedSets
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher, pause_s
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
@@ -15,7 +16,7 @@ from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger import records
 from atoll.protocols.ledger.coverage import cover_of, size_of
-from atoll.protocols.local.worker_messages import Counted, Member, Pending
+from atoll.protocols.local.worker_messages import Counted, ExcisedRound, Member, Pending
 from atoll.protocols.run.arena import Span
 
 A = TypeVar("A")
@@ -126,10 +127,17 @@ class ContributionSets:
         else:
             self.fetch_payloads(names)
 
-    def fetch_payloads(self, names: tuple[Digest, ...]) -> None:
-        """Start fetching the payloads of these contributions that are not here."""
+    def fetch_payloads(self, names: tuple[Digest, ...], until: int = -1) -> None:
+        """Start fetching the payloads of these contributions that are not here; see `PayloadFetcher.fetch`."""
         for _, author, record in self.index.find(names):
-            self.payloads.fetch(record, author)
+            self.payloads.fetch(record, author, until)
+
+    def are_correctable(self, corrections: Iterable[Correction], until: Round) -> bool:
+        """Return whether all payloads for these corrections are held; if not, get them until round `until`."""
+        missing = [one for one in corrections if not all(map(self.index.is_held, one.before))]
+        for one in missing:
+            self.fetch_payloads(one.before, until)
+        return not missing
 
     def counted(self, number: Round, names: tuple[Digest, ...]) -> tuple[Counted, ...] | None:
         """Return what of this node counts in a final set; None if a Reduction covers what the ledger lacks."""
@@ -164,8 +172,17 @@ class ContributionSets:
             if self.blobs.has_blob(payload):
                 self.guard.delete_blob(payload)
 
-    async def ask(self, number: Round, names: tuple[Digest, ...], request_of: RequestOf, kind: type[A]) -> A:
+    async def ask(
+        self,
+        number: Round,
+        names: tuple[Digest, ...],
+        request_of: RequestOf,
+        kind: type[A],
+        corrections: tuple[Correction, ...] = (),
+    ) -> A:
         """Ask for work on a set; payloads that the disk lost or damaged are fetched again first.
+
+        `corrections`: what the round's state takes out of the rounds before; only with a check or a finalize.
 
         Where experts are merged, the worker reads the payloads of the other open rounds too. So these are restored
         as well when it did not help to restore the set itself. Raises WorkerDied, or the worker's fault.
@@ -174,25 +191,35 @@ class ContributionSets:
         if sliced:
             return await sliced.ask(request_of, kind)
         found, life, attempt = self.index.find(names), self.worker.lives, 0
+        past = self.index.find(_joined(*(one.before for one in corrections)))
         self._asked = {at: asked for at, asked in self._asked.items() if at > self.applied()}
         self._asked[number] = names
         while True:
-            if all(self.blobs.has_blob(record.payload) for _, _, record in found):
-                weights = self.weigh(number, found)
-                members = tuple(
-                    member_of(entry, author, weights[entry], record, self.blobs.blob_path(record.payload))
-                    for entry, author, record in found
-                )
+            if all(self.blobs.has_blob(record.payload) for _, _, record in (*found, *past)):
+                request = request_of(self._members(number, found), ())
+                if corrections:
+                    request = msgspec.structs.replace(request, excised=tuple(map(self._excised, corrections)))
                 try:
-                    return await self.worker.ask_until_saved(request_of(members, ()), kind)
+                    return await self.worker.ask_until_saved(request, kind)
                 except (DecodeError, CorruptFault) as error:
                     self.context.log.event("payload_damaged", error=error.line())
                     await asyncio.sleep(pause_s(attempt) if attempt else 0)
                     attempt += 1
             others = self._asked.values() if attempt > 1 else ()
-            for _, author, record in self.index.find(_joined(names, *others)):
+            for _, author, record in (*self.index.find(_joined(names, *others)), *past):
                 await self.payloads.restore(record, author)
             self.worker.check_life(life)
+
+    def _members(self, number: Round, found: Found) -> tuple[Member, ...]:
+        weights = self.weigh(number, found)
+        return tuple(
+            member_of(entry, author, weights[entry], record, self.blobs.blob_path(record.payload))
+            for entry, author, record in found
+        )
+
+    def _excised(self, one: Correction) -> ExcisedRound:
+        members = self._members(one.round, self.index.find(one.before))
+        return ExcisedRound(one.round, members, tuple(name for name in one.before if name not in one.after))
 
     def _rows_of(self, record: records.Contribution) -> tuple[Span, ...]:
         """Return all rows of a payload, as one span."""

@@ -27,7 +27,8 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.member_standing import MemberStandings
-from atoll.node.daemon.removals import Removals, votes_against
+from atoll.node.daemon.removal.requests import votes_against
+from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.missing_voters import missing
@@ -166,7 +167,7 @@ class Driver:
             progress=self.training.progress,
             waiting=self.training.waiting,
             trouble=self.removals.trouble or self.guard.trouble,
-            excluded=tuple(self.removals.found.values()),
+            excluded=self.removals.shown(),
             votes_against=votes_against(self.finality),
             missing=missing(self.finality),
             validated=self.evaluator.validated,
@@ -190,8 +191,8 @@ class Driver:
         self.removals.check_resume()
         self.queue.post(lambda: self.machines.feed_round(round_types.Resume(self.context.now())))
 
-    def exclude(self, peer: PeerId, first: Round | None, reason: str) -> str:
-        return self.removals.exclude(peer, first, reason)
+    def exclude(self, peer: PeerId, first: Round | None, reason: str, since: Round | None = None) -> str:
+        return self.removals.exclude(peer, first, reason, since)
 
     def leave(self) -> bool:
         """Write into the feed that this node leaves; it does not where nobody is there to read it."""
@@ -387,10 +388,18 @@ class Driver:
 
     async def _check(self, action: finality_types.CheckRound) -> None:
         number, names = action.round, action.contributions
+        while not self.sets.are_correctable(action.corrections, number):
+            if self.finalizer.applied >= number:
+                return  # a quorum had the payloads
+            await asyncio.sleep(TICK_S)
         checked = await self.sets.ask(
-            number, names, partial(worker_messages.CheckRequest, number), worker_messages.CheckReply
+            number,
+            names,
+            partial(worker_messages.CheckRequest, number),
+            worker_messages.CheckReply,
+            action.corrections,
         )
-        self.machines.feed_finality(finality_types.CheckDone(number, names, checked.state))
+        self.machines.feed_finality(finality_types.CheckDone(number, names, checked.state, action.excised))
 
     def _acknowledge(self, action: round_types.PublishAck) -> None:
         """A round closed here: log it, publish the view's digest, tell finality, validate if due."""

@@ -101,7 +101,7 @@ class Finalizer:
         """Queue a round that became final."""
         if not self.has_model:
             self.applied = max(self.applied, action.round)
-            self.sets.drop(Round(self.applied - SNAPSHOT_EVERY), set())
+            self._drop_payloads(self.applied - SNAPSHOT_EVERY, set())
         if action.round <= self.applied:
             self._report_final(action)
             return
@@ -131,7 +131,7 @@ class Finalizer:
             self._announce_ready()
             return
         action = self._waiting_rounds.get(self.applied + 1)
-        if action and self.sets.is_available(action.round, action.contributions):
+        if action and self._is_available(action):
             self._begin(self._apply(action), f"finalize {action.round}")
             return
         offer = self._best_offer()
@@ -141,6 +141,11 @@ class Finalizer:
             self._begin_start()
         elif action:
             self.sets.fetch(action.round, action.contributions)
+
+    def _is_available(self, action: FinalizeRound) -> bool:
+        # Both are asked, so that what a correction lacks is on its way, too.
+        can_correct = self.sets.are_correctable(action.corrections, action.round)
+        return self.sets.is_available(action.round, action.contributions) and can_correct
 
     def _announce_ready(self) -> None:
         if not self._announced:
@@ -183,7 +188,11 @@ class Finalizer:
     async def _apply(self, action: FinalizeRound) -> None:
         number, names = action.round, action.contributions
         done = await self.sets.ask(
-            number, names, partial(worker_messages.FinalizeRequest, number), worker_messages.FinalizeReply
+            number,
+            names,
+            partial(worker_messages.FinalizeRequest, number),
+            worker_messages.FinalizeReply,
+            action.corrections,
         )
         self.context.log.folded(number, done.state)
         if done.state != action.state:
@@ -236,8 +245,13 @@ class Finalizer:
         if oldest is not None and oldest.blob not in self.snapshots:
             self.guard.delete_blob(oldest.blob)
         if self._older_offer is not None:
-            self.sets.drop(min(self._older_offer.round, offer.round), self.snapshots)
+            self._drop_payloads(min(self._older_offer.round, offer.round), self.snapshots)
             self._drop_start()
+
+    def _drop_payloads(self, before: int, needed: set[Digest]) -> None:
+        """Forget the rounds before this one, and delete their payloads, as far as no correction may need them."""
+        # Also of who goes back to the older snapshot, or begins with it: it corrects rounds before that one.
+        self.sets.drop(Round(max(-1, before - (self.context.spec.pace.excise_rounds or 0))), needed)
 
     def _drop_start(self) -> None:
         """Delete Θ₀ and its moments: no member begins at round 0 any more. The run's owner keeps the files."""

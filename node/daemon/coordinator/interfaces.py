@@ -87,8 +87,11 @@ class NodeControl(Protocol):
     def resume(self) -> None:
         """Go on after a pause. Raises ConfigError if this node is excluded from the run."""
 
-    def exclude(self, peer: PeerId, first: Round | None, reason: str) -> str:
-        """Exclude a member from a round on; None: the oldest that is not final. Raises ConfigError, LocalFault."""
+    def exclude(self, peer: PeerId, first: Round | None, reason: str, since: Round | None = None) -> str:
+        """Exclude a member from a round on; None: the oldest that is not final. Raises ConfigError, LocalFault.
+
+        `since`: also take its work out of the final rounds from this one on; None: out of none.
+        """
 
     async def evaluate(self) -> EvaluateReply:
         """Return the validation loss of the view. Raises WorkerDied."""

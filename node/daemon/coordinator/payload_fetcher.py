@@ -98,13 +98,16 @@ class PayloadFetcher:
         """Skip the verification of a payload that this node's own worker made."""
         self._sound.add(self._key(record))
 
-    def fetch(self, record: PayloadRecord, author: PeerId) -> None:
-        """Start getting a payload, unless that is under way or hopeless."""
+    def fetch(self, record: PayloadRecord, author: PeerId, until: int = -1) -> None:
+        """Start getting a payload, unless that is under way or hopeless.
+
+        It is wanted until its round is final, or round `until`, if that is later.
+        """
         key = self._key(record)
         if key in self._void or self.is_held(record):
             return
         is_new = key not in self._wanted
-        self._wanted[key] = max(record.round, self._wanted.get(key, record.round))
+        self._wanted[key] = Round(max(record.round, until, self._wanted.get(key, record.round)))
         if is_new:
             self.start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
 

@@ -10,12 +10,16 @@ the set of r is not empty. The view then is what the open rounds, taken in their
 function of the sets and nothing else, the same before a round is final here and after. When a set changes at or
 before such an open round, the open rounds are applied again, from `final`; else sums are enough.
 
+A final round may take the work of some members out of rounds before it (docs/removal.md): Θ also gains
+Σ (U_r(smaller set) − U_r(set)), computed from the payloads of those rounds. The result has the bits of a fold in
+which these rounds had the smaller sets all the time.
+
 A rule with momentum (`rules/`) makes the state of a round from the state before and U: s_r = R(s_{r−1}, U_r),
 where s is Θ with the momenta behind it. It is one array with one digest, saved and sent as one, so a state that is
 replaced replaces its momentum too. An empty set is no step: s_r = s_{r−1}.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -40,6 +44,9 @@ class RoundSet(NamedTuple):
     names: frozenset[tuple[Digest, int, Span | None]]
     """Entry id, weight and slice of everything that counts: equal names give the same U."""
 
+
+Shrunk = tuple[RoundSet, RoundSet]
+"""What counted in a final round so far, and the smaller set that counts in it from now on."""
 
 ApplyUpdate = Callable[[RoundSet, Tensor], Tensor]
 """θ + U_r, a new int32 array, of a set and of θ `[N, 4096]` on the chunks of its round. Raises DecodeError,
@@ -171,21 +178,25 @@ class Fold:
 
         return commit
 
-    def check(self, fresh: RoundSet) -> Digest:
-        """Digest that Θ_final would have with this set; nothing is kept. Raises DecodeError, Divergence."""
-        self._check_follows(fresh.number)
-        return self._final_with(self._known_or(fresh)).digest
+    def check(self, fresh: RoundSet, shrunk: Sequence[Shrunk] = ()) -> Digest:
+        """Digest that Θ_final would have with this set; nothing is kept. Raises DecodeError, Divergence.
 
-    def prepare_final(self, fresh: RoundSet) -> Callable[[], Digest]:
+        `shrunk`: final rounds whose sets become smaller with this round.
+        """
+        self._check_follows(fresh.number)
+        return self._corrected(self._final_with(self._known_or(fresh)), shrunk).digest
+
+    def prepare_final(self, fresh: RoundSet, shrunk: Sequence[Shrunk] = ()) -> Callable[[], Digest]:
         """As `prepare_round`, but the result makes the round final and gives the digest of Θ_final.
 
-        Raises DecodeError, Divergence.
+        `shrunk`: see `check`. Raises DecodeError, Divergence.
         """
         number = fresh.number
         self._check_follows(number)
         before, fresh = self._view, self._known_or(fresh)
-        final = self._final_with(fresh)
-        view = self._view_with(fresh) if self._open.keys() - {number} else final
+        final = self._corrected(self._final_with(fresh), shrunk)
+        # Open rounds have no corrections, so the view gets them here, like the final state.
+        view = self._corrected(self._view_with(fresh), shrunk) if self._open.keys() - {number} else final
         digest = final.digest
 
         def commit() -> Digest:
@@ -219,6 +230,17 @@ class Fold:
         if not fresh.names:
             return self._final
         return _Theta(self._next(self._final.values_S4096, fresh))
+
+    def _corrected(self, state: _Theta, shrunk: Sequence[Shrunk]) -> _Theta:
+        """The state + Σ (U(after) − U(before)). Raises Divergence in a run where a sum is no exact correction."""
+        if not shrunk:
+            return state
+        if self._rule is not None or any(self._after(before.number) is not None for before, _ in shrunk):
+            raise Divergence("what a rule with momentum, or a merge, made of a round cannot be taken out")
+        out = state.values_S4096
+        for before, after in shrunk:
+            out = plus(out, self._update(after), self._update(before), cover=self._cover_of(before.number))
+        return _Theta(out)
 
     def _view_with(self, fresh: RoundSet) -> _Theta:
         """The view with this set in place of the one that the round has in it."""
@@ -283,9 +305,8 @@ class Fold:
     def _update(self, fresh: RoundSet) -> Tensor:
         """U int32 `[N, 4096]`, rows of the round's cover."""
         cover = self._cover_of(fresh.number)
-        return self._cleared(
-            self._apply_update(fresh, torch.zeros((size_of(cover), CHUNK), dtype=torch.int32)), cover
-        )
+        zeros = torch.zeros((size_of(cover), CHUNK), dtype=torch.int32)
+        return self._cleared(self._apply_update(fresh, zeros), cover) if fresh.names else zeros
 
     def _moved(self, state_S4096: Tensor, fresh: RoundSet) -> Tensor:
         """Θ + U int32 `[N, 4096]`, rows of the round's cover: a pass less than zeros and U."""

@@ -78,7 +78,7 @@ class Liar(Member):
         lies += [Promise(number, at, ()) for at in sorted(book.prepares)]
         lies += [Vote(number, p.ballot, entry) for entry, p in sorted(book.proposals.items())]
         if some:
-            state_of = state.checked.get(some, digest(b"made up", *some))
+            state_of = state.checked.get(finality_types.Choice(some), digest(b"made up", *some))
             lies += 3 * [Proposal(number, ballot, some, state_of)]
         return lies
 

@@ -153,6 +153,8 @@ def test_rounds(atoll, daemon):
         (["pause", "--reason", "games"], "pause games"),
         (["resume"], "resume"),
         (["run", "exclude", "abcdef"], "exclude abcdef from=None reason="),
+        (["run", "exclude", "abcdef", "--excise"], "exclude abcdef from=None reason= since=0"),
+        (["run", "exclude", "abcdef", "--excise", "--since", "5"], "exclude abcdef from=None reason= since=5"),
         (
             ["run", "exclude", "abcdef", "--from-round", "7", "--reason", "noise"],
             "exclude abcdef from=7 reason=noise",
@@ -327,6 +329,12 @@ def test_who_is_excluded_is_shown(atoll, daemon):
     daemon.operator.state = replace(daemon.operator.state, excluded=(gone,))
     assert "excluded  12D3KooWgone from round 9 on: noise" in atoll("status").out
     assert json.loads(atoll("status", "--json").out)["excluded"][0]["round"] == 9
+    assert "its work" not in atoll("status").out
+    wanted = replace(gone, excise_since=4)
+    daemon.operator.state = replace(daemon.operator.state, excluded=(wanted,))
+    assert "its work since round 4 is to be taken out" in atoll("status").out
+    daemon.operator.state = replace(daemon.operator.state, excluded=(replace(wanted, excised_in=11),))
+    assert "its work since round 4 was taken out in round 11" in atoll("status").out
     votes = VotesAgainst(peer="12D3KooWbad", votes=2, needed=5, by_us=True)
     voted = replace(gone, by="voters")
     daemon.operator.state = replace(daemon.operator.state, excluded=(voted,), votes_against=(votes,))

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.audits.standing import judge
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.member_standing import MOST, MemberStandings
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.standing import Standing
 from atoll.protocols.run.audits import AuditSpec
 from tests.node.daemon.audits.test_newcomer_weights import PROBATION, Rig

@@ -6,13 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.epochs import MAX_VOTES, Electorate, EpochBook, Segment
-from atoll.node.daemon.consensus.probation import Tally
-from atoll.node.daemon.consensus.types import FinalityState
-from atoll.node.daemon.removals import SHOWN, Removals, votes_against
+from atoll.node.daemon.consensus.types import CorrectionsHeld, FinalityState
+from atoll.node.daemon.removal.requests import SHOWN, votes_against
+from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Epoch, Exclude, epoch_id
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import Epoch, Excise, Exclude, epoch_id
 from atoll.protocols.local.standing import Exclusion, VotesAgainst
 
 OWNER, ME, BAD, OTHER = PeerId("owner"), PeerId("me"), PeerId("peer-bad"), PeerId("other")
@@ -24,6 +25,7 @@ class Node:
 
     def __init__(self, me=ME, deciding=3, is_synced=True, disk=True):
         self.round, self.told, self.cut, self.reduced, self.written = [], [], {}, [], []
+        self.asked, self.has_payloads, self.finality = [], True, []
         self.machines = SimpleNamespace(
             round=SimpleNamespace(round=4),
             finality=FinalityState(
@@ -35,6 +37,7 @@ class Node:
                 epochs=EpochBook(owner=OWNER),
             ),
             feed_round=self.round.append,
+            feed_finality=self.finality.append,
         )
         self.removals = Removals(
             context=SimpleNamespace(
@@ -50,6 +53,7 @@ class Node:
             ),
             reducer=SimpleNamespace(exclude=lambda peer, first: self.reduced.append((peer, first))),
             is_synced=lambda: is_synced,
+            are_correctable=lambda found, until: self.asked.append(found) or self.has_payloads,
         )
 
     def _write(self, body):
@@ -217,3 +221,78 @@ def test_who_works_in_another_chain_is_not_cut_off_yet():
     assert (node.removals.found[BAD].round, node.cut) == (6, {})
     node.know(chosen={BAD: ours}).removals.step()
     assert set(node.cut) == {BAD}
+
+
+# --- work that is taken out of final rounds -----------------------------------------------------------
+
+
+def excising(me=OWNER, window=8, works=(BAD, OTHER), **more):
+    """A node whose rounds 1 and 2 have a contribution of each of these."""
+    node = Node(me=me, **more)
+    names = {digest(peer.encode()): peer for peer in works}
+    node.machines.finality = replace(
+        node.machines.finality, excise_rounds=window, window={1: names, 2: names} if window else {}
+    )
+    return node
+
+
+def test_the_owner_takes_out_work_as_far_back_as_payloads_are_kept():
+    node = excising()
+    assert "round soon takes out its work since round 1" in node.removals.exclude(BAD, None, "noise", Round(0))
+    assert node.written == [Excise(Round(3), BAD, "noise", Round(1))]
+    node.know(to_excise={BAD: 1}, excluded={BAD: 3})
+    node.removals.exclude(BAD, None, "", Round(2))
+    assert len(node.written) == 1, "that is wanted already"
+
+
+def test_a_member_that_is_excluded_already_can_still_be_excised():
+    node = excising().hear(Exclude(Round(2), BAD, ""))
+    node.removals.exclude(BAD, None, "", Round(0))
+    assert node.written == [Excise(Round(3), BAD, "", Round(1))]
+
+
+def test_on_another_node_it_is_a_vote():
+    node = excising(me=ME)
+    assert "with as many for it they take out its work since round 1" in node.removals.exclude(
+        BAD, None, "", Round(0)
+    )
+    assert node.written == [Excise(Round(3), BAD, "", Round(1))]
+
+
+@pytest.mark.parametrize(
+    ("more", "peer", "said"),
+    [
+        ({"window": 0}, BAD, "no node of this run keeps the payloads"),
+        ({}, ME, "has no work in the rounds 1 to 2"),
+        ({"is_synced": False}, BAD, "has not compared"),
+        ({"disk": False}, BAD, "the disk refused"),
+    ],
+)
+def test_what_cannot_be_taken_out_is_refused_in_one_line(more, peer, said):
+    node = excising(**more)
+    with pytest.raises((ConfigError, LocalFault), match=said):
+        node.removals.exclude(peer, None, "", Round(0))
+
+
+def test_a_node_that_lacks_a_payload_gets_it_before_it_asks_for_a_correction():
+    node = excising()
+    node.has_payloads = False
+    with pytest.raises(LocalFault, match="lacks payloads"):
+        node.removals.exclude(BAD, None, "", Round(0))
+    assert [one.round for one in node.asked[-1]] == [1, 2]
+    assert not node.written
+
+
+def test_finality_learns_whose_work_this_node_could_take_out_and_the_user_what_was():
+    node = excising().know(excluded={BAD: 3}, to_excise={BAD: 0})
+    node.hear(Excise(Round(3), BAD, "", Round(0)))
+    assert node.finality == [CorrectionsHeld(frozenset({BAD}))]
+    (shown,) = node.removals.shown()
+    assert (shown.excise_since, shown.excised_in) == (0, None)
+    node.machines.finality = replace(node.machines.finality, excised={BAD: 3}, last_final=9)
+    (shown,) = node.removals.shown()
+    assert (shown.excise_since, shown.excised_in) == (0, 3)
+    assert "taken out in round 3" in node.removals.exclude(BAD, None, "", Round(0))
+    node = excising(is_synced=False).know(excluded={BAD: 3}, to_excise={BAD: 0})
+    node.hear(Excise(Round(3), BAD, "", Round(0)))
+    assert not node.finality, "the rest of the ledger may say that it was done"

@@ -131,12 +131,15 @@ def set_state(base: bytes, ask: FoldRequest | CheckRequest | FinalizeRequest) ->
         parts += [repr(each.span).encode()]
         for member in sorted((*each.reduced, *each.raw), key=lambda member: member.entry):
             parts += [member.entry, bytes([member.weight % 256]), Path(member.path).read_bytes()]
+    for one in [] if isinstance(ask, FoldRequest) else ask.excised:
+        parts += [one.round.to_bytes(4, "big"), *sorted(m.entry for m in one.members), b"-", *sorted(one.gone)]
     return digest(base, ask.round.to_bytes(4, "big"), *parts)
 
 
 def files_of(ask: FoldRequest | CheckRequest | FinalizeRequest) -> list[Path]:
     sliced = [m for each in ask.slices for m in (*each.reduced, *each.raw)]
-    return [Path(member.path) for member in (*ask.members, *sliced)]
+    past = [] if isinstance(ask, FoldRequest) else [m for one in ask.excised for m in one.members]
+    return [Path(member.path) for member in (*ask.members, *sliced, *past)]
 
 
 def bpb_of(state: bytes) -> float:

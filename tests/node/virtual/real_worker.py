@@ -43,6 +43,13 @@ class Seen(NamedTuple):
     """View by all sets that are in it."""
     finals: dict[tuple[tuple[int, frozenset[bytes]], ...], set[int]]
     """How far finality was where a view was seen."""
+    gone: dict[int, frozenset[bytes]]
+    """What a final round took out of the rounds before, by that round."""
+
+    def sets_at(self, final: int) -> Sets:
+        """What counts in each final round once `final` is the newest."""
+        gone = frozenset[bytes]().union(*(names for at, names in self.gone.items() if at <= final))
+        return {at: names - gone for at, names in self.final_sets.items() if at <= final}
 
 
 class RealWorker:
@@ -71,7 +78,7 @@ class RealWorker:
         self.session = Session(self._start, saves=TimeBudget(math.inf), saved=self._saved.set)
         found = self.session.started()
         self.final, self.state = found.final, found.state
-        self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= found.final}
+        self._sets = self._seen.sets_at(found.final)
         return found
 
     def leave_chain(self, first: int) -> None:
@@ -105,11 +112,13 @@ class RealWorker:
             case FinalizeRequest(number, members), FinalizeReply(_, state):
                 names = frozenset(one.entry for one in members)
                 assert self._seen.final_sets.setdefault(number, names) == names
-                self._sets[number] = names
+                gone = frozenset(name for one in ask.excised for name in one.gone)
+                assert self._seen.gone.setdefault(number, gone) == gone
+                self._sets |= self._seen.sets_at(number)
                 self.final, self.state = number, state
                 self._look(self.session._fold.view_digest())
             case AdoptRequest(number), AdoptReply(_, state):
-                self._sets = {at: names for at, names in self._seen.final_sets.items() if at <= number}
+                self._sets = self._seen.sets_at(number)
                 self.final, self.state = number, state
                 self._look(state)
         self.wake()

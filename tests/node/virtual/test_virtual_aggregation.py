@@ -31,7 +31,7 @@ def judged(spec, rule):
 def loss_after(world, rule) -> tuple[float, float]:
     """Validation loss before the first round and after the last one."""
     torch.set_num_threads(1)
-    seen, made, losses = Seen({}, {}, {}), [], []
+    seen, made, losses = Seen({}, {}, {}, {}), [], []
 
     def worker(*args, **more):
         made.append(None)

@@ -160,7 +160,7 @@ def real(spec):
 
 def test_real_workers_find_work_in_real_contributions(world):
     torch.set_num_threads(1)
-    seen = Seen({}, {}, {})
+    seen = Seen({}, {}, {}, {})
 
     async def story() -> None:
         async with world(4, 3, worker=lambda *args: RealWorker(*args, seen=seen), adjust=real) as w:

@@ -21,7 +21,7 @@ class Accountant(RealWorker):
     """Notes what each round gave, before the codec, and what its payload holds."""
 
     def __init__(self, *given: object) -> None:
-        super().__init__(*given, seen=Seen({}, {}, {}))
+        super().__init__(*given, seen=Seen({}, {}, {}, {}))
         self.given: dict[int, torch.Tensor] = {}
         self.sent: dict[int, torch.Tensor] = {}
         self.final_work: set[int] = set()
@@ -55,7 +55,7 @@ class Accountant(RealWorker):
         super().leave_chain(first)
         self.left |= {at for at in self.final_work if at >= first}
         self.final_work -= self.left
-        self._seen = Seen({}, {}, {})  # of one chain
+        self._seen = Seen({}, {}, {}, {})  # of one chain
 
     def _answer(self, ask: Ask) -> Answer:
         if isinstance(ask, FinalizeRequest) and any(one.author == self._start.peer for one in ask.members):

@@ -46,7 +46,7 @@ def test_who_comes_late_goes_on_with_the_moments_of_who_was_there(world):
     torch.set_num_threads(1)
 
     async def story() -> None:
-        worker = partial(RealWorker, seen=Seen({}, {}, {}))
+        worker = partial(RealWorker, seen=Seen({}, {}, {}, {}))
         async with world(14, 2, worker=worker, adjust=small, holders=1) as w:
             w.start(0)
             w.start(1)
@@ -72,7 +72,7 @@ def test_who_lies_about_moments_stops_nobody(world):
     torch.set_num_threads(1)
 
     async def story() -> None:
-        worker = partial(RealWorker, seen=Seen({}, {}, {}))
+        worker = partial(RealWorker, seen=Seen({}, {}, {}, {}))
         async with world(10, 2, worker=worker, adjust=small, holders=1) as w:
             w.start(0)
             liar = w.start(1)

@@ -25,7 +25,7 @@ def merging(spec, fragments):
 @pytest.mark.parametrize(("overlap_steps", "fragments"), [(0, 1), (2, 2)])
 def test_four_nodes_merge_alike_while_one_is_killed_and_comes_back(world, overlap_steps, fragments):
     torch.set_num_threads(1)
-    seen = Seen({}, {}, {})
+    seen = Seen({}, {}, {}, {})
     worker = partial(RealWorker, seen=seen)
 
     async def story() -> None:

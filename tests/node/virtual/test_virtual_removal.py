@@ -1,13 +1,21 @@
 """Whole nodes: the owner or the voters exclude a member; the others go on without it, it stops and says why."""
 
+from functools import partial
+
 import pytest
+import torch
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
+from atoll.node.learning.outer.fold import round_set
+from atoll.node.worker.fold_requests import fold_of
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Exclude
+from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
 from atoll.protocols.run.slices import ReduceSpec
+from tests.node.virtual.real_worker import RealWorker, Seen
 
 ROUND_S = 10.0
 
@@ -146,5 +154,143 @@ def test_nobody_excludes_itself_or_the_owner(world):
             await w.until(lambda: min(finals(w, *range(3))) >= before + 5)
             assert not any(node.driver.removals.found for node in w.nodes.values())
             assert max(sets_of(w, 0, w.nodes[1].peer)) > before
+
+    run_virtual(story())
+
+
+# --- work that is taken out of final rounds -----------------------------------------------------------
+
+
+WINDOW = 8
+
+
+def excising(spec):
+    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, excise_rounds=WINDOW))
+
+
+def excised_in(w, number, peer):
+    return w.nodes[number].driver.finality.excised.get(peer)
+
+
+@pytest.mark.parametrize("mode", ["plain", "overlap"])
+def test_the_work_of_the_excluded_is_taken_out_by_all_in_one_round(world, mode):
+    """By those that are there, one that restarts before and after it, and newcomers before and after it."""
+    more = {"plain": {}, "overlap": {"overlap_steps": 10}}[mode]
+
+    async def story() -> None:
+        async with world(80, 4, adjust=excising, **more) as w:
+            for number in range(4):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(4))) >= 14)
+            w.start(4, ROUND_S)  # a newcomer that begins with a snapshot, and lacks payloads of the window
+            await w.until(lambda: finals(w, 4)[0] >= 14)
+            await w.kill(2)
+            bad, owner = w.nodes[3].peer, w.nodes[0].driver
+            first = owner.finality.deciding
+            line = owner.exclude(bad, None, "noise", Round(0))
+            assert f"since round {first - WINDOW}" in line
+            await w.until(lambda: excised_in(w, 0, bad) is not None)
+            number = excised_in(w, 0, bad)
+            w.start(2, ROUND_S)  # it was away when the others decided
+            await w.until(lambda: min(finals(w, 0, 1, 2, 4)) >= number + 4)
+            assert {excised_in(w, at, bad) for at in (0, 1, 2, 4)} == {number}
+            assert first <= number <= first + 3
+            w.check_agreement()
+            window = owner.finality.window
+            authors = {peer for counted in window.values() for peer in counted.values()}
+            assert bad not in authors
+            assert w.nodes[1].peer in authors
+            (shown,) = owner.view().excluded
+            assert (shown.excised_in, shown.excise_since) == (number, number - WINDOW)
+            # A restart and a newcomer afterwards find the same in the ledger.
+            await w.kill(1)
+            w.start(1, ROUND_S)
+            w.start(5, ROUND_S)
+            await w.until(lambda: min(finals(w, 0, 1, 5)) >= number + 10)
+            assert {excised_in(w, at, bad) for at in (1, 5)} == {number}
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_the_voters_take_out_work_when_the_owner_is_lost(world):
+    async def story() -> None:
+        async with world(80, 5, adjust=excising) as w:
+            for number in range(5):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(5))) >= 4)
+            await w.kill(0)
+            bad = w.nodes[4].peer
+            before = finals(w, 1)[0]
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= before + RECENT_ROUNDS + 2)
+            for number in (1, 2):
+                w.nodes[number].driver.exclude(bad, None, "noise", Round(0))
+            before = finals(w, 1)[0]
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= before + 5)
+            assert not w.nodes[3].driver.removals.found, "two of four are no quorum"
+            w.nodes[3].driver.exclude(bad, None, "noise", Round(0))
+            await w.until(lambda: all(excised_in(w, at, bad) is not None for at in (1, 2, 3)))
+            (number,) = {excised_in(w, at, bad) for at in (1, 2, 3)}
+            await w.until(lambda: min(finals(w, 1, 2, 3)) >= number + 4)
+            w.check_agreement()
+            assert sets_of(w, 1, bad), "the log still says who contributed"
+
+    run_virtual(story())
+
+
+def test_a_payload_that_nobody_has_stops_the_correction_and_nothing_else(world):
+    """Also a member that missed it alone: it waits, and goes on with a snapshot of a later round."""
+
+    async def story() -> None:
+        async with world(60, 4, adjust=excising) as w:
+            for number in range(4):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(4))) >= 9)
+            bad, owner = w.nodes[3].peer, w.nodes[0].driver
+            owner.exclude(bad, None, "", Round(0))
+            lost = next(iter(owner.finality.window[owner.finality.last_final - 3]))
+            (found,) = owner.contributions.find([lost])
+            for node in w.nodes.values():
+                node.driver.net.delete_blob(found[2].payload)
+            before = finals(w, 0)[0]
+            await w.until(lambda: min(finals(w, 0, 1, 2)) >= before + WINDOW + 3)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_real_workers_hold_the_fold_of_the_sets_without_the_excluded(world):
+    """`RealWorker` compares the view of every worker with that of any other whose sets are the same."""
+    torch.set_num_threads(1)
+    seen = Seen({}, {}, {}, {})
+
+    def adjust(spec):
+        data = replace(spec.data, source="synthetic:markov?size=65536")
+        outer = replace(spec.outer, stages=(Stage(0, 4),), floor_256=64, aggregate="nnm")
+        return excising(replace(spec, data=data, outer=outer))
+
+    async def story() -> None:
+        async with world(12, 3, adjust=adjust, worker=partial(RealWorker, seen=seen)) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: min(finals(w, *range(3))) >= 2)
+            bad, owner = w.nodes[2].peer, w.nodes[0].driver
+            owner.exclude(bad, None, "", Round(0))
+            await w.until(lambda: excised_in(w, 0, bad) is not None)
+            number = excised_in(w, 0, bad)
+            gone = seen.gone[number]
+            await w.until(lambda: min(finals(w, 0, 1)) >= number + 1)
+            w.check_agreement()
+            # From the start weights and the payloads: a fold that never saw the member's work.
+            session, names = w.nodes[0].worker.session, seen.sets_at(number)
+            assert gone
+            assert gone.isdisjoint(name for each in names.values() for name in each)
+            fold = fold_of(w.spec, session._fold._apply_update)
+            for at in range(number + 1):
+                found = owner.contributions.find(sorted(names[at]))
+                assert len(found) == len(names[at])
+                assert bad not in {author for _, author, _ in found}
+                fold.prepare_final(round_set(at, owner.sets._members(Round(at), found)))()
+            assert fold.state_digest().hex() == owner.context.log.rows[number].digest
 
     run_virtual(story())

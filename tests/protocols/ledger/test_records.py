@@ -21,6 +21,9 @@ from atoll.protocols.ledger.records import (
     Contribution,
     Entry,
     Epoch,
+    Excise,
+    Excised,
+    ExcisingProposal,
     Exclude,
     Follow,
     Leave,
@@ -54,6 +57,7 @@ SLICED = SlicedContribution(4, A, B, 5, 4096, 64, 2.5, rows=A)
 PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
 AUDITED = AuditedContribution(4, A, B, 5, 4096, 64, 2.5, verdicts=(Verdict(A, 96), Verdict(B, -96)))
 REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
+EXCISING = ExcisingProposal(4, Ballot(0, AUTHOR.peer_id), (A,), B, (Excised(OTHER.peer_id, 3),))
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
@@ -61,6 +65,7 @@ BODIES = [
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
     SLICED, PART, AUDITED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
     Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
+    Excise(9, OTHER.peer_id, "", 9), EXCISING,
 ]  # fmt: skip
 
 
@@ -142,7 +147,11 @@ def test_the_name_does_not_depend_on_the_signature():
         Epoch(1, b"", tuple(sorted(str(i) for i in range(MAX_SET + 1)))),
         Vote(1, Ballot(0, AUTHOR.peer_id, b"a"), A),
         Exclude(-1, OTHER.peer_id, ""), Exclude(1, "somebody", ""), Exclude(1, OTHER.peer_id, "\n"),
-        Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)),
+        Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)), Excise(1, OTHER.peer_id, "", 2),
+        Excise(1, "somebody", "", 1), Excise(1, OTHER.peer_id, "", -1), replace(EXCISING, excised=()),
+        replace(EXCISING, excised=(Excised(OTHER.peer_id, 4),)), replace(EXCISING, excised=(Excised("me", 3),)),
+        replace(EXCISING, excised=(Excised(OTHER.peer_id, 3),) * 2),
+        replace(EXCISING, excised=tuple(Excised(str(i).zfill(2), 3) for i in range(17))),
         replace(AUDITED, verdicts=(Verdict(A, 97),)), replace(AUDITED, verdicts=(Verdict(A, -97),)),
         replace(AUDITED, verdicts=(Verdict(b"", 1),)), replace(AUDITED, verdicts=(Verdict(A, 1),) * 5),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),

@@ -37,8 +37,8 @@ GOLDEN = {
     b'{"v":1,"ask":{"type":"pause","reason":"games","for_s":7200.0}}\n': PauseNode("games", 7200.0),
     b'{"v":1,"ask":{"type":"resume"}}\n': ResumeNode(),
     b'{"v":1,"ask":{"type":"eval"}}\n': EvaluateModel(),
-    b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":7,"reason":"noise"}}\n': ExcludePeer(
-        "abcdef", 7, "noise"
+    b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":7,"reason":"noise","since":3}}\n': ExcludePeer(
+        "abcdef", 7, "noise", 3
     ),
 }
 

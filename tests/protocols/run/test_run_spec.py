@@ -281,3 +281,25 @@ def test_a_puzzle_is_for_open_runs_of_this_version(spec, owner):
         body = codec.encode(msgspec.structs.replace(run, **more))
         with pytest.raises(DecodeError, match=said):
             open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+
+
+def test_work_can_be_taken_out_only_where_a_round_can_be_computed_again_without_it(spec, owner):
+    def excising(run):
+        return msgspec.structs.replace(run, pace=msgspec.structs.replace(run.pace, excise_rounds=8))
+
+    new = msgspec.structs.replace(spec, version=SPEC_VERSION)
+    run = excising(new)
+    assert open_run(sign_run(run, owner)).pace.excise_rounds == 8
+    assert new.pace.excise_rounds is msgspec.UNSET
+    assert b"excise_rounds" not in codec.encode(new), "earlier runs have the ids that they had"
+    pace = msgspec.structs.replace(run.pace, probation=8, probation_256=64)
+    outer = msgspec.structs.replace(run.outer, rule="nesterov")
+    for more, said in (
+        ({"version": 7}, "version 7 has no pace.excise_rounds"),
+        ({"reduce": ReduceSpec()}, "reduce cannot go together: a reducer"),
+        ({"audit": AuditSpec()}, "audit cannot go together: the member's verdicts"),
+        ({"outer": outer}, "momentum cannot go together: each step"),
+        ({"pace": pace}, "probation_256 cannot go together: the member's work"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            msgspec.structs.replace(run, **more).check()

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.daemon.audits.newcomer_weights import KEPT, NewcomerWeights, on_probation
-from atoll.node.daemon.consensus.probation import Tally, scaled
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Round
+from atoll.protocols.ledger.probation import Tally, scaled
 
 OLD, NEW = ("old-a", "old-b", "old-c"), ("new-a", "new-b")
 PROBATION, SHARE, CLAIMED = 4, 64, 60

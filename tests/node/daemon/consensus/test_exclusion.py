@@ -8,7 +8,6 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
 from atoll.node.daemon.consensus.exclusion import works_with_us
 from atoll.node.daemon.consensus.forks import look_for_better_chain
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.node.daemon.consensus.types import (
     RECENT_ROUNDS,
     AuthorPruned,
@@ -20,6 +19,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,

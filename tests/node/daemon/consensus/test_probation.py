@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import quorum
-from atoll.node.daemon.consensus.probation import Tally
 from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.probation import Tally
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 from tests.node.daemon.consensus.test_vote_rule import Voter, named, peers, propose
 

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.node.learning.outer.fixed import plus, to_fixed
-from atoll.node.learning.outer.fold import Fold, RoundSet, round_set
+from atoll.node.learning.outer.fold import Fold, RoundSet, Shrunk, round_set
 from atoll.protocols.ids import digest, peer_id_of
 from atoll.protocols.ledger.coverage import Cover
 from atoll.protocols.local.worker_messages import Member
@@ -55,11 +55,11 @@ class DirectFold:
     def set_round(self, number: int, members: Sequence[Member]) -> None:
         self.fold.prepare_round(round_set(number, members))()
 
-    def check(self, number: int, members: Sequence[Member]) -> bytes:
-        return self.fold.check(round_set(number, members))
+    def check(self, number: int, members: Sequence[Member], shrunk: Sequence[Shrunk] = ()) -> bytes:
+        return self.fold.check(round_set(number, members), shrunk)
 
-    def finalize(self, number: int, members: Sequence[Member]) -> bytes:
-        return self.fold.prepare_final(round_set(number, members))()
+    def finalize(self, number: int, members: Sequence[Member], shrunk: Sequence[Shrunk] = ()) -> bytes:
+        return self.fold.prepare_final(round_set(number, members), shrunk)()
 
 
 class World:
