@@ -5,7 +5,7 @@ its round on (rounds/, consensus/, reduction/). Once that round is final, its pe
 An `Excise` also wants the peer's work taken out of final rounds: consensus/excision.py.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunC
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, vote_line
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
-from atoll.protocols.errors import ConfigError, LocalFault
+from atoll.protocols.errors import ConfigError, Divergence, LocalFault
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Excise, Excised, Exclude
 from atoll.protocols.local.standing import Exclusion
@@ -40,6 +40,9 @@ class Removals:
     """By peer; of several about one peer the one with the lowest round."""
     _reasons: dict[tuple[PeerId, PeerId], str] = field(default_factory=dict)
     """By member and author: the reason that the author of a vote gave. Only of votes that count."""
+    _stuck: set[PeerId] = field(default_factory=set)
+    """Members without whose work some weight would leave its range."""
+    _one_by_one: bool = False
     _done: set[PeerId] = field(default_factory=set)
     """Peers that were cut off; this node, once it is paused."""
 
@@ -97,12 +100,22 @@ class Removals:
         if self.is_synced():  # the ledger may say that what is due in the middle of a replay was done
             self._look_for_corrections()
 
+    def on_overflow(self, excised: Collection[Excised], error: Divergence) -> None:
+        """Propose this no more: without the work of these members some weight would leave its range."""
+        # A member can make it so, because others train against what it sends. Then its work stays, and the run
+        # goes on. Of several members that are corrected together each is tried alone.
+        self._one_by_one = True
+        if len(excised) == 1:
+            self._stuck.update(one.peer for one in excised)
+        self.context.log.event("excision_failed", peers=[one.peer for one in excised], error=error.line())
+        self._look_for_corrections()
+
     def _look_for_corrections(self) -> None:
         """Tell finality whose work this node could take out of final rounds; get what it lacks for that."""
         state = self.machines.finality
-        peers = frozenset(
-            one.peer for one in due(state) if self.are_correctable(corrections(state, (one,)), state.deciding)
-        )
+        wanted = [one for one in due(state) if one.peer not in self._stuck]
+        held = [one.peer for one in wanted if self.are_correctable(corrections(state, (one,)), state.deciding)]
+        peers = frozenset(held[:1] if self._one_by_one else held)
         if peers != state.retrievable:
             self.machines.feed_finality(CorrectionsHeld(peers))
 

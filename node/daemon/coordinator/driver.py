@@ -32,7 +32,7 @@ from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.missing_voters import missing
-from atoll.protocols.errors import LocalFault
+from atoll.protocols.errors import Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
@@ -392,13 +392,14 @@ class Driver:
             if self.finalizer.applied >= number:
                 return  # a quorum had the payloads
             await asyncio.sleep(TICK_S)
-        checked = await self.sets.ask(
-            number,
-            names,
-            partial(worker_messages.CheckRequest, number),
-            worker_messages.CheckReply,
-            action.corrections,
-        )
+        request_of, kind = partial(worker_messages.CheckRequest, number), worker_messages.CheckReply
+        try:
+            checked = await self.sets.ask(number, names, request_of, kind, action.corrections)
+        except Divergence as error:
+            if not action.excised:
+                raise
+            self.removals.on_overflow(action.excised, error)
+            return
         self.machines.feed_finality(finality_types.CheckDone(number, names, checked.state, action.excised))
 
     def _acknowledge(self, action: round_types.PublishAck) -> None:

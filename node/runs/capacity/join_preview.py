@@ -92,7 +92,8 @@ def preview_of(
     if not config.work.has_model:  # entries and registers alone
         each_way = 0
     each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
-    kept = each * spec.model.parameters + moments + _OPEN_ROUNDS * (count + 1) * payload
+    rounds = _OPEN_ROUNDS + (spec.pace.excise_rounds or 0)
+    kept = each * spec.model.parameters + moments + rounds * (count + 1) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),

@@ -34,7 +34,7 @@ from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Divergence, Superseded
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.ledger.coverage import payload_size
@@ -159,6 +159,8 @@ class FakeWorker:
         self.arrived_s: dict[int, float] = {}
         """When each round was first folded in this life, or became final."""
         self.experts = nothing(spec)
+        self.overflows: frozenset[PeerId] = frozenset()
+        """Members without whose work a weight would leave its range."""
         self.owned: dict[int, bytes] = {}
         """Bitmap of the experts that were trained, by round."""
         self.lies = False
@@ -290,6 +292,9 @@ class FakeWorker:
                 raise Superseded(f"round {number} is final already")
             case CheckRequest(number):
                 assert number == self.final + 1
+                gone = {m.author for one in ask.excised for m in one.members if m.entry in one.gone}
+                if gone & self.overflows:
+                    raise Divergence("a weight left its range")
                 return CheckReply(number, set_state(self.state, ask))
             case FinalizeRequest(number):
                 assert number == self.final + 1

@@ -18,6 +18,15 @@ from atoll.protocols.run.slices import ReduceSpec
 from tests.node.virtual.real_worker import RealWorker, Seen
 
 ROUND_S = 10.0
+WINDOW = 8
+
+
+def excising(spec):
+    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, excise_rounds=WINDOW))
+
+
+def excised_in(w, number, peer):
+    return w.nodes[number].driver.finality.excised.get(peer)
 
 
 def finals(w, *numbers):
@@ -73,16 +82,20 @@ def test_the_others_go_on_without_the_excluded(world, mode):
     run_virtual(story())
 
 
-def test_of_two_members_the_owner_goes_on_alone(world):
+@pytest.mark.parametrize("since", [None, Round(0)])
+def test_of_two_members_the_owner_goes_on_alone(world, since):
+    """The other one's vote may be what a quorum lacks: then the epoch of the owner takes its work out."""
+
     async def story() -> None:
-        async with world(60, 2) as w:
+        async with world(60, 2, adjust=excising) as w:
             for number in range(2):
                 w.start(number, ROUND_S)
             await w.until(lambda: min(finals(w, 0, 1)) >= 4)
             owner, bad = w.nodes[0].driver, w.nodes[1].peer
             first = owner.finality.deciding
-            owner.exclude(bad, Round(first + 2), "")
+            owner.exclude(bad, Round(first + 2), "", since)
             await w.until(lambda: finals(w, 0)[0] >= first + 12)
+            assert (excised_in(w, 0, bad) is not None) == (since is not None)
             assert not {at for at in sets_of(w, 0, bad) if at > first + 2}
             assert sets_of(w, 0, bad) >= {first, first + 1}
 
@@ -159,17 +172,6 @@ def test_nobody_excludes_itself_or_the_owner(world):
 
 
 # --- work that is taken out of final rounds -----------------------------------------------------------
-
-
-WINDOW = 8
-
-
-def excising(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, excise_rounds=WINDOW))
-
-
-def excised_in(w, number, peer):
-    return w.nodes[number].driver.finality.excised.get(peer)
 
 
 @pytest.mark.parametrize("mode", ["plain", "overlap"])
@@ -254,6 +256,28 @@ def test_a_payload_that_nobody_has_stops_the_correction_and_nothing_else(world):
                 node.driver.net.delete_blob(found[2].payload)
             before = finals(w, 0)[0]
             await w.until(lambda: min(finals(w, 0, 1, 2)) >= before + WINDOW + 3)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_correction_that_leaves_the_range_of_weights_stops_neither_the_run_nor_others(world):
+    """Others train against what a member sends, so it can make its own removal impossible."""
+
+    async def story() -> None:
+        async with world(60, 5, adjust=excising) as w:
+            for number in range(5):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(5))) >= 4)
+            bad, worse, owner = w.nodes[3].peer, w.nodes[4].peer, w.nodes[0].driver
+            for node in w.nodes.values():
+                node.worker.overflows = frozenset({worse})
+            for peer in (bad, worse):
+                owner.exclude(peer, None, "", Round(0))
+            await w.until(lambda: all(excised_in(w, at, bad) is not None for at in (0, 1, 2)))
+            before = finals(w, 0)[0]
+            await w.until(lambda: min(finals(w, 0, 1, 2)) >= before + 4)
+            assert excised_in(w, 0, worse) is None
             w.check_agreement()
 
     run_virtual(story())

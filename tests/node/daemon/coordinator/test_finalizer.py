@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
-from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
-from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
+from atoll.node.daemon.consensus.types import Correction, FinalApplied, FinalizeRound
+from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer, SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.telemetry.round_log import RoundLog
@@ -77,16 +78,17 @@ class Sets:
     """Payloads that are held or not; what the worker is asked goes straight to it."""
 
     def __init__(self, worker, is_held):
-        self.worker, self.is_held = worker, is_held
+        self.worker, self.is_held, self.dropped = worker, is_held, []
 
     def is_available(self, number, names):
         return self.is_held
 
     def are_correctable(self, corrections, until):
+        self.lacks = bool(corrections)
         return not corrections
 
     def fetch(self, number, names):
-        assert not self.is_held
+        assert not self.is_held or self.lacks
 
     def counted(self, number, names):
         return ()
@@ -95,7 +97,7 @@ class Sets:
         return [OTHER]
 
     def drop(self, before, needed):
-        return None
+        self.dropped.append(before)
 
     async def ask(self, number, names, request_of, kind, corrections=()):
         return await self.worker.ask(request_of((), ()), kind)
@@ -120,7 +122,7 @@ class Worker:
 class Rig:
     """A finalizer between fakes; `tell` lists what its machines were told."""
 
-    def __init__(self, folder, *, states=STATES, size_bytes=0, is_held=True):
+    def __init__(self, folder, *, states=STATES, size_bytes=0, is_held=True, spec=SPEC):
         self.net, self.process = Net(folder, size_bytes), Worker(states)
         self.log = log = RoundLog(folder, ME, lambda: 0.0)
         guard = FaultGuard(self.net, log)
@@ -129,7 +131,7 @@ class Rig:
         self.told = []
         machines = SimpleNamespace(feed_round=self.told.append, feed_finality=self.told.append)
         self.finalizer = Finalizer(
-            context=RunContext(SPEC, ME, log, lambda: asyncio.get_running_loop().time()),
+            context=RunContext(spec, ME, log, lambda: asyncio.get_running_loop().time()),
             net=self.net,
             spool=folder,
             queue=SimpleNamespace(start_task=self.start, post=lambda event: event()),
@@ -199,6 +201,38 @@ def test_a_snapshot_above_its_legal_size_is_not_fetched(tmp_path):
     assert rig.finalizer.applied == -1
     assert rig.net.asked == len(rig.net.blamed) >= 1
     assert set(rig.net.blamed) == {(OTHER, DecodeError)}
+
+
+@pytest.mark.parametrize(("more", "before"), [({}, 10), ({"excise_rounds": 8}, 2), ({"excise_rounds": 12}, -1)])
+def test_payloads_are_kept_as_far_back_as_work_is_taken_out_by_who_begins_with_the_older_snapshot(
+    tmp_path, more, before
+):
+    rig = Rig(tmp_path, spec=replace(SPEC, pace=replace(SPEC.pace, **more)))
+    with contextlib.closing(rig.log):
+        for number in (10, 15):
+            blob = digest(bytes([number]))
+            rig.finalizer._offer_snapshot(SnapshotOffer(ME, blob, Round(number)))
+    assert rig.finalizer.sets.dropped == [before]
+
+
+def test_a_round_whose_correction_lacks_a_payload_waits_and_then_a_snapshot_does(tmp_path):
+    rig = Rig(tmp_path, size_bytes=snapshot_max_bytes(SPEC))
+    correction = Correction(Round(0), (digest(b"a"), digest(b"b")), (digest(b"a"),))
+
+    async def main():
+        async with asyncio.TaskGroup() as rig.group:
+            rig.finalizer.on_worker_started(StartReply(-1, digest(b"start"), (), 1, "cpu", b""))
+            for action in (final_round(0), replace(final_round(1), corrections=(correction,)), final_round(2)):
+                rig.finalizer.add(action)
+            await asyncio.sleep(1.0)
+            assert rig.finalizer.applied == 0
+            for _ in range(int(PATIENCE_S) + 5):
+                await asyncio.sleep(1.0)
+                rig.finalizer.step()
+
+    with contextlib.closing(rig.log):
+        run_virtual(main())
+    assert rig.process.adopted == [(2, STATES[2])]
 
 
 def test_legal_sizes_are_just_above_what_is_written(tmp_path):
