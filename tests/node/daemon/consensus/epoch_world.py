@@ -18,6 +18,7 @@ from atoll.node.daemon.consensus.types import (
     AppendRefused,
     CheckDone,
     CheckRound,
+    CorrectionsHeld,
     EnterEpoch,
     EntryPayloadHeld,
     EntrySeen,
@@ -45,13 +46,15 @@ ALONE = 10
 """A node that finds nobody for so long goes on by itself."""
 
 
-def state_of(number, names):
-    return digest(b"state", number.to_bytes(2, "big"), *sorted(names))
+def state_of(number, names, corrections=()):
+    """A state is of one set, and of the sets before that it makes smaller."""
+    changed = [repr(one).encode() for one in corrections]
+    return digest(b"state", number.to_bytes(2, "big"), *sorted(names), *changed)
 
 
 class Node:
-    def __init__(self, number: int, probation: int = 1) -> None:
-        self.probation = probation
+    def __init__(self, number: int, probation: int = 1, excise_rounds: int = 0) -> None:
+        self.probation, self.excise_rounds = probation, excise_rounds
         self.peer = PEERS[number]
         self.ledger: list[tuple] = []
         self.feeds: dict[PeerId, list[tuple]] = {}
@@ -70,12 +73,15 @@ class Node:
 
     def boot(self, now: float) -> None:
         self.finals, self.now, self.heard = {}, now, {}
+        self.counted: dict[int, tuple] = {}
+        """What is left of each final set."""
+        self.corrections: dict[int, tuple] = {}
         self.events: list[object] = []
         self.steps = 0
         self.segments: list[tuple] = []
         self.switch: SwitchEpoch | None = None
         chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
-        more = {"chosen": chosen, "probation": self.probation}
+        more = {"chosen": chosen, "probation": self.probation, "excise_rounds": self.excise_rounds}
         self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
         self.feed(FinalityTick(now))
         for entry in list(self.ledger):
@@ -119,13 +125,17 @@ class Node:
             case Append(body):
                 self.check_tally()
                 self.write(body)
-            case CheckRound(number, names):
-                self.feed(CheckDone(number, names, state_of(number, names)))
-            case FinalizeRound(number, names, state):
-                assert state == state_of(number, names)
+            case CheckRound(number, names, excised, corrections):
+                self.feed(CheckDone(number, names, state_of(number, names, corrections), excised))
+            case FinalizeRound(number, names, state, corrections):
+                assert state == state_of(number, names, corrections)
                 assert number not in self.finals
-                self.finals[number] = names
-                check_set(self, number, names)
+                self.finals[number] = self.counted[number] = names
+                self.corrections[number] = corrections
+                for one in corrections:
+                    assert self.counted[one.round] == one.before, "it does not begin with what was left"
+                    self.counted[one.round] = one.after
+                check_set(self, number, (names, corrections))
                 self.feed(FinalApplied(number))
             case EnterEpoch(epoch, first, voters):
                 self.segments.append((epoch, int(first), voters))
@@ -205,10 +215,11 @@ def _epoch_at(node, number):
 
 
 class World:
-    def __init__(self, seed: int, count: int, probation: int = 1) -> None:
+    def __init__(self, seed: int, count: int, probation: int = 1, excise_rounds: int = 0) -> None:
         DECIDED.clear()
         self.rng = random.Random(seed)
-        self.nodes = [Node(number, probation) for number in range(count)]
+        self.nodes = [Node(number, probation, excise_rounds) for number in range(count)]
+        self.excises = excise_rounds > 0
         self.side = {node.peer: 0 for node in self.nodes}
         self.now = 0.0
 
@@ -238,6 +249,9 @@ class World:
             live = {peer for peer, at in node.heard.items() if self.now - at < LEASE}
             node.feed(MembersSeen(frozenset(live)))
             node.feed(FinalityTick(self.now))
+            if self.excises:  # each lacks payloads at times
+                held = frozenset(peer for peer in PEERS if self.rng.random() < 0.5)
+                node.feed(CorrectionsHeld(held))
             is_alone = not any(self.linked(node, other) for other in self.nodes)
             if not node.state.live and (
                 node.heard.keys() & live or (is_alone and self.now - node.up_since > ALONE)
@@ -262,6 +276,8 @@ class World:
             assert node.state.epochs.voted_out == first.state.epochs.voted_out
             for number in node.finals.keys() & first.finals.keys():
                 assert node.finals[number] == first.finals[number]
+                assert node.corrections[number] == first.corrections[number]
+                assert node.counted[number] == first.counted[number]
 
 
 def final(node: Node) -> int:

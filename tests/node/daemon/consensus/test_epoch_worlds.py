@@ -5,7 +5,7 @@ import random
 import pytest
 
 from atoll.protocols.ids import Round
-from atoll.protocols.ledger.records import Epoch, Exclude, Follow, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import Epoch, Excise, Exclude, Follow, Prepare, Promise, Proposal, Vote
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 
 
@@ -60,25 +60,35 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
     world.agree()
 
 
-@pytest.mark.parametrize(("probation", "excludes"), [(1, ""), (8, "owner"), (1, "votes"), (4, "votes")])
+@pytest.mark.parametrize(
+    ("probation", "excludes", "excise_rounds"),
+    [(1, "", 0), (8, "owner", 0), (1, "votes", 0), (4, "votes", 0), (1, "owner", 12), (1, "votes", 12)],
+)
 @pytest.mark.parametrize("block", range(6))
-def test_random_faults(block, probation, excludes):
-    """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end."""
+def test_random_faults(block, probation, excludes, excise_rounds):
+    """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end.
+
+    With `excise_rounds` they also take its work out, and each node lacks payloads for that at times.
+    """
+
+    def removal(number, peer):
+        return Excise(number, peer, "", Round(0)) if excise_rounds else Exclude(number, peer, "")
+
     for seed in range(block * 5, block * 5 + 5):
         rng = random.Random(seed)
         count = rng.randint(2, 6)
-        world, gone = World(seed, count, probation), None
+        world, gone = World(seed, count, probation, excise_rounds), None
         world.run(rng.randint(20, 60))
         for _ in range(rng.randint(2, 6)):
             owner = world.nodes[0]
             if excludes == "owner" and gone is None and owner.is_up and owner.state.live and rng.random() < 0.5:
                 gone = rng.choice(world.nodes[1:])
-                owner.write(Exclude(owner.state.deciding, gone.peer, ""))
+                owner.write(removal(owner.state.deciding, gone.peer))
             if excludes == "votes" and count > 2:
                 gone = gone or rng.choice(world.nodes[1:])
                 for node in world.nodes[1:]:
                     if node is not gone and node.is_up and node.state.live and rng.random() < 0.3:
-                        node.write(Exclude(node.state.deciding, gone.peer, ""))
+                        node.write(removal(node.state.deciding, gone.peer))
             kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
             if kind == "stop" and node.is_up:
                 node.stop()
@@ -121,6 +131,7 @@ def test_random_faults(block, probation, excludes):
             steps += 1
             assert steps < 200, f"seed {seed}: stuck"
         print(seed, count, len(world.up()), steps, world.up()[0].state.epochs.voted_out)
+        print(world.up()[0].state.excised)
         world.agree()
 
 
