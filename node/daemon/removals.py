@@ -97,7 +97,8 @@ class Removals:
             else:
                 continue
             self._done.add(peer)
-        if self.is_synced():  # the ledger may say that what is due in the middle of a replay was done
+        # The ledger may say that what is due in the middle of a replay was done.
+        if finality.epochs.to_excise and self.is_synced():
             self._look_for_corrections()
 
     def on_overflow(self, excised: Collection[Excised], error: Divergence) -> None:
@@ -162,7 +163,7 @@ class Removals:
         what = f"its work since round {since}"
         if me != self.context.spec.owner:
             return f"{vote_line(self.machines.finality, peer)}; with as many for it they take out {what}"
-        return f"{peer} is excluded from round {number} on, and a round soon takes out {what}"
+        return f"{peer} is excluded from round {number} on; a final round soon takes out {what}"
 
     def _publish(self, body: Exclude) -> None:
         if self.guard.publish(body) is None:

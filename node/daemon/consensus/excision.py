@@ -13,16 +13,10 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.types import Choice, Correction, FinalityState
 from atoll.protocols.ids import Round
-from atoll.protocols.ledger.records import MAX_EXCISED, Excised, ExcisingProposal, Proposal
+from atoll.protocols.ledger.records import MAX_EXCISED, Excised
 
 MAX_CORRECTED = 8192
 """Contributions in the window, beside the newest round's: one request to the worker names them all (4 MiB)."""
-
-
-def choice_of(proposal: Proposal) -> Choice:
-    """What a proposal proposes: two proposals of one choice name one state."""
-    excised = proposal.excised if isinstance(proposal, ExcisingProposal) else ()
-    return Choice(proposal.contributions, excised)
 
 
 def due(state: FinalityState) -> tuple[Excised, ...]:
@@ -45,7 +39,7 @@ def able(state: FinalityState) -> tuple[Excised, ...]:
 
 def is_due(state: FinalityState, excised: Collection[Excised]) -> bool:
     """Whether this node has a reason for all that a proposal takes out."""
-    return not excised or set(excised) <= set(due(state))
+    return set(excised) <= set(due(state))
 
 
 def corrections(state: FinalityState, excised: Iterable[Excised]) -> tuple[Correction, ...]:
@@ -61,8 +55,6 @@ def corrections(state: FinalityState, excised: Iterable[Excised]) -> tuple[Corre
 
 def note_final(state: FinalityState, book: Book, choice: Choice) -> FinalityState:
     """The state that knows what counts in the newest final rounds, after `choice` became the newest one's."""
-    if not state.excise_rounds:
-        return state
     number, first = state.last_final, state.deciding - state.excise_rounds
     since = {one.peer: one.since for one in choice.excised}
     # Without what is taken out: a later correction of the same round begins with what is left.

@@ -29,7 +29,7 @@ from atoll.node.daemon.consensus.ballots import (
     voter_order,
     without,
 )
-from atoll.node.daemon.consensus.excision import choice_of, corrections, note_final
+from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
 from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
@@ -291,12 +291,14 @@ def _decide(state: finality_types.FinalityState) -> Out:
         if unknown:
             state, more = fetch_missing(state, unknown, ())
             return state, actions + more
-        choice = choice_of(proposal)
-        changed = corrections(state, choice.excised)
+        choice = finality_types.choice_of(proposal)
+        changed = corrections(state, choice.excised) if choice.excised else ()
         actions.append(
             finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state, changed)
         )
-        state = note_final(_next_round(state, book.authors_of(proposal.contributions)), book, choice)
+        state = _next_round(state, book.authors_of(proposal.contributions))
+        if state.excise_rounds:
+            state = note_final(state, book, choice)
         if book.votes_against:  # hardly ever
             state = count_votes(state, book, proposal)
     return state, actions

@@ -1,9 +1,9 @@
 """The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
 
 from atoll.node.daemon.consensus.ballots import bound_proposals, named_by, owner_of, quorum
-from atoll.node.daemon.consensus.excision import able, choice_of
+from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.presence import here_of
-from atoll.node.daemon.consensus.types import Action, Choice, FinalityState
+from atoll.node.daemon.consensus.types import Action, Choice, FinalityState, choice_of
 from atoll.node.daemon.consensus.voter import (
     Out,
     append,
@@ -107,17 +107,21 @@ def _choice_to_propose(state: FinalityState, ballot: Ballot) -> Choice | None:
         before = inherited(state)
         if before and may_get_votes(state, ballot, before):
             return before
-        return Choice(view, able(state)) if view and _is_time(state, view) else None
+        return _own_choice(state, view) if view and _is_time(state, view) else None
     bound = bound_proposals(book, state.voters, ballot, state.equivocators)
     if bound is None:
         return None
     if not bound:
-        return Choice(view, able(state)) if view else None
+        return _own_choice(state, view) if view else None
     # A quorum may have voted for this set: repeating it is the only safe choice, whatever our own view is.
     if bound[0] not in book.proposals:
         return None  # it has not arrived yet
     choice = choice_of(book.proposals[bound[0]])
     return choice if may_get_votes(state, ballot, choice) else None
+
+
+def _own_choice(state: FinalityState, view: tuple[Digest, ...]) -> Choice:
+    return Choice(view, able(state) if state.epochs.to_excise else ())
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:

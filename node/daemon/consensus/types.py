@@ -17,6 +17,7 @@ from atoll.protocols.ledger.records import (
     Body,
     Epoch,
     Excised,
+    ExcisingProposal,
     Follow,
     Prepare,
     Promise,
@@ -40,6 +41,12 @@ class Choice(NamedTuple):
     """Entry ids of the set."""
     excised: tuple[Excised, ...] = ()
     """Whose work the round's state takes out of the rounds before."""
+
+
+def choice_of(proposal: Proposal) -> Choice:
+    """What a proposal proposes: two proposals of one choice name one state."""
+    excised = proposal.excised if isinstance(proposal, ExcisingProposal) else ()
+    return Choice(proposal.contributions, excised)
 
 
 class Correction(msgspec.Struct, frozen=True):

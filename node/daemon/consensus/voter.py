@@ -10,7 +10,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of
-from atoll.node.daemon.consensus.excision import choice_of, corrections, is_due
+from atoll.node.daemon.consensus.excision import corrections, is_due
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
@@ -20,6 +20,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityState,
     ReportDivergence,
     ReportNarrow,
+    choice_of,
 )
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import (
@@ -103,7 +104,8 @@ def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState,
     # A check folds onto Θ_final, which must be that of the round before; one check of a set at a time.
     if choice in state.checking or state.applied != state.last_final:
         return state, False, []
-    check = CheckRound(state.deciding, names, choice.excised, corrections(state, choice.excised))
+    changed = corrections(state, choice.excised) if choice.excised else ()
+    check = CheckRound(state.deciding, names, choice.excised, changed)
     return replace(state, checking=state.checking | {choice}), False, [check]
 
 
@@ -173,7 +175,7 @@ def may_get_votes(state: FinalityState, ballot: Ballot, choice: Choice) -> bool:
 
 def _is_just(state: FinalityState, choice: Choice) -> bool:
     """Whether it has no work of an author that is excluded, and takes out what this node knows a reason for."""
-    return not names_excluded(state, choice.names) and is_due(state, choice.excised)
+    return not names_excluded(state, choice.names) and (not choice.excised or is_due(state, choice.excised))
 
 
 def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:

@@ -17,6 +17,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     RoundClosed,
+    choice_of,
 )
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import (
@@ -350,7 +351,7 @@ def test_a_quorum_is_needed_for_one_choice_not_for_one_set():
     assert quorum(4) == 3
     a, b, c, d = deciders = peers(4)
     one, other = excising(named(a, b, c), a, d), propose(named(a, b, c), a)
-    assert excision.choice_of(one) != excision.choice_of(other) == Choice(named(a, b, c))
+    assert choice_of(one) != choice_of(other) == Choice(named(a, b, c))
     node = Judge(deciders, b)
     node.hear(a, one)
     node.feed(RoundClosed(Round(1), named(a, b, c)), CheckDone(Round(1), named(a, b, c), other.state))
