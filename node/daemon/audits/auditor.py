@@ -15,7 +15,7 @@ from atoll.node.daemon.audits.standing import (
     weights,
     without_weight,
 )
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found, member_of
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Reweighed
@@ -23,6 +23,7 @@ from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import MAX_VERDICTS, Contribution, Verdict
+from atoll.protocols.local.contribution_forms import member_of
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
 from atoll.protocols.run.audits import AuditSpec
 

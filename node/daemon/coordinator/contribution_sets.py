@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import msgspec
@@ -16,7 +15,8 @@ from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger import records
 from atoll.protocols.ledger.coverage import cover_of, size_of
-from atoll.protocols.local.worker_messages import Counted, ExcisedRound, Member, Pending
+from atoll.protocols.local.contribution_forms import member_of
+from atoll.protocols.local.worker_messages import Counted, ExcisedRound, Member
 from atoll.protocols.run.arena import Span
 
 A = TypeVar("A")
@@ -224,38 +224,6 @@ class ContributionSets:
     def _rows_of(self, record: records.Contribution) -> tuple[Span, ...]:
         """Return all rows of a payload, as one span."""
         return (Span(0, size_of(cover_of(self.context.spec, record.round, records.experts_of(record)))),)
-
-
-def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contribution, path: Path) -> Member:
-    """Return a contribution as the worker's fold reads it, with its payload at `path`."""
-    return Member(
-        entry=entry,
-        author=author,
-        weight=weight,
-        payload=record.payload,
-        path=str(path),
-        experts=records.experts_of(record),
-    )
-
-
-def contribution_of(pending: Pending, verdicts: tuple[records.Verdict, ...] | None = None) -> records.Contribution:
-    """Return the record that announces a payload of this node's worker; `verdicts`: None without audits."""
-    # No run has two of these: reduced rounds, shared experts, audits.
-    common = records.Contribution(
-        round=pending.round,
-        base=pending.base,
-        payload=pending.payload,
-        steps=pending.steps,
-        tokens=pending.tokens,
-        weight=pending.weight,
-        loss=pending.loss,
-    )
-    fields = msgspec.structs.asdict(common)
-    if verdicts is not None:
-        return records.AuditedContribution(**fields, verdicts=verdicts)
-    if pending.experts:
-        return records.PartContribution(**fields, experts=pending.experts)
-    return records.SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
 
 
 def _joined(*sets: tuple[Digest, ...]) -> tuple[Digest, ...]:

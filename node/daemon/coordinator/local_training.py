@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.interfaces import Network, RoundAssets, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
@@ -18,6 +18,7 @@ from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local import worker_messages
+from atoll.protocols.local.contribution_forms import contribution_of
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, contribution_of
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
@@ -21,6 +21,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, sign_entry
+from atoll.protocols.local.contribution_forms import contribution_of
 from atoll.protocols.local.worker_messages import (
     Pending,
     SaveReply,
