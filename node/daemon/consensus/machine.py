@@ -34,7 +34,7 @@ from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chai
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
 from atoll.node.daemon.consensus.probation import Tally
-from atoll.node.daemon.consensus.proposer import prepare, propose, waits
+from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
@@ -251,8 +251,19 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
         return False  # each owner has one attempt among n
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ.
-    turns = max(0, waits(state, ballot.attempt) - 0.5) * (1 + state.attempt / count)
-    return state.now - state.since >= turns * state.patience_s
+    turns = max(0, waits(state, ballot.attempt) - 0.5)
+    if ballot.attempt < count and turns > 0.5 and not _may_decide_below(state, ballot):
+        # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
+        # ballots: each liar has one of these, and so many do not make the waits longer.
+        turns = 0.5
+    return state.now - state.since >= turns * (1 + state.attempt / count) * state.patience_s
+
+
+def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bool:
+    """Whether those that are here and answered neither this ballot nor a higher one are a quorum."""
+    book, here = state.book, able_voters(state)
+    bound = [book.answered_by(here, at) for at in {*book.promises, *book.votes} if at >= ballot]
+    return epochs.is_quorum(state.voters, {*here}.difference(*bound))
 
 
 def _note_stable(state: finality_types.FinalityState) -> finality_types.FinalityState:
