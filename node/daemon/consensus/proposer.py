@@ -82,7 +82,7 @@ def able_voters(state: FinalityState) -> Collection[PeerId]:
 def _not_left(state: FinalityState) -> set[PeerId]:
     book, known = state.epochs, {*state.voters} - state.equivocators  # nobody gets more of their entries
     number, epoch = state.deciding, state.epoch
-    return {peer for peer in known if not book.has_left(peer, number, epoch)}
+    return known - {peer for peer in known & book.left.keys() if book.has_left(peer, number, epoch)}
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:

@@ -60,9 +60,12 @@ class Leases:
 
     def merge(self, other: "Leases") -> None:
         """Take the newer leases of another node, and its own."""
+        mine, me = self._known, self._member.peer
         for peer, lease in other._known.items():
-            if peer != self._member.peer:
-                self.hear(peer, lease)
+            if peer != me:
+                before = mine.get(peer)
+                if before is None or before.began < lease.began:
+                    self.hear(peer, lease)
         self.hear(other._member.peer, other._own)
 
     def refresh(self) -> None:

@@ -587,12 +587,12 @@ def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
 
 
 def test_a_ballot_is_due_early_where_no_lower_one_can_be_decided():
-    """Who went ahead while the others were gone answers no lower ballot: each of those would be a turn for nothing."""
+    """Who went ahead while others were gone answers no lower ballot: each of these would be a turn in vain."""
     half = LEASE_S + PATIENCE_S / 2
 
-    def hears_of(attempt, *here):
+    def hears_of(attempt, *here, before=0):
         node = Node(FIRST).feed(FinalityTick(LEASE_S - 1.0)).feed(MembersSeen(frozenset(here)))
-        node.state = replace(node.state, since=LEASE_S)
+        node.state = replace(node.state, since=LEASE_S, attempt=before)
         node.hear(FOURTH, Prepare(Round(1), Ballot(attempt, FOURTH)))
         node.hear(FOURTH, Promise(Round(1), Ballot(attempt, FOURTH), ()))
         return node
@@ -601,7 +601,8 @@ def test_a_ballot_is_due_early_where_no_lower_one_can_be_decided():
     assert node.feed(FinalityTick(half - 0.1)).appends() == []
     assert node.feed(FinalityTick(half)).appends() == [Promise(Round(1), Ballot(3, FOURTH), ())]
     assert hears_of(3, *ORDER).feed(FinalityTick(half)).appends() == [], "the three others can decide without it"
-    assert hears_of(7, FIRST, THIRD, FOURTH).feed(FinalityTick(half)).appends() == [], (
+    further = hears_of(7, FIRST, THIRD, FOURTH, before=3)
+    assert further.feed(FinalityTick(LEASE_S + PATIENCE_S)).appends() == [], (
         "a liar could go on with its further ballots, and make all turns longer"
     )
 
