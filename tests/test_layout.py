@@ -110,22 +110,23 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 60_300
-"""The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
-records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
-against floods, members that the owner removes, probation, reducers that open
-nothing, the oracle that reads the homes of a swarm, audits, a status that says who counts, own
-work that returns from a chain that lost, entries of liars with two histories, more
-audits a round, members that keep back their votes, members that come up in the
-middle of a round, a worker that outlives its daemon, steps of fewer sequences, members
-that the voters remove, what fits into a machine, steps by memory, text from trained
-weights and its card, connections that are lost before a write, one more rule of aggregation,
-text in folders and tables, tokenizers by choice, steps of finality that find
-nothing new, packed texts whose shards members fetch, a web page with the swarm, the log
-and an invite, and the command that opens it, loggers of other projects, histograms, commands to
-own a node, options apart from what they do, a server of OpenAI's API, short invites with
-their wire and list (450 lines), rules of the outer step with momentum, a guest that rests (650 lines),
-FFN slices of dense models (160 lines), work that is taken out of final rounds (500 lines).
+BUDGET_LINES = 60_420
+"""The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
+lazy push of records, public runs in the DHT, members that leave for good, rules against bad
+updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
+that open nothing, the oracle that reads the homes of a swarm, audits, a status that says who
+counts, own work that returns from a chain that lost, entries of liars with two histories, more
+audits a round, members that keep back their votes, members that come up in the middle of a round, a
+worker that outlives its daemon, steps of fewer sequences, members that the voters remove, what fits
+into a machine, steps by memory, text from trained weights and its card, connections that are lost
+before a write, one more rule of aggregation, text in folders and tables, tokenizers by choice,
+steps of finality that find nothing new, packed texts whose shards members fetch, a web page with
+the swarm, the log and an invite, and the command that opens it, loggers of other projects,
+histograms, commands to own a node, options apart from what they do, a server of OpenAI's API, short
+invites with their wire and list (450 lines), rules of the outer step with momentum, a guest that
+rests (650 lines), FFN slices of dense models (160 lines), work that is taken out of final rounds
+(500 lines), ballots that went ahead, what finality remembers of its answers (70), gossip over any
+clock, and swarms of virtual followers (40).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

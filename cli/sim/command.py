@@ -51,6 +51,7 @@ _PATH = click.Path(path_type=Path)
 @click.option("--minutes", default=20.0, show_default=True, type=click.FloatRange(1), help="Virtual minutes.")
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Virtual runs from --seed.")
 @click.option("--liars", type=click.IntRange(0), help="Virtual members that lie; default: drawn from the seed.")
+@click.option("--trainers", type=click.IntRange(1), help="Virtual, over real gossip, no faults: so many train.")
 @click.option("--dir", "folder", type=_PATH, help="Keep homes and logs here.")
 @click.option("--json", "json_file", type=_PATH, help="Write the report here.")
 @click.option(
@@ -62,7 +63,7 @@ def sim(folder: Path | None, json_file: Path | None, patience_s: float, **option
     With --virtual: the machines of rounds and of finality on virtual time, through random faults and liars
     (docs/simulation.md). Exit status 1 when a promise is broken.
     """
-    play = {name: options.pop(name) for name in ("minutes", "seeds", "liars")}
+    play = {name: options.pop(name) for name in ("minutes", "seeds", "liars", "trainers")}
     if options.pop("virtual"):
         module, _, name = extension("atoll.simulator", "seeds", "the simulator").partition(":")
         simulate_seeds = getattr(importlib.import_module(module), name)

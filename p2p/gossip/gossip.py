@@ -8,12 +8,12 @@ import asyncio
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from atoll.p2p.gossip.push_trees import ID_BYTES, Actions, Ids, PushTrees
 from atoll.p2p.limits.token_bucket import PeerRateLimit
-from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.ids import PeerId, digest
 
 MESSAGES_PER_MINUTE = 200 * 60
@@ -26,6 +26,35 @@ _IDS_BYTES_OF_A_MESSAGE = 512
 _HEADER_BYTES = 8
 
 AcceptMessage = Callable[[PeerId, bytes], PeerId | None]
+N = TypeVar("N")
+
+
+class Notices(Protocol):
+    """What gossip needs of `Calls`."""
+
+    def register_notice(
+        self,
+        method: str,
+        message: type[N],
+        handler: Callable[[PeerId, N], Awaitable[None]],
+        *,
+        max_bytes: int = ...,
+    ) -> None:
+        """Receive one-way notices of a method."""
+
+    def notify(self, peer: PeerId, method: str, message: Any) -> None:
+        """Queue a notice without waiting."""
+
+
+class Timer(Protocol):
+    """A call to come."""
+
+    def cancel(self) -> None:
+        """Never make it."""
+
+
+def _of_running_loop(seconds: float, call: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, call)
 
 
 @dataclass(eq=False)
@@ -33,10 +62,12 @@ class Gossip:
     """Sends messages over `calls` to the peers that `neighbours` returns."""
 
     me: PeerId
-    calls: Calls
+    calls: Notices
     neighbours: Callable[[], Collection[PeerId]]
     now: Callable[[], float]
     rng: random.Random
+    call_later: Callable[[float, Callable[[], None]], Timer] = _of_running_loop
+    """Makes a call after so many seconds; a simulation has its own clock."""
 
     def __post_init__(self) -> None:
         self._trees = PushTrees(self.me, self.rng)
@@ -44,7 +75,7 @@ class Gossip:
         """Topic and bytes of the newest messages by id."""
         self._recent_bytes = 0
         self._rate = PeerRateLimit(MESSAGES_PER_MINUTE, self.now, MESSAGES_BURST)
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._timer_at = math.inf
         self.calls.register_notice("gossip.ids", Ids, self._on_ids)
 
@@ -115,7 +146,7 @@ class Gossip:
                 self._timer.cancel()
             self._timer_at = self._trees.due
             pause_s = max(0.0, self._timer_at - self.now())
-            self._timer = asyncio.get_running_loop().call_later(pause_s, self._tick)
+            self._timer = self.call_later(pause_s, self._tick)
 
     def _tick(self) -> None:
         self._timer_at = math.inf

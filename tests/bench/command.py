@@ -30,6 +30,7 @@ BENCHES = {
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
     "slices": "Memory, upload, time and loss of members that train slices of a dense model, beside training all.",
     "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
+    "scale": "Control traffic of a node, and how long a record takes, with 100 and with 2,000 virtual nodes.",
     "heal": "Loss after a partition of two sides that trained apart, over the better side's that goes on alone.",
     "wan": "Nodes that train behind slow links, beside hivemind's averager on the same links (root, Linux).",
 }
@@ -49,6 +50,7 @@ OPTIONS = {
     "experts": ("loss", "device"),
     "slices": ("loss", "preset", "seeds", "store"),
     "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
+    "scale": (),
     "heal": ("seeds",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
 }
@@ -63,6 +65,7 @@ DEADLINES_S = {
     "topology": 1800.0,
     "byzantine": 4 * 3600.0,
     "heal": 4 * 3600.0,
+    "scale": 3600.0,
 }
 """Of benches that take longer with a larger preset or with more nodes, or train many runs."""
 LOSS_DEADLINE_S = 6 * 3600.0
@@ -106,7 +109,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
-    topology, reducers, experts, slices, byzantine, heal, wan (docs/bench.md).
+    topology, reducers, experts, slices, byzantine, heal, scale, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

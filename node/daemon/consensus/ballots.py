@@ -6,12 +6,15 @@ A Book is the same in whatever order the entries of different authors arrive.
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
+from typing import get_args
 
 import msgspec
 from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
+
+_BALLOTS = frozenset(get_args(records.BallotBody))
 
 
 class Book(msgspec.Struct, frozen=True, dict=True):
@@ -67,6 +70,11 @@ class Book(msgspec.Struct, frozen=True, dict=True):
                 other_votes={key: entry for key, entry in self.other_votes.items() if key[1].epoch == epoch},
             )
         return self._parts[epoch]
+
+    @cached_property
+    def named(self) -> dict[tuple[object, ...], tuple[tuple[Digest, ...], ...]]:
+        """What orphans.py found named in this book, by the voters and equivocators. Changes no action."""
+        return {}
 
     @cached_property
     def _parts(self) -> dict[bytes, "Book"]:
@@ -143,7 +151,9 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
 def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     after, fault = _with_entry(book, entry, author, body)
-    if after is not book and isinstance(body, records.BallotBody) and body.ballot.epoch not in after.epochs:
+    if type(body) not in _BALLOTS or after is book:
+        return after, fault
+    if isinstance(body, records.BallotBody) and body.ballot.epoch not in after.epochs:
         after = replace(after, epochs=after.epochs | {body.ballot.epoch})
     return after, fault
 

@@ -128,12 +128,19 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         return {peer for peer, choice in self.chosen.items() if choice in choices}
 
     @cached_property
+    def found_here(self) -> dict[tuple[object, ...], frozenset[PeerId]]:
+        """What `here_of` found with these epochs, by what it was asked (presence.py). Changes no action."""
+        return {}
+
+    @cached_property
     def progress(self) -> frozenset[tuple[int, PeerId, int]]:
         """How far each author voted on from each round at which an epoch begins, as coarse as forks are weighed.
 
         A vote changes it only where the order of two chains may change: the others need no new look at all forks.
         """
         rounds = {number for _, number in self.places}
+        if not rounds:
+            return frozenset()
         return frozenset(
             (number, peer, ((newest - number + 1) // LONG).bit_length())
             for peer, newest in self.voted.items()

@@ -34,7 +34,7 @@ from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
 from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
-from atoll.node.daemon.consensus.proposer import prepare, propose, waits
+from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
@@ -52,7 +52,8 @@ DECIDED_KEPT = 1024
 
 
 _NO_ENTRIES = Book()
-_OF_EPOCHS = (*get_args(EpochBody), Vote)
+# By exact type: most entries are of none of these kinds, and a check of an instance against each costs more.
+_OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
 
 def begin(
@@ -88,11 +89,13 @@ def begin(
 def step(state: finality_types.FinalityState, *events: finality_types.Event) -> Out:
     """The next state after these events, which happened together, and the actions that the node must perform."""
     actions: list[finality_types.Action] = []
+    is_refused = False
     for event in events:
         state, more = _apply_event(state, event)
         actions += more
+        is_refused = is_refused or type(event) is finality_types.AppendRefused
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
-    if any(isinstance(event, finality_types.AppendRefused) for event in events):
+    if is_refused:
         return state, actions
     looked_at = _looked_at(state)
     if looked_at == state.settled:
@@ -201,22 +204,24 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return _orphan_seen(state, event)
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
-    if isinstance(body, _OF_EPOCHS):
+    kind = type(body)
+    if kind in _OF_EPOCHS:
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
-    if isinstance(body, EpochBody):
-        return state, []
-    if isinstance(body, BallotBody) and state.epochs.has_left(event.author, body.round, body.ballot.epoch):
+        if isinstance(body, EpochBody):
+            return state, []
+    if kind in _BALLOTS and isinstance(body, BallotBody) and _is_of_leaver(state, event.author, body):
         return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
     is_open = state.last_final < body.round < state.rounds
-    if not is_open and all(segment.first != body.round for segment in state.chain[1:]):
+    if not is_open and body.round not in [segment.first for segment in state.chain[1:]]:
         return state, []
     before = state.books.get(body.round, Book())
     book, fault = add_entry(before, event.entry, event.author, body)
-    if isinstance(body, Contribution) and (cast := state.epochs.votes_against.get(event.author)):
+    votes_against = state.epochs.votes_against
+    if votes_against and isinstance(body, Contribution) and (cast := votes_against.get(event.author)):
         book = note_votes(book, event.entry, cast, state.epochs.excise_votes.get(event.author, {}))
     state = replace(state, books={**state.books, body.round: book})
-    if body.round == state.deciding and isinstance(body, Proposal):
+    if isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
         newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
@@ -225,6 +230,10 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if not fault:
         return state, []
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
+
+
+def _is_of_leaver(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
+    return state.epochs.has_left(author, body.round, body.ballot.epoch)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
@@ -240,7 +249,8 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
 
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
-    later = [b for b in state.book.prepares if b.attempt > state.attempt]
+    prepares = state.book.prepares
+    later = [b for b in prepares if b.attempt > state.attempt] if prepares else []
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
     due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
     return replace(note_part(state), attempt=max(due), since=state.now) if due else state
@@ -257,8 +267,19 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
         return False  # each owner has one attempt among n
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ.
-    turns = max(0, waits(state, ballot.attempt) - 0.5) * (1 + state.attempt / count)
-    return state.now - state.since >= turns * state.patience_s
+    turns = max(0, waits(state, ballot.attempt) - 0.5)
+    if ballot.attempt < count and turns > 0.5 and not _may_decide_below(state, ballot):
+        # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
+        # ballots: each liar has one of these, and so many do not make the waits longer.
+        turns = 0.5
+    return state.now - state.since >= turns * (1 + state.attempt / count) * state.patience_s
+
+
+def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bool:
+    """Whether those that are here and answered neither this ballot nor a higher one are a quorum."""
+    book, here = state.book, able_voters(state)
+    bound = [book.answered_by(here, at) for at in {*book.promises, *book.votes} if at >= ballot]
+    return epochs.is_quorum(state.voters, {*here}.difference(*bound))
 
 
 def _note_stable(state: finality_types.FinalityState) -> finality_types.FinalityState:

@@ -10,10 +10,10 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import named_by, votes_for
+from atoll.node.daemon.consensus.ballots import Book, named_by, votes_for
 from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
 from atoll.node.daemon.consensus.voter import Out, is_stuck
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Contribution, Epoch, Proposal, Reduction, Vote
 
 ORPHAN_BODIES = Contribution, Epoch, Proposal, Reduction, Vote
@@ -33,18 +33,27 @@ def fetch_orphans(state: FinalityState) -> Out:
 
 
 def _wanted(state: FinalityState) -> tuple[tuple[Digest, ...], tuple[Digest, ...]]:
-    book, voters = state.book, state.voters
+    book, liars = state.book, state.equivocators
+    # While there are equivocators this is asked at every event, and most of these change no ballot.
+    if (state.voters, liars) not in book.named:
+        book.named[state.voters, liars] = _named(book, state.voters, liars)
+    names, unknown, lacking = book.named[state.voters, liars]
+    begun = [Digest(name) for name in state.epochs.lacking(liars)[:MAX_EPOCHS]] if liars else []
+    entries = tuple(dict.fromkeys([*begun, *unknown, *lacking]))[:MAX_ASKED]
+    is_hidden = is_stuck(state) or not state.equivocators.isdisjoint(state.voters)
+    return entries, names[:MAX_ASKED] if is_hidden else ()
+
+
+def _named(
+    book: Book, voters: tuple[PeerId, ...], liars: frozenset[PeerId]
+) -> tuple[tuple[Digest, ...], tuple[Digest, ...], tuple[Digest, ...]]:
+    """The proposals that are here or have votes, those of them that are unknown, and what the others lack."""
     named = Counter[Digest]()
     for (_, name), many in named_by(book.votes, voters).items():
         named[name] += many
-    liars = state.equivocators
     known = {name: len(votes_for(book, voters, liars, name, one)) for name, one in book.proposals.items()}
     # Most votes first: a liar may propose any number of sets of names that nobody has, and nobody votes for these.
     names = sorted(known | named, key=lambda name: (-known.get(name, named[name]), name))
     sets = [book.proposals[name].contributions for name in names if name in known]
-    lacking = [entry for contributions in sets for entry in book.unknown(contributions)]
-    unknown = [name for name in names if name not in known]
-    begun = [Digest(name) for name in state.epochs.lacking(liars)[:MAX_EPOCHS]] if liars else []
-    entries = tuple(dict.fromkeys([*begun, *unknown, *lacking]))[:MAX_ASKED]
-    is_hidden = is_stuck(state) or not state.equivocators.isdisjoint(voters)
-    return entries, tuple(names)[:MAX_ASKED] if is_hidden else ()
+    lacking = tuple(entry for contributions in sets for entry in book.unknown(contributions))
+    return tuple(names), tuple(name for name in names if name not in known), lacking

@@ -4,7 +4,7 @@ A lease says that a voter lives, not that it helps to decide. Liars that renew t
 their signatures under an epoch, would stop the others for ever once a few more are gone. Rules: docs/epochs.md.
 """
 
-from collections.abc import Iterable
+from typing import TypeAlias
 
 from msgspec.structs import replace
 
@@ -14,17 +14,30 @@ from atoll.node.daemon.consensus.epochs import is_quorum
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import Ballot
 
+Group: TypeAlias = tuple[PeerId, ...] | frozenset[PeerId]
+FOUND_KEPT = 32
+"""Answers of `here_of` that are remembered with the epochs that they follow from."""
 BALLOTS = 2
 """Who took part in none of so many newest ballots keeps back its votes."""
 
 
-def here_of(
-    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
-) -> frozenset[PeerId]:
+def here_of(state: finality_types.FinalityState, peers: Group, *, back: bool = False) -> frozenset[PeerId]:
     """Those with a live lease that did not leave and work in this epoch or in one before it.
 
     `back`: also those that left and came back. Whom the run excluded is gone.
     """
+    book, number = state.epochs, state.deciding
+    # Asked at nearly every event, and most events change nothing of this. A chain is known by its newest epoch.
+    asked = peers, back, state.members, number, state.epoch, state.equivocators
+    found = book.found_here.get(asked)
+    if found is None:
+        if len(book.found_here) >= FOUND_KEPT:
+            book.found_here.clear()
+        found = book.found_here[asked] = _here_of(state, peers, back=back)
+    return found
+
+
+def _here_of(state: finality_types.FinalityState, peers: Group, *, back: bool) -> frozenset[PeerId]:
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
@@ -36,15 +49,13 @@ def here_of(
     return live - gone - elsewhere - book.excluded_from(number) - state.equivocators
 
 
-def present_of(
-    state: finality_types.FinalityState, peers: Iterable[PeerId], *, back: bool = False
-) -> frozenset[PeerId]:
+def present_of(state: finality_types.FinalityState, peers: Group, *, back: bool = False) -> frozenset[PeerId]:
     """Those of `here_of` that keep back neither their votes nor their signature."""
     here = here_of(state, peers, back=back)
     return here - withheld(state, here)
 
 
-def withheld(state: finality_types.FinalityState, peers: Iterable[PeerId]) -> frozenset[PeerId]:
+def withheld(state: finality_types.FinalityState, peers: Group) -> frozenset[PeerId]:
     """Those that are here, and keep back their votes in this round or their signature under its epochs."""
     if not state.took_part and state.asked_since is None:
         return frozenset()  # nearly always, and this is asked at every event

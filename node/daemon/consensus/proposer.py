@@ -1,5 +1,7 @@
 """The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
 
+from collections.abc import Collection
+
 from atoll.node.daemon.consensus.ballots import bound_proposals, named_by, owner_of, quorum
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.presence import here_of
@@ -69,17 +71,22 @@ def prepare(state: FinalityState) -> Out:
 
 def waits(state: FinalityState, attempt: int) -> int:
     """How many owners that are here have their turn before this attempt, from the newest that counts on."""
+    there = able_voters(state)
+    return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
+
+
+def able_voters(state: FinalityState) -> Collection[PeerId]:
+    """The voters that may take part in a ballot now, as far as this node knows."""
     # Of a run whose voters were killed by the dozen each would cost the others a patience. Who just came up does
     # not know who is there before a lease has passed.
     knows = state.live and state.now - state.live_since >= state.lease_s
-    there = here_of(state, state.voters) if knows else _not_left(state)
-    return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
+    return here_of(state, state.voters) if knows else _not_left(state)
 
 
 def _not_left(state: FinalityState) -> set[PeerId]:
     book, known = state.epochs, {*state.voters} - state.equivocators  # nobody gets more of their entries
     number, epoch = state.deciding, state.epoch
-    return {peer for peer in known if not book.has_left(peer, number, epoch)}
+    return known - {peer for peer in known & book.left.keys() if book.has_left(peer, number, epoch)}
 
 
 def _own_ballot(state: FinalityState) -> Ballot | None:

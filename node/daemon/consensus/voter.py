@@ -39,6 +39,8 @@ Out = tuple[FinalityState, list[Action]]
 def promise(state: FinalityState) -> Out:
     """Promise the highest ballot that its owner prepared: from then on this node votes in no lower one."""
     book = state.book
+    if not book.prepares:
+        return state, []  # nearly always, and this is asked at every event
     prepared = [ballot for ballot in book.prepares if counts(state, ballot)]
     if not prepared or not may_append(state):
         return state, []
@@ -72,6 +74,8 @@ def vote(state: FinalityState) -> Out:
 def report_narrow(state: FinalityState) -> Out:
     """Report proposals of narrow sets, once each."""
     proposals = state.book.proposals.items()
+    if state.stable_since is None or state.reported.issuperset(state.book.proposals):
+        return state, []  # before that none is narrow
     fresh = [(name, p) for name, p in proposals if name not in state.reported and counts(state, p.ballot)]
     narrow = [(name, p) for name, p in fresh if is_narrow(state, p.contributions)]
     actions: list[Action] = []
@@ -134,7 +138,7 @@ def may_append(state: FinalityState) -> bool:
 def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
     """The proposal of the highest ballot among those that this node may vote for, with its entry id."""
     book = state.book
-    if not may_append(state):
+    if not book.proposals or not may_append(state):
         return None
     bound = book.promised(state.me)
     free = [

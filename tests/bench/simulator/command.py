@@ -11,12 +11,25 @@ import click
 
 from atoll.p2p.system.atomic_files import write_whole
 from atoll_bench.simulator.play import Result, draw, play
+from atoll_bench.simulator.traffic import measure_traffic, traffic_lines
 
 
 def simulate_seeds(
-    *, seed: int, seeds: int, nodes: int, minutes: float, liars: int | None, json_file: Path | None
+    *,
+    seed: int,
+    seeds: int,
+    nodes: int,
+    minutes: float,
+    liars: int | None,
+    json_file: Path | None,
+    trainers: int | None = None,
 ) -> bool:
-    """Play `seeds` seeds from `seed` on; whether no promise was broken."""
+    """Play `seeds` seeds from `seed` on; whether no promise was broken.
+
+    With `trainers`: one run of real gossip without faults, of whose nodes so many train.
+    """
+    if trainers is not None:
+        return _measure_one(nodes, min(trainers, nodes), minutes, seed, json_file)
     results: list[Result] = []
     for result in _played(seed, seeds, nodes, minutes, liars):
         results.append(result)
@@ -32,6 +45,15 @@ def simulate_seeds(
         write_whole(json_file, json.dumps(report, indent=1).encode())
     click.echo(_line(report))
     return not report["failed_seeds"]
+
+
+def _measure_one(nodes: int, trainers: int, minutes: float, seed: int, json_file: Path | None) -> bool:
+    traffic = measure_traffic(nodes, trainers, minutes, seed)
+    for line in traffic_lines(traffic):
+        click.echo(line)
+    if json_file is not None:
+        write_whole(json_file, json.dumps(traffic._asdict(), indent=1).encode())
+    return traffic.finals > 0 and traffic.lost == 0
 
 
 def replay_line(seed: int, nodes: int, minutes: float, liars: int | None) -> str:

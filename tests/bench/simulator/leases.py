@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from atoll_bench.simulator.member import Member
 
 
-class _Lease(NamedTuple):
+class VirtualLease(NamedTuple):
+    """What a member announces, and when."""
+
     began: float
     """Virtual second at which it was published."""
     activity: Activity
@@ -28,11 +30,11 @@ class Leases:
 
     def begin(self) -> None:
         """Forget everything: a node starts without leases."""
-        self._known: dict[PeerId, _Lease] = {}
+        self._known: dict[PeerId, VirtualLease] = {}
         self._lost: dict[PeerId, float] = {}
         """Since when no connection to a peer carries anything, in virtual seconds."""
         self._views: dict[PeerId, MemberView] = {}
-        self._own = _Lease(-1e9, "syncing", Round(0))
+        self._own = VirtualLease(-1e9, "syncing", Round(0))
         self._changed = set[PeerId]()
         """Whose lease is newer than its view."""
         self._ends = 0.0
@@ -43,15 +45,13 @@ class Leases:
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""
-        self._own = _Lease(self._world.clock.now, activity, number)
+        self._own = VirtualLease(self._world.clock.now, activity, number)
         self._publish()
 
     def _publish(self) -> None:
-        member = self._member
-        for other in self._world.heard_by(member):
-            other.leases.hear(member.peer, self._own)
+        self._world.push_lease(self._member, self._own)
 
-    def hear(self, peer: PeerId, lease: _Lease) -> None:
+    def hear(self, peer: PeerId, lease: VirtualLease) -> None:
         """A lease came."""
         known = self._known.get(peer)
         if known is None or known.began < lease.began:
@@ -60,9 +60,12 @@ class Leases:
 
     def merge(self, other: "Leases") -> None:
         """Take the newer leases of another node, and its own."""
+        mine, me = self._known, self._member.peer
         for peer, lease in other._known.items():
-            if peer != self._member.peer:
-                self.hear(peer, lease)
+            if peer != me:
+                before = mine.get(peer)
+                if before is None or before.began < lease.began:
+                    self.hear(peer, lease)
         self.hear(other._member.peer, other._own)
 
     def refresh(self) -> None:
@@ -89,7 +92,7 @@ class Leases:
             self.live = frozenset(views)
             member.post_round(LeasesChanged(views, local))
 
-    def _view(self, peer: PeerId, lease: _Lease, now: float, local: float) -> MemberView:
+    def _view(self, peer: PeerId, lease: VirtualLease, now: float, local: float) -> MemberView:
         if self._world.is_connected(self._member, peer):
             self._lost.pop(peer, None)
         else:

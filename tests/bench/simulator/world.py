@@ -6,13 +6,18 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from atoll.node.daemon.rounds.state import RoundConfig
+from atoll.protocols import codec
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import encode_entry, sign_entry
+from atoll.protocols.ledger.registers import Lease, sign_register
 from atoll_bench.simulator.clock import Clock
 from atoll_bench.simulator.feeds import FeedEntry
+from atoll_bench.simulator.leases import VirtualLease
 from atoll_bench.simulator.liars import Liar
 from atoll_bench.simulator.links import Links
 from atoll_bench.simulator.member import Member
+from atoll_bench.simulator.mesh import Mesh
 
 STEPS = 12
 """Inner steps of a round, as the round machine sees them."""
@@ -35,6 +40,8 @@ class Setting:
     ahead: float = 0.0
     """Share of a round that may be trained before the round before is folded; 0: rounds do not overlap."""
     rounds: int = 10_000
+    followers: int | None = None
+    """With a number: records travel by the product's gossip, through so many more nodes that train nothing."""
 
     @property
     def run(self) -> RunId:
@@ -47,9 +54,15 @@ class Setting:
 
 
 @cache
+def identity_of(number: int) -> Identity:
+    """The keys of a node."""
+    return Identity(digest(b"virtual node", number.to_bytes(4, "big")))
+
+
+@cache
 def peer_of(number: int) -> PeerId:
     """The identity of a node."""
-    return Identity(digest(b"virtual node", number.to_bytes(4, "big"))).peer_id
+    return identity_of(number).peer_id
 
 
 class World:
@@ -73,6 +86,10 @@ class World:
         """Nodes that have a payload and serve it."""
         self.started: dict[int, float] = {}
         """When the first node began each round."""
+        self.mesh: Mesh | None = None
+        if setting.followers is not None:
+            peers = [peer_of(number) for number in range(setting.nodes + setting.followers)]
+            self.mesh = Mesh(self.clock, peers, setting.seed, self._receive)
         self._names: dict[Digest, list[Digest]] = {}
         self._trace = hashlib.blake2b(digest_size=16)
         self.topology = 0
@@ -135,9 +152,37 @@ class World:
 
     def push(self, member: Member, entry: FeedEntry) -> None:
         """Send an entry to everybody that is reached."""
+        if self.mesh is not None:
+            signed = sign_entry(
+                self.setting.run, identity_of(member.number), entry.seq, entry.previous, entry.body
+            )
+            self.mesh.publish(member.number, "entry", encode_entry(signed), entry)
+            return
         now, number, links = self.clock.now, member.number, self.links
         for other in self.heard_by(member):
             other.arrive(now + links.delay_s(number, other.number), entry)
+
+    def push_lease(self, member: Member, lease: VirtualLease) -> None:
+        """Send a lease to everybody that is reached."""
+        if self.mesh is None:
+            for other in self.heard_by(member):
+                other.leases.hear(member.peer, lease)
+            return
+        final = Round(member.worker.applied)
+        value = Lease(lease.activity, lease.round, final, b"", Round(-1), 0.0)
+        seq = round(1000 * self.clock.now)
+        signed = sign_register(self.setting.run, identity_of(member.number), 1, seq, self.setting.lease_s, value)
+        self.mesh.publish(member.number, "register", codec.encode(signed), (member.peer, lease))
+
+    def _receive(self, number: int, item: object) -> None:
+        """Gossip brought a record to a node."""
+        if number >= len(self.members) or not self.members[number].is_up:
+            return
+        member = self.members[number]
+        if isinstance(item, FeedEntry):
+            member.arrive(self.clock.now, item)
+        elif isinstance(item, tuple):
+            member.leases.hear(*item)
 
     def transfer_s(self, member: Member, other: Member) -> float:
         """Seconds until a payload from this node is there."""
@@ -167,6 +212,8 @@ class World:
 
     def on_round_started(self, number: int) -> None:
         """A node begins to train a round."""
+        if self.mesh is not None and number not in self.started:
+            self.mesh.mark(number)
         self.started.setdefault(number, self.clock.now)
 
     def return_later(self, member: Member, seconds: float) -> None:

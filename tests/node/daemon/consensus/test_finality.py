@@ -586,6 +586,27 @@ def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
         ]
 
 
+def test_a_ballot_is_due_early_where_no_lower_one_can_be_decided():
+    """Who went ahead while others were gone answers no lower ballot: each of these would be a turn in vain."""
+    half = LEASE_S + PATIENCE_S / 2
+
+    def hears_of(attempt, *here, before=0):
+        node = Node(FIRST).feed(FinalityTick(LEASE_S - 1.0)).feed(MembersSeen(frozenset(here)))
+        node.state = replace(node.state, since=LEASE_S, attempt=before)
+        node.hear(FOURTH, Prepare(Round(1), Ballot(attempt, FOURTH)))
+        node.hear(FOURTH, Promise(Round(1), Ballot(attempt, FOURTH), ()))
+        return node
+
+    node = hears_of(3, FIRST, THIRD, FOURTH)
+    assert node.feed(FinalityTick(half - 0.1)).appends() == []
+    assert node.feed(FinalityTick(half)).appends() == [Promise(Round(1), Ballot(3, FOURTH), ())]
+    assert hears_of(3, *ORDER).feed(FinalityTick(half)).appends() == [], "the three others can decide without it"
+    further = hears_of(7, FIRST, THIRD, FOURTH, before=3)
+    assert further.feed(FinalityTick(LEASE_S + PATIENCE_S)).appends() == [], (
+        "a liar could go on with its further ballots, and make all turns longer"
+    )
+
+
 def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
     """Two of four voted: any quorum names their set, so a ballot without its payloads would be opened in vain."""
     node = Node(SECOND, knows=(FIRST, SECOND)).learn(THIRD, held=False)
