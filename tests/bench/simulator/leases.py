@@ -16,6 +16,8 @@ class _Lease(NamedTuple):
     """Virtual second at which it was published."""
     activity: Activity
     round: Round
+    has_speed: bool = False
+    """Whether the member trained a round since its start, and so announces a speed."""
 
 
 class Leases:
@@ -43,7 +45,7 @@ class Leases:
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""
-        self._own = _Lease(self._world.clock.now, activity, number)
+        self._own = _Lease(self._world.clock.now, activity, number, self._member.worker.has_trained)
         self._publish()
 
     def _publish(self) -> None:
@@ -111,6 +113,7 @@ class Leases:
             heard,
             lost_at=lost_at,
             is_unreachable=lost_at is not None,
+            tokens_per_s=float(lease.has_speed),
             round_s=self._world.by_peer[peer].worker.train_s,
         )
         return before if before == view else view
