@@ -16,8 +16,10 @@ MAX_PEERS = 2000
 CACHED_PEERS = 64
 """Number of peers in the copy on disk."""
 CACHE_FORMAT = 1
-LASTING_S = 30.0
+HELD_S = 5.0
 """A connection that is lost sooner counts as a failed dial: the peer disconnects us, or the path is bad."""
+LASTING_S = 30.0
+"""A connection that lasts so long makes up for the failed dials before it."""
 _CACHE_MAX_BYTES = 1 << 20
 _EXAMPLE = "a seed looks like /ip4/203.0.113.7/tcp/4001/p2p/12D3KooW… or /dnsaddr/seed.example.org"
 _DNSADDR = "/dnsaddr/"
@@ -141,7 +143,7 @@ class AddressBook:
             known.is_unreachable = False
 
     def lost(self, peer: PeerId, now: float) -> bool:
-        """Record a lost connection; True if it had lasted, so that `peer` may be dialled again at once."""
+        """Record a lost connection; True if it had held, so that `peer` may be dialled again at once."""
         known = self._known.get(peer)
         if known is None or known.connected_at is None:
             return True
@@ -149,7 +151,7 @@ class AddressBook:
         known.last_seen, known.connected_at = now, None
         if lasted_s >= LASTING_S:
             known.failures, known.last_error = 0, ""
-        return lasted_s >= LASTING_S
+        return lasted_s >= HELD_S
 
     def exclude(self, peer: PeerId) -> None:
         """Forget `peer` and learn of it no more: it was excluded from the run."""

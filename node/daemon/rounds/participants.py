@@ -80,8 +80,11 @@ def rounds_just_left(
     stayed = {
         peer: just_left[peer] for peer, was in known.items() if peer in just_left and now[peer].round == was.round
     }
-    went = {p: int(was.round) for p, was in known.items() if now[p].round == was.round + 1}
-    return {**stayed, **{peer: left for peer, left in went.items() if known[peer].activity == "training"}}
+    # Who announces no speed has trained no round since its start: it was killed in the round that it left. The
+    # lease of its start may be replaced too soon to be seen.
+    went = {peer: int(was.round) for peer, was in known.items() if now[peer].round == was.round + 1}
+    worked = {peer for peer in went if known[peer].activity == "training" and now[peer].tokens_per_s > 0}
+    return {**stayed, **{peer: went[peer] for peer in worked}}
 
 
 def rounds_entered(

@@ -18,6 +18,8 @@ class VirtualLease(NamedTuple):
     """Virtual second at which it was published."""
     activity: Activity
     round: Round
+    has_speed: bool = False
+    """Whether the member trained a round since its start, and so announces a speed."""
 
 
 class Leases:
@@ -45,7 +47,7 @@ class Leases:
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""
-        self._own = VirtualLease(self._world.clock.now, activity, number)
+        self._own = VirtualLease(self._world.clock.now, activity, number, self._member.worker.has_trained)
         self._publish()
 
     def _publish(self) -> None:
@@ -114,6 +116,7 @@ class Leases:
             heard,
             lost_at=lost_at,
             is_unreachable=lost_at is not None,
+            tokens_per_s=float(lease.has_speed),
             round_s=self._world.by_peer[peer].worker.train_s,
         )
         return before if before == view else view

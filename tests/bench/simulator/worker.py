@@ -57,7 +57,7 @@ class Worker:
             self.member.rows.append(Row(self.member.clock.now, "other_chain", self.marked))
             self.applied, self.state, self.marked = -1, GENESIS, None
             self.saved, self.snapshots = {}, []
-        self.is_ready = self._is_busy = self._is_told = False
+        self.is_ready = self._is_busy = self._is_told = self.has_trained = False
         self._finals: dict[int, FinalizeRound] = {}
         self._view: set[int] = set()
         self._stalled: tuple[int, Round] | None = None
@@ -97,6 +97,7 @@ class Worker:
 
     def _trained(self, number: Round) -> None:
         member = self.member
+        self.has_trained = True
         payload = digest(b"payload", member.peer.encode(), number.to_bytes(4, "big"), bytes([member.life % 256]))
         pending = Pending(number, self.state, payload, "", 12, 1, 64, 1.0)
         member.post_round(TrainingDone(number, pending, self.train_s, member.now()))

@@ -207,6 +207,27 @@ def test_a_lost_peer_is_unreachable_once_a_dial_failed(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_peer_that_dies_twice_is_unreachable_as_soon_as_the_first_time(tmp_path: Path) -> None:
+    """Rounds wait longer for a member that was lost and that no dial has missed."""
+
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 2, [], tmp_path / "other.json")
+        node = Node(network, 1, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        await asyncio.sleep(100)
+        for _ in range(3):
+            network.kill(peer(2))
+            await asyncio.sleep(1.5)
+            assert node.discovery.is_unreachable(peer(2))
+            await asyncio.sleep(6.5)
+            network.revive(peer(2))
+            await other.host.connect(node.address)
+            await asyncio.sleep(7)
+
+    run(main)
+
+
 def test_the_network_that_comes_back_brings_all_peers_back_soon(tmp_path: Path) -> None:
     async def main(group: asyncio.TaskGroup) -> None:
         network = MemoryNetwork()

@@ -25,8 +25,8 @@ def book(*held: PeerId, missing: tuple[PeerId, ...] = ()) -> RoundBook:
     return RoundBook({name: author for author, name in names.items()}, frozenset(names[author] for author in held))
 
 
-def view(number: int, activity="training") -> MemberView:
-    return MemberView(activity, Round(number), 0.0)
+def view(number: int, activity="training", speed: float = 1.0) -> MemberView:
+    return MemberView(activity, Round(number), 0.0, tokens_per_s=speed)
 
 
 def test_a_book_says_what_is_here_and_what_is_missing():
@@ -115,6 +115,8 @@ def test_a_walk_is_remembered_until_the_next_one():
     assert rounds_just_left({A: view(4)}, {}, just_left) == {}
     assert rounds_just_left({}, {A: view(4)}, {}) == {}
     assert rounds_just_left({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
+    killed = {A: view(4, speed=0.0)}
+    assert rounds_just_left({A: view(3)}, killed, {}) == {}, "who has no speed has trained nothing since its start"
 
 
 def test_with_overlap_slots_count_members_that_are_a_round_ahead():

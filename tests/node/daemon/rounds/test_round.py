@@ -89,11 +89,11 @@ class Node:
         body = Contribution(Round(number), digest(b"base"), payload_of(author, number), 1, 1, 64, 1.0)
         return self.feed(ContributionSeen(entry_of(author, number), author, body, held, self.now))
 
-    def leases(self, **at) -> "Node":
-        """`a=3` trains round 3; `b=("done", 8)` says more."""
+    def leases(self, speed: float = 1.0, **at) -> "Node":
+        """`a=3` trains round 3; `b=("done", 8)` says more. `speed`: in tokens per second; 0: none yet."""
         peers = {"a": A, "b": B, "c": C}
         views = {
-            peers[name]: MemberView(*(what if isinstance(what, tuple) else ("training", what)), self.now)
+            peers[name]: MemberView(*(what if isinstance(what, tuple) else ("training", what)), self.now, speed)
             for name, what in at.items()
         }
         return self.feed(LeasesChanged(views, self.now))
@@ -916,6 +916,12 @@ def test_the_contribution_of_a_member_that_just_went_on_is_waited_for():
     node = overlapping().leases(a=0, b=0).leases(a=1, b=3, c=1).train(0)
     assert reason(node.tick(TRAIN_S).state).startswith("round 0: waiting for 1 of 2: …peer-a")
     assert node.seen(A, 0).find(FoldRound)
+
+
+def test_nothing_is_on_the_way_of_a_member_that_was_killed_in_the_round_that_it_left():
+    """It is back before the others close the round, and goes where they are: its lease announces no speed."""
+    node = overlapping().leases(a=0, b=0).leases(a=1, b=1, speed=0.0).train(0)
+    assert node.find(FoldRound), "the round closed"
 
 
 def test_a_slow_node_skips_no_round_that_the_others_still_collect():

@@ -147,7 +147,10 @@ class Node:
         self.later(1.0, self.tick)
 
     def tell_leases(self) -> None:
-        views = {p: MemberView(what[0], Round(what[1]), at) for p, (what, at) in self.leases.items()}
+        views = {
+            peer: MemberView(what[0], Round(what[1]), at, tokens_per_s=1.0)
+            for peer, (what, at) in self.leases.items()
+        }
         if views != self.round.members:
             self.feed_round(LeasesChanged(views, self.world.clock.now))
 
