@@ -3,14 +3,18 @@
     0000000041/tensors.safetensors, manifest     the save before
     0000000042/tensors.safetensors, manifest     the newest
     0000000042/parts/                            in it, where several processes hold parts of some tensors
+    0000000042/NAME.array                        in it: a tensor that was in a file already (`SavedArray`)
     *.part                                       unfinished, deleted by the next save
     *.bad                                        did not verify, set aside by a load, deleted by the next save
 
 A manifest is the BLAKE3 of its body, then the body: canonical msgpack that names every tensor and the
 hash of the tensor file. So every flipped bit is found, and the generation before is used instead.
+
+Format 1, which is read too, has no arrays.
 """
 
 import errno
+import mmap
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -26,16 +30,18 @@ from torch import Tensor
 
 from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.disk import TEMPORARY, remove_tree, write_piece
+from atoll.node.checkpoint.mapped_arrays import link_or_copy
 from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
 from atoll.p2p.system.atomic_files import disk, sync_folder
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
 
-FORMAT = 1
+FORMAT = 2
+_OLDER_FORMAT = 1
 KEPT = 2
 MANIFEST_MAX_BYTES = 64 << 20
-_TENSORS, _MANIFEST, _BAD = "tensors.safetensors", "manifest", ".bad"
+_TENSORS, _MANIFEST, _BAD, _ARRAY = "tensors.safetensors", "manifest", ".bad", ".array"
 PARTS = "parts"
 _FETCHED = 1 << 24
 """Values that are fetched from another device at a time."""
@@ -59,6 +65,18 @@ class TensorRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     shape: tuple[int, ...]
 
 
+class ArrayRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor that is a file of its own: nothing but its values."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    before: bytes
+    """What was hashed before the values."""
+    hash: Digest
+    """BLAKE3 of `before` and the values."""
+
+
 class GenerationManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The index of a generation: its tensors, their hash and the caller's body."""
 
@@ -68,6 +86,26 @@ class GenerationManifest(msgspec.Struct, frozen=True, array_like=True, forbid_un
     """BLAKE3 of the tensor file; with parts, of that and of them (`hash_with_parts`)."""
     body: bytes
     """The caller's own message, msgpack."""
+    arrays: tuple[ArrayRow, ...] = ()
+
+
+class OlderManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The manifest of format 1."""
+
+    format: int
+    rows: tuple[TensorRow, ...]
+    tensors: Digest
+    body: bytes
+
+
+class SavedArray(NamedTuple):
+    """A tensor whose values are a file that nobody changes any more: the generation gets a name for it."""
+
+    values: Tensor
+    path: Path
+    before: bytes
+    hash: Digest
+    """See ArrayRow; it is known already, because a state is named by it."""
 
 
 class Loaded(NamedTuple):
@@ -77,6 +115,8 @@ class Loaded(NamedTuple):
     body: bytes
     report: tuple[str, ...]
     """One line for each newer generation that did not verify."""
+    arrays: dict[str, Path]
+    """Files of the tensors that have one of their own; they are mapped, and deleted with their generation."""
 
 
 @dataclass(slots=True)
@@ -90,6 +130,7 @@ class Unfinished:
     _later: list[tuple[int, Tensor]] = field(default_factory=list)
     """Places in the tensor file, and what belongs there."""
     _rows: tuple[TensorRow, ...] = ()
+    _arrays: Mapping[str, SavedArray] = field(default_factory=dict)
     _body: bytes = b""
 
     @property
@@ -97,7 +138,12 @@ class Unfinished:
         return self.final.with_name(self.final.name + TEMPORARY)
 
     def write(
-        self, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str], parts: WriteParts | None
+        self,
+        tensors: Mapping[str, Tensor],
+        body: bytes,
+        steady: Collection[str],
+        parts: WriteParts | None,
+        arrays: Mapping[str, SavedArray],
     ) -> None:
         """Hand the tensors to the kernel, but those of `steady`: they may not change before `finish` has ended.
 
@@ -107,7 +153,7 @@ class Unfinished:
         specs = {name: tensorfile.spec_of(tensor) for name, tensor in tensors.items()}
         names = tensorfile.ordered(specs)
         self._rows = tuple(TensorRow(name, tensorfile.name_of(specs[name][0]), specs[name][1]) for name in names)
-        self._body = body
+        self._body, self._arrays = body, arrays
         file, header = self._open(_TENSORS), tensorfile.header_bytes(specs, "local")
         write_piece(file, header)
         at = len(header)
@@ -157,10 +203,20 @@ class Unfinished:
         for at, tensor in self._later:
             _write_at(file, at, tensor)
         hashed = hash_with_parts(_hash_of(file), self._part / PARTS)
-        manifest = codec.encode(GenerationManifest(FORMAT, self._rows, hashed, self._body))
+        rows = tuple(self._link(name, array) for name, array in sorted(self._arrays.items()))
+        manifest = codec.encode(GenerationManifest(FORMAT, self._rows, hashed, self._body, rows))
         words = self._open(_MANIFEST)
         for piece in (digest(manifest), manifest):
             write_piece(words, piece)
+
+    def _link(self, name: str, array: SavedArray) -> ArrayRow:
+        own = self._part / f"{name}{_ARRAY}"
+        with array.path.open("rb", buffering=0) as file:
+            os.fsync(file.fileno())  # pages that were written through a mapping too
+        link_or_copy(array.path, own)
+        self._files.append(own.open("rb", buffering=0))  # it is made safe with the others
+        dtype, shape = tensorfile.spec_of(array.values)
+        return ArrayRow(name, tensorfile.name_of(dtype), shape, array.before, array.hash)
 
     def _open(self, name: str) -> FileIO:
         file = (self._part / name).open("w+b", buffering=0)
@@ -206,11 +262,13 @@ def begin(
     body: bytes,
     steady: Collection[str] = (),
     parts: WriteParts | None = None,
+    arrays: Mapping[str, SavedArray] | None = None,
 ) -> Unfinished:
     """Write these tensors and this message; they are the newest generation after `finish`.
 
     The tensors may change afterwards, but not those named in `steady`, which are written by `finish`.
-    `parts` writes further ones, of which several processes hold parts. Raises DiskFault.
+    `parts` writes further ones, of which several processes hold parts; `arrays` are files already. Raises
+    DiskFault.
     """
     with disk(folder):
         if not folder.is_dir():
@@ -220,7 +278,7 @@ def begin(
         kept = _generations(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            fresh.write(tensors, body, steady, parts)
+            fresh.write(tensors, body, steady, parts, arrays or {})
         except BaseException:
             fresh.drop()
             raise
@@ -238,12 +296,13 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     for at, generation in enumerate(found):
         try:
             with disk(generation):
-                tensors, body = _read(generation, check)
+                tensors, manifest = _read(generation, check)
         except CorruptFault as fault:
             report.append(fault.line())
             continue
         _set_aside(found[:at])
-        return Loaded(tensors, body, tuple(report))
+        files = {row.name: generation / f"{row.name}{_ARRAY}" for row in manifest.arrays}
+        return Loaded(tensors, manifest.body, tuple(report), files)
     if found:
         hint = f"move {folder} away to start from the peers' newest state; unsent work in it is lost"
         raise CorruptFault("; ".join(report), hint=hint)
@@ -263,15 +322,16 @@ def move_older(folder: Path, to: Path) -> None:
         sync_folder(changed)
 
 
-def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
-    """Tensors and message. Raises CorruptFault, OSError."""
+def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], GenerationManifest]:
+    """Tensors and index. Raises CorruptFault, OSError."""
     try:
         with (generation / _MANIFEST).open("rb") as file:
             manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
         with (generation / _TENSORS).open("rb") as file:
             tensors = _tensors(file, manifest, generation / PARTS)
+        tensors |= {row.name: _array(generation / f"{row.name}{_ARRAY}", row) for row in manifest.arrays}
         check(tensors)
-        return tensors, manifest.body
+        return tensors, manifest
     except (DecodeError, CorruptFault) as error:
         raise CorruptFault(f"{generation}: {error}") from error
     except OSError as error:
@@ -283,10 +343,28 @@ def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], bytes]:
 def _manifest(data: bytes) -> GenerationManifest:
     if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
         raise DecodeError("the manifest does not have its hash")
-    manifest = codec.decode(data[DIGEST_BYTES:], GenerationManifest, max_bytes=MANIFEST_MAX_BYTES)
-    if manifest.format != FORMAT:
-        raise DecodeError(f"format {manifest.format}; this version reads {FORMAT}")
+    body = data[DIGEST_BYTES:]
+    try:
+        manifest = codec.decode(body, GenerationManifest, max_bytes=MANIFEST_MAX_BYTES)
+    except DecodeError:
+        older = codec.decode(body, OlderManifest, max_bytes=MANIFEST_MAX_BYTES)
+        manifest = GenerationManifest(older.format, older.rows, older.tensors, older.body)
+    if manifest.format not in (_OLDER_FORMAT, FORMAT):
+        raise DecodeError(f"format {manifest.format}; this version reads {_OLDER_FORMAT} and {FORMAT}")
     return manifest
+
+
+def _array(path: Path, row: ArrayRow) -> Tensor:
+    """A verified tensor, mapped. Raises DecodeError, OSError."""
+    spec = tensorfile.dtype_of(row.dtype), row.shape
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != tensorfile.tensor_bytes(spec) or not tensorfile.tensor_bytes(spec):
+            raise DecodeError(f"{path.name} has another size")
+        # Not ACCESS_READ: torch has no tensors that must not be written. A page that is written is a private copy.
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if blake3(row.before).update(memory).digest() != row.hash:
+        raise DecodeError(f"{path.name} does not have its hash")
+    return torch.frombuffer(memory, dtype=spec[0]).view(spec[1])
 
 
 def _tensors(file: BinaryIO, manifest: GenerationManifest, parts: Path) -> dict[str, Tensor]:

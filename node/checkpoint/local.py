@@ -3,20 +3,25 @@
 The tensors and the body about them are one generation: both are of the same moment.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.parts import WriteParts
+from atoll.node.checkpoint.tensorfile import all_finite, read_atom, write_atom
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, RunId
 from atoll.protocols.local.worker_messages import Pending
-from atoll.protocols.run.arena import Span
+from atoll.protocols.run.arena import CHUNK, Placement, Span, arena_of
+from atoll.protocols.run.model_spec import expert_of
+from atoll.protocols.run.run_spec import RunSpec
 
 
 class KeptBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -62,6 +67,19 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Our payloads that a chain counted which the node left: a share of them returns; in order."""
 
 
+FINAL = "final"
+"""Of Θ_final."""
+LOCAL = "local/"
+"""Of the local weights: `local/ATOM`."""
+ANCHOR, ANCHOR_ROWS = "anchor/values", "anchor/rows"
+"""Their anchor, of the chunks where it is not equal to them."""
+WHOLE_ANCHOR = "anchor"
+"""The anchor of all chunks, as earlier versions saved it."""
+
+SAVED = (LOCAL, WHOLE_ANCHOR)
+"""How the names of local weights and anchor begin."""
+
+
 class LocalState(NamedTuple):
     """A local state as it was loaded."""
 
@@ -69,6 +87,45 @@ class LocalState(NamedTuple):
     tensors: dict[str, Tensor]
     report: tuple[str, ...]
     """Empty, or one line for each newer save that did not verify."""
+    arrays: dict[str, Path]
+    """See `generations.Loaded`."""
+
+
+def saved_anchor(tensors: Mapping[str, Tensor], place: Placement) -> Tensor:
+    """The anchor of an atom whose local weights are saved."""
+    if WHOLE_ANCHOR in tensors:
+        return read_atom(tensors[WHOLE_ANCHOR], place)
+    is_matrix = len(place.shape) == 2
+    chunks = math.prod(place.blocks) if is_matrix else -(-(place.offset + place.shape[0]) // CHUNK)
+    values_N4096, own = torch.zeros((chunks, CHUNK)), msgspec.structs.replace(place, first_chunk=0)
+    write_atom(values_N4096, own, tensors[LOCAL + place.name])
+    at = tensors[ANCHOR_ROWS] - place.first_chunk
+    inside = (at >= 0) & (at < chunks)
+    values_N4096[at[inside]] = tensors[ANCHOR][inside]
+    return read_atom(values_N4096, own)
+
+
+def check_saved(tensors: Mapping[str, Tensor], spec: RunSpec) -> None:
+    """Raise CorruptFault unless local weights and anchor can be loaded, where the experts among them are trained.
+
+    Tensors without local weights pass.
+    """
+    arena = arena_of(spec.model)
+    saved = {LOCAL + place.name: place.shape for place in arena.placements}
+    if not any(name.startswith(SAVED) for name in tensors):
+        return
+    shapes = {name: shape for name, shape in saved.items() if name in tensors or expert_of(name) is None}
+    if WHOLE_ANCHOR in tensors:
+        shapes[WHOLE_ANCHOR] = (arena.chunks, CHUNK)
+    else:
+        rows = tensors.get(ANCHOR_ROWS, torch.tensor([-1]))
+        if rows.dim() != 1 or rows.dtype != torch.int64 or bool(((rows < 0) | (rows >= arena.chunks)).any()):
+            raise CorruptFault("the saved rows of the anchor are missing, or not those of this model")
+        shapes[ANCHOR] = (len(rows), CHUNK)
+    for name, shape in shapes.items():
+        found = tensors.get(name)
+        if found is None or found.shape != shape or not all_finite(found):
+            raise CorruptFault(f"the saved {name} is missing, of another shape or not finite")
 
 
 def begin_local(
@@ -77,12 +134,13 @@ def begin_local(
     tensors: Mapping[str, Tensor],
     steady: Collection[str] = (),
     parts: WriteParts | None = None,
+    arrays: Mapping[str, generations.SavedArray] | None = None,
 ) -> generations.Unfinished:
     """Write; saved whole or not at all by `finish`, until which `steady` may not change.
 
-    The save before is kept. `parts`: see generations.begin. Raises DiskFault.
+    The save before is kept. `parts`, `arrays`: see generations.begin. Raises DiskFault.
     """
-    return generations.begin(folder, tensors, codec.encode(body), steady, parts)
+    return generations.begin(folder, tensors, codec.encode(body), steady, parts, arrays)
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
@@ -99,4 +157,4 @@ def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: No
         raise CorruptFault(f"{folder}: {error}", hint="another version wrote it; use that one") from error
     if body.run != run:
         raise CorruptFault(f"{folder}: holds the state of another run", hint="choose another home")
-    return LocalState(body, loaded.tensors, loaded.report)
+    return LocalState(body, loaded.tensors, loaded.report, loaded.arrays)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import Piece, write_file
-from atoll.node.checkpoint.local import LocalState
+from atoll.node.checkpoint.local import LOCAL, LocalState, saved_anchor
 from atoll.node.checkpoint.tensorfile import file_pieces, read_atom
 from atoll.node.checkpoint.universal import (
     ERROR,
@@ -187,8 +187,8 @@ def _values(spec: RunSpec, found: LocalState, unsent_C4096: Tensor) -> Callable[
 
 def _error(place: Placement, tensors: Mapping[str, Tensor], unsent_C4096: Tensor) -> Tensor:
     """Error feedback of an atom, with the local progress since the anchor that a later round would send."""
-    error, local = read_atom(unsent_C4096, place), tensors.get(f"local/{place.name}")
-    return error if local is None else error + (read_atom(tensors["anchor"], place) - local)
+    error, local = read_atom(unsent_C4096, place), tensors.get(LOCAL + place.name)
+    return error if local is None else error + (saved_anchor(tensors, place) - local)
 
 
 def _left(spec: RunSpec, unsent_C4096: Tensor, trained: frozenset[int]) -> tuple[int, ...]:

@@ -14,14 +14,16 @@ from torch import Tensor
 
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
-from atoll.node.checkpoint.generations import Unfinished
-from atoll.node.checkpoint.local import LocalBody, LocalState, begin_local, load_local
+from atoll.node.checkpoint.generations import SavedArray, Unfinished
+from atoll.node.checkpoint.local import FINAL, SAVED, LocalBody, LocalState, begin_local, check_saved, load_local
+from atoll.node.checkpoint.mapped_arrays import MappedArrays
 from atoll.node.checkpoint.tensorfile import all_finite
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
+from atoll.node.learning.outer.fixed import state_header
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner, experts_among
-from atoll.node.worker.local_weights import carries, check_saved
+from atoll.node.worker.local_weights import carries
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.p2p.system.atomic_files import disk
@@ -115,6 +117,8 @@ class WorkerState:
     spec: RunSpec
     folder: Path
     """Where the generations are."""
+    arrays: MappedArrays
+    """Where the states of the fold are."""
     fold: Fold
     learner: Learner
     feedback: ErrorFeedback
@@ -147,14 +151,22 @@ class WorkerState:
             left=tuple(sorted(self.feedback.left)),
         )
         moments, parts = self.learner.moments()
+        final, states = self._final(body.state)
         tensors = {
-            "final": self.fold.final_state_S4096,
+            **final,
             "residual": self.feedback.residual_C4096,
             **(self.slices.tensors() if self.slices is not None else {}),
             **(weights.tensors() if carried else {}),
             **moments,
         }
-        return begin_local(self.folder, body, tensors, steady={"final"}, parts=parts)
+        return begin_local(self.folder, body, tensors, steady=final.keys(), parts=parts, arrays=states)
+
+    def _final(self, state: Digest) -> tuple[dict[str, Tensor], dict[str, SavedArray]]:
+        """Θ_final as a tensor to write, or as the file that it is in already."""
+        values_S4096 = self.fold.final_state_S4096
+        path = self.arrays.path_of(values_S4096)
+        saved = path and SavedArray(values_S4096, path, state_header(len(values_S4096)), state)
+        return ({}, {FINAL: saved}) if saved else ({FINAL: values_S4096}, {})
 
     def restore(self) -> None:
         """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault.
@@ -165,7 +177,7 @@ class WorkerState:
         home = self.folder.parent
         found = load_local(self.folder, self.spec.id, self._check)
         # Who trained before finds its unsent work again when it trains again.
-        is_kept = found is not None and self.learner.weights.tensors().keys() <= found.tensors.keys()
+        is_kept = found is not None and self.learner.weights.are_in(found.tensors)
         self.learner.weights.is_scratch = not (self.trains or is_kept)
         with disk(home):
             first = first_left(home) if (home / MARK).exists() else None
@@ -194,27 +206,32 @@ class WorkerState:
             self.feedback.reopen(first)
             self.settled = first - 1
         elif body.final > self.fold.final_round:
-            self.fold.adopt(found.tensors["final"], body.final)
+            self._load_final(found)
         # What our Reductions left out was of the rounds of that chain: their authors have it back.
         if self.slices is not None and not leaves:
             self.slices.load(body.kept, found.tensors.get("kept"), body.final)
         self.rounds.steps_taken = body.steps
         self.learner.set_trained_experts(experts_among(found.tensors, self.spec))
         weights = self.learner.weights
-        if weights.tensors().keys() <= found.tensors.keys():
-            weights.load(found.tensors, found.body.sent, found.body.sent_experts)
+        if weights.are_in(found.tensors):
+            weights.load(found.tensors, found.body.sent, found.body.sent_experts, self.fold.view_C4096)
         else:  # they were the view, and will be
             weights.start(self.fold.view_C4096)
-        others = {"final", "residual", "kept", *weights.tensors()}
-        self.learner.inner.load({name: t for name, t in found.tensors.items() if name not in others})
+        others = (FINAL, "residual", "kept", *SAVED)
+        self.learner.inner.load({name: t for name, t in found.tensors.items() if not name.startswith(others)})
+
+    def _load_final(self, found: LocalState) -> None:
+        state_S4096, known = found.tensors[FINAL], None
+        if FINAL in found.arrays:  # its hash was looked at, and is its state digest
+            state_S4096, known = self.arrays.opened(found.arrays[FINAL], state_S4096), found.body.state
+        self.fold.adopt(state_S4096, found.body.final, known)
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
         residual = tensors.get("residual")
         shape = self.feedback.residual_C4096.shape
-        if "final" not in tensors or residual is None or residual.shape != shape:
+        if FINAL not in tensors or residual is None or residual.shape != shape:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
-        if self.learner.weights.tensors().keys() & tensors.keys():
-            check_saved(tensors, self.spec)
+        check_saved(tensors, self.spec)

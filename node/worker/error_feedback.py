@@ -12,6 +12,7 @@ from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.checkpoint.local import LocalBody, PastPayload
 from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.codecs import Encoder, codec_of
+from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.p2p.system.atomic_files import disk
@@ -74,7 +75,7 @@ class ErrorFeedback:
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         arena = arena_of(spec.model)
         self._padding = padding_of(arena)
-        self.residual_C4096 = torch.zeros((arena.chunks, CHUNK), device=encoder.device)
+        self.residual_C4096 = untouched_zeros(arena.chunks, encoder.device)
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
         """The newest payloads of final rounds."""
@@ -223,7 +224,11 @@ class ErrorFeedback:
 
     def load(self, residual_C4096: Tensor, body: LocalBody) -> None:
         """Load what was saved. A payload that is not whole any more is not pending."""
-        self.residual_C4096.copy_(residual_C4096)
+        self._drop_residual()
+        slices = (slice(at, at + SLAB_CHUNKS) for at in range(0, len(residual_C4096), SLAB_CHUNKS))
+        for rows in slices:  # those of experts that were never trained here take no memory
+            if bool(residual_C4096[rows].any()):
+                self.residual_C4096[rows] = residual_C4096[rows]
         self.pending = tuple(filter(_is_whole, body.pending))
         gone = (self._all_sent(one) for one in body.pending if one not in self.pending)
         self.past = tuple(sorted((*body.past, *gone), key=lambda one: one.sent.round))
@@ -240,9 +245,12 @@ class ErrorFeedback:
         if number <= self.newest:
             return True
         self.newest = number
-        self.residual_C4096.zero_()
+        self._drop_residual()
         self.past = tuple(self._all_sent(one.sent) for one in self.past)
         return False
+
+    def _drop_residual(self) -> None:
+        self.residual_C4096 = untouched_zeros(len(self.residual_C4096), self.residual_C4096.device)
 
     def sweep(self, pending: tuple[Pending, ...], past: tuple[PastPayload, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.

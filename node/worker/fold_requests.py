@@ -18,11 +18,12 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
+from atoll.node.checkpoint.tensorfile import write_atom
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
 from atoll.node.learning.compress.measuring import Judge
-from atoll.node.learning.model import bridge
-from atoll.node.learning.model.genesis import genesis
+from atoll.node.learning.kernels.compiled import Fresh, fresh_like
+from atoll.node.learning.model.genesis import genesis_atom
 from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
@@ -37,6 +38,7 @@ from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.rows import check_root
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Arena, Span, arena_of, state_arena_of
+from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -45,8 +47,8 @@ log = logging.getLogger(__name__)
 class SetUpdate:
     """θ + U of a set from its payload files: by the run's codec, or slice by slice where a round was reduced."""
 
-    def __init__(self, spec: RunSpec, slices: SliceWork | None, threads: int) -> None:
-        """`slices`: None in a run that reduces no rounds."""
+    def __init__(self, spec: RunSpec, slices: SliceWork | None, threads: int, fresh: Fresh = fresh_like) -> None:
+        """`slices`: None in a run that reduces no rounds. `fresh` makes the arrays of the results."""
         self._spec = spec
         self._codec = codec_of(spec.compress.codec, spec.compress.k)
         # A rule with momentum has the rate in its own step: it is given the mean as it is.
@@ -54,11 +56,13 @@ class SetUpdate:
         self._step = OuterStep(alpha_256, spec.outer.floor_256)
         self._slices = slices
         self._threads = threads
+        self._fresh = fresh
 
     def __call__(self, fresh: RoundSet, theta_N4096: Tensor) -> Tensor:
         """A new int32 array. Raises DecodeError, Divergence, CorruptFault where a payload is gone."""
         if fresh.slices:
-            return plus(theta_N4096, require_slices(self._slices).update(fresh.slices, len(theta_N4096)))
+            update_N4096 = require_slices(self._slices).update(fresh.slices, len(theta_N4096))
+            return plus(theta_N4096, update_N4096, fresh=self._fresh)
         # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
         members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
         return self._codec.apply_update(
@@ -69,6 +73,7 @@ class SetUpdate:
             rows=[self._rows(fresh.number, member) for member in members],
             judge=self._judge(fresh.number, members),
             threads=self._threads,
+            fresh=self._fresh,
         )
 
     def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Judge | None:
@@ -82,20 +87,24 @@ class SetUpdate:
         return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
 
 
-def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1) -> Fold:
-    """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot."""
+def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: Fresh = fresh_like) -> Fold:
+    """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot.
+
+    `fresh` makes the arrays of its states.
+    """
     arena, number = arena_of(spec.model), -1
-    if spec.start:
-        theta_C4096, number = torch.zeros((arena.chunks, CHUNK), dtype=torch.int32), worker_messages.NOTHING_YET
-    else:
-        made = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
-        theta_C4096 = bridge.gather(made, arena)
-    covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
-    if not spec.outer.momenta:
-        return Fold(theta_C4096, arena, apply_update, covers, number, moves)
     # Every momentum is zero at the start.
-    state_S4096 = torch.cat([theta_C4096, *[torch.zeros_like(theta_C4096)] * spec.outer.momenta])
-    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule_of(spec.outer, threads))
+    rows = arena.chunks * (1 + spec.outer.momenta)
+    state_S4096 = fresh(torch.empty((1, CHUNK), dtype=torch.int32).expand(rows, CHUNK)).zero_()
+    if spec.start:
+        number = worker_messages.NOTHING_YET
+    else:
+        places = {place.name: place for place in arena.placements}
+        for atom in atoms(spec.model):  # one of them is in memory
+            write_atom(state_S4096, places[atom.name], torch.from_numpy(genesis_atom(atom, spec.model, spec.seed)))
+    covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
+    rule = rule_of(spec.outer, threads, fresh) if spec.outer.momenta else None
+    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule, fresh=fresh)
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@
                         the progress made meanwhile that stays (`outer.keep_256`)
     other chunks        where the view moved, L ← V + (L − A), A ← V
 
-Experts that are not trained here have no L of their own: the module's frozen copy is V as of the last time that L
-took it in, and so is A.
+Experts that are not trained here have neither L nor A, and their rows of A take no memory on the host: the
+module's frozen copy is V as of the last time that L took it in.
 
 So what was trained but not sent is never lost, and the order in which the view moved leaves no trace but
 rounding. The overlap is Streaming DiLoCo's (arXiv 2501.18512 §2.3), with an anchor for each chunk. A weight that
@@ -20,27 +20,28 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from atoll.node.checkpoint.tensorfile import all_finite, read_atom
+from atoll.node.checkpoint.local import ANCHOR, ANCHOR_ROWS, LOCAL, WHOLE_ANCHOR
+from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.learning.compress.blocks import Blocks, blocks_of, is_readable
+from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.bridge import frozen_names, named_atoms, write_atoms
 from atoll.node.learning.outer.fixed import to_float
-from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, shared_by, slabs, trained_cover
 from atoll.protocols.run.arena import CHUNK, SIDE, Placement, Span, arena_of
-from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec
 
 SLAB_CHUNKS = 128
 """Chunks of a slab on the host: 2 MiB of float32."""
 DEVICE_SLAB_CHUNKS = 1 << 11
 """Chunks of a slab where the anchor is on a device: 32 MiB, of which a merge has five at hand."""
-_LOCAL = "local/"
-_ANCHOR = "anchor"
 
 
 class LocalWeights:
-    """A module's atoms and their anchor, float32 `[C, 4096]`; all sums are done where the anchor is."""
+    """A module's atoms and their anchor, float32 `[C, 4096]`; all sums are done where the anchor is.
+
+    Rows of the anchor that are not trained here are zero.
+    """
 
     def __init__(
         self, module: nn.Module, spec: RunSpec, experts: bytes = b"", device: torch.device | str = "cpu"
@@ -52,7 +53,9 @@ class LocalWeights:
         self._spec = spec
         self._arena = arena_of(spec.model)
         self._kept_share = spec.outer.keep_256 / 256
-        self.anchor_C4096 = torch.empty((self._arena.chunks, CHUNK), device=device)
+        self.anchor_C4096 = untouched_zeros(self._arena.chunks, device)
+        self._view_C4096: Tensor | None = None
+        """V as of the last time that L took it in; int32, never changed."""
         self._slab_chunks = DEVICE_SLAB_CHUNKS if self.anchor_C4096.is_cuda else SLAB_CHUNKS
         self.sent = -1
         """Round whose cover is in flight: sent, and not merged with its fold. −1: none."""
@@ -83,24 +86,32 @@ class LocalWeights:
         self._frozen = []
 
     def move_to(self, module: nn.Module, experts: bytes, trained: Mapping[str, Tensor]) -> None:
-        """Go on in another module, which trains other experts, with what `trained` gave; the rest is A."""
+        """Go on in another module, which trains other experts, with what `trained` gave; the rest is V."""
         self.changes += 1
+        before, anchor_C4096 = self._trained, self.anchor_C4096
         self._attach(module, experts)
+        self.anchor_C4096 = untouched_zeros(len(anchor_C4096), anchor_C4096.device)
+        for span in self._slabs_of(shared_by(self._trained, before)):
+            self.anchor_C4096[span.start : span.stop] = anchor_C4096[span.start : span.stop]
+        view_C4096 = self._view_C4096
+        if view_C4096 is not None:
+            for span in self._slabs_of(shared_by(self._trained, rest_of(before, len(anchor_C4096)))):
+                self.anchor_C4096[span.start : span.stop] = self._fresh(view_C4096, span)
+            self._freeze(self._frozen)
         for span in self._slabs_of(self._trained):
             bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
         for name in self._named.keys() & trained.keys():
             self._named[name].copy_(trained[name])
-        self._freeze(self._frozen)
 
     def start(self, view_C4096: Tensor) -> None:
         """L ← V, A ← V: what was trained and not sent is dropped, nothing is in flight."""
         if self.is_scratch:
             return
         self.changes += 1
-        for span in self._slabs_of((Span(0, self._arena.chunks),)):
-            self.anchor_C4096[span.start : span.stop] = self._fresh(view_C4096, span)
         for span in self._slabs_of(self._trained):
-            bridge.write_rows(self._named, self._arena, span.start, self.anchor_C4096[span.start : span.stop])
+            fresh = self._fresh(view_C4096, span)
+            self._write(span, fresh, fresh)
+        self._view_C4096 = view_C4096
         self._freeze(self._frozen)
         self.sent = -1
 
@@ -114,7 +125,8 @@ class LocalWeights:
             for span in self._slabs_of(in_flight):
                 self._merge_arrived(view_C4096, span)
             self.sent = -1
-        self._freeze([place for place in self._frozen if self._renewed(place, view_C4096)])
+        before, self._view_C4096 = self._view_C4096, view_C4096
+        self._freeze([place for place in self._frozen if before is None or _differ(place, before, view_C4096)])
 
     def rows(self, span: Span, into_M4096: Tensor | None = None) -> Tensor:
         """L of chunks that are trained here, a float32 copy `[N, 4096]` beside the anchor; in `into` if given."""
@@ -161,15 +173,39 @@ class LocalWeights:
                 self._freeze(self._frozen)
 
     def tensors(self) -> dict[str, Tensor]:
-        """For a checkpoint: L as `local/NAME`, A as `anchor`; no copies."""
-        return {_ANCHOR: self.anchor_C4096, **{_LOCAL + name: value for name, value in self._named.items()}}
+        """For a checkpoint: L as `local/NAME`, without copies; A of the chunks where it is not L.
 
-    def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes) -> None:
-        """Load what `tensors` gave (`check_saved`) where the same experts were trained."""
+        When a round has just been encoded these are none of its cover.
+        """
+        rows = list[int]()
+        for span in self._slabs_of(self._trained):
+            anchor, local = self.anchor_C4096[span.start : span.stop], self.rows(span)
+            differ = (anchor.view(torch.int32) != local.view(torch.int32)).any(1)
+            rows += (torch.nonzero(differ).flatten() + span.start).tolist()
+        at = torch.tensor(rows, dtype=torch.int64)
+        return {
+            ANCHOR_ROWS: at,
+            ANCHOR: self.anchor_C4096[at.to(self.anchor_C4096.device)],
+            **{LOCAL + name: value for name, value in self._named.items()},
+        }
+
+    def are_in(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether a generation holds local weights of all that is trained here."""
+        return {LOCAL + name for name in self._named} <= tensors.keys()
+
+    def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes, view_C4096: Tensor) -> None:
+        """Load what `tensors` gave where the same experts were trained; frozen copies become V."""
         self.changes += 1
-        self.anchor_C4096.copy_(tensors[_ANCHOR])
         for name, value in self._named.items():
-            value.copy_(tensors[_LOCAL + name])
+            value.copy_(tensors[LOCAL + name])
+        whole_C4096 = tensors.get(WHOLE_ANCHOR)
+        for span in self._slabs_of(self._trained):
+            rows = slice(span.start, span.stop)
+            self.anchor_C4096[rows] = self.rows(span) if whole_C4096 is None else whole_C4096[rows]
+        if whole_C4096 is None:
+            at, device = tensors[ANCHOR_ROWS], self.anchor_C4096.device
+            self.anchor_C4096[at.to(device)] = tensors[ANCHOR].to(device)
+        self._view_C4096 = view_C4096
         self._freeze(self._frozen)
         self.sent = sent
         self.sent_experts = sent_experts
@@ -180,18 +216,11 @@ class LocalWeights:
             return ()
         return shared_by(self._trained, cover_of(self._spec, self.sent, self.sent_experts))
 
-    def _renewed(self, place: Placement, view_C4096: Tensor) -> bool:
-        """A ← V for a frozen atom; whether that changed it."""
-        span = Span(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
-        rows, fresh = slice(span.start, span.stop), self._fresh(view_C4096, span)
-        changed = not torch.equal(fresh, self.anchor_C4096[rows])
-        if changed:
-            self.anchor_C4096[rows] = fresh
-        return changed
-
     def _freeze(self, places: Iterable[Placement]) -> None:
-        """Write A into the frozen copies of these atoms."""
-        write_atoms(self._module, ((place.name, read_atom(self.anchor_C4096, place)) for place in places))
+        """Write V into the frozen copies of these atoms."""
+        view_C4096 = self._view_C4096
+        if view_C4096 is not None:
+            write_atoms(self._module, ((place.name, to_float(read_atom(view_C4096, place))) for place in places))
 
     def _merge_moved(self, view_C4096: Tensor, span: Span) -> None:
         """Nothing in flight: where the view moved, L moves with it."""
@@ -223,15 +252,10 @@ class LocalWeights:
         return (span for _, span in slabs(cover, self._slab_chunks))
 
 
-def check_saved(tensors: Mapping[str, Tensor], spec: RunSpec) -> None:
-    """Raise CorruptFault unless `LocalWeights.load` can take these, where the experts among them are trained."""
-    arena = arena_of(spec.model)
-    shapes = {_LOCAL + place.name: place.shape for place in arena.placements}
-    shapes = {name: shape for name, shape in shapes.items() if name in tensors or expert_of(name) is None}
-    for name, shape in {_ANCHOR: (arena.chunks, CHUNK), **shapes}.items():
-        found = tensors.get(name)
-        if found is None or found.shape != shape or not all_finite(found):
-            raise CorruptFault(f"the saved {name} is missing, of another shape or not finite")
+def _differ(place: Placement, first_C4096: Tensor, second_C4096: Tensor) -> bool:
+    """Whether two arenas differ in an atom's chunks."""
+    rows = slice(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
+    return not torch.equal(first_C4096[rows], second_C4096[rows])
 
 
 def carries(spec: RunSpec) -> bool:

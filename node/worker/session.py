@@ -1,10 +1,10 @@
 """The worker's work: one run's model, data, optimiser, error feedback and fold, composed.
 
-Holds 4 bytes per value each for Θ_final, the view, the error feedback, the local weights and their anchor, and 8
-for Adam; the device of error feedback and anchor is chosen by `encoder_choice`. After each trained round
-everything but the view is saved in one generation (`state/`), while the next round is trained (`async_save`). A
-Finalize is saved with the next trained round, or at once if saving takes a small share of the time: were it lost,
-the daemon would ask for it again, and it gives the same bits.
+Holds 4 bytes per trained value each for the error feedback, the local weights and their anchor, and 8 for Adam;
+Θ_final and the view are mapped files. The device of error feedback and anchor is chosen by `encoder_choice`. After
+each trained round everything but the view is saved in one generation (`state/`), while the next round is trained
+(`async_save`). A Finalize is saved with the next trained round, or at once if saving takes a small share of the
+time: were it lost, the daemon would ask for it again, and it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from atoll.node.checkpoint.disk import map_payload
+from atoll.node.checkpoint.mapped_arrays import ARRAYS, MappedArrays
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
@@ -107,7 +108,9 @@ class Session:
             memory=StepMemory(start.micro_batch, start.recompute),
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
-        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads), threads)
+        arrays = MappedArrays(home / ARRAYS)
+        update = SetUpdate(spec, self._slices, threads, arrays.fresh)
+        self._fold = fold_of(spec, update, threads, arrays.fresh)
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
@@ -125,6 +128,7 @@ class Session:
         self._state = WorkerState(
             spec=spec,
             folder=home / "state",
+            arrays=arrays,
             fold=self._fold,
             learner=self._learner,
             feedback=self._feedback,

@@ -339,8 +339,11 @@ def _local() -> Iterator[tuple[str, Case]]:
 
 def _disk() -> Iterator[tuple[str, Case]]:
     row = generations.TensorRow("theta", "int32", (2, 4096))
-    manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body")
+    array = generations.ArrayRow("final", "I32", (2, 4096), b"before", B)
+    manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body", (array,))
     yield "GenerationManifest", Case(manifest, generations.GenerationManifest, True)
+    older = generations.OlderManifest(1, (row,), A, b"body")
+    yield "OlderManifest", Case(older, generations.OlderManifest, True)
     kept, past = (local.KeptBody(7, B, Span(0, 4)),), (local.PastPayload(PENDING, (Span(0, 4),)),)
     body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
     yield "LocalBody", Case(body, local.LocalBody, True)

@@ -14,7 +14,7 @@ from atoll.node.learning.compress import encoding, folding
 from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
 from atoll.node.learning.compress.measuring import Judge
-from atoll.node.learning.kernels.compiled import fresh_like
+from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.protocols.run.payload import Layout, check_codec
 
 HOST = torch.device("cpu")
@@ -51,9 +51,10 @@ class Codec(NamedTuple):
         rows: Sequence[Rows | None] | None = None,
         judge: Judge | None = None,
         threads: int = 1,
+        fresh: Fresh = fresh_like,
     ) -> Tensor:
         """θ + U, a new int32 array, of one round's set; `rows` where payloads cover some chunks only."""
-        out, layout = fresh_like(theta_C4096), self.layout(len(theta_C4096))
+        out, layout = fresh(theta_C4096), self.layout(len(theta_C4096))
         rows = [None] * len(weights) if rows is None else rows
         folding.fold_into(out, theta_C4096, weights, payloads, rows, layout, step, judge=judge, threads=threads)
         return out

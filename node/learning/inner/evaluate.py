@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
-from atoll.node.learning.inner.passes import Loss, narrow_products
+from atoll.node.learning.inner.passes import Loss, narrow_products, on_device
 
 VAL_WINDOWS = 64
 """Most validation windows, so that evaluation costs a few steps; every member uses the same."""
@@ -33,12 +33,16 @@ def evaluate(module: nn.Module, loss_of: Loss, windows_WT1: NDArray[np.int64], s
     """
     device = next(module.parameters()).device
     tokens = windows_WT1.shape[0] * (windows_WT1.shape[1] - 1)
-    nats = 0.0
+    losses, counts = list[Tensor](), list[int]()
     # Not inference mode: what a sharded module gathers there it could not train with.
     with torch.no_grad(), narrow_products(device):
         for part_WT1 in _parts(windows_WT1):
-            part = torch.from_numpy(part_WT1).to(device)
-            nats += float(loss_of(module, part)) * part.shape[0] * (part.shape[1] - 1)
+            losses.append(loss_of(module, on_device(torch.from_numpy(part_WT1), device)).detach())
+            counts.append(part_WT1.shape[0] * (part_WT1.shape[1] - 1))
+    # Read at the end: in between the host would wait for the device, and then the device for the host.
+    nats = 0.0
+    for loss, count in zip(torch.stack(losses).tolist(), counts, strict=True):
+        nats += loss * count
     return ValidationLoss(nats / tokens, nats / math.log(2) / max(size_bytes, 1))
 
 
@@ -49,12 +53,12 @@ def losses_of(module: nn.Module, token_losses: Loss, windows_WT1: NDArray[np.int
     sums, and in float32 on every device: audits look for differences that bfloat16 would round away.
     """
     device = next(module.parameters()).device
-    found: list[float] = []
+    found = list[Tensor]()
     with torch.no_grad():
         for part_WT1 in _parts(windows_WT1):
-            part = torch.from_numpy(part_WT1).to(device)
-            found += token_losses(module, part).mean(1, dtype=torch.float64).tolist()
-    return found
+            part = on_device(torch.from_numpy(part_WT1), device)
+            found.append(token_losses(module, part).mean(1, dtype=torch.float64))
+    return [loss for part_W in found for loss in part_W.tolist()]
 
 
 def _parts(windows_WT1: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:

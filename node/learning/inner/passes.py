@@ -81,7 +81,7 @@ class Passes:
     def _pass(self, loss_of: Loss, part_BT1: Tensor, share: float) -> Tensor:
         """The part's share of the loss. The graph ends with this call; beside the next one it costs memory."""
         with narrow_products(self._device):
-            loss = share * loss_of(self._joined, part_BT1.to(self._device))
+            loss = share * loss_of(self._joined, on_device(part_BT1, self._device))
         (loss * self._share.weight).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -92,7 +92,8 @@ class Passes:
         if len(parts) == 1:
             return partial(self._loss_of, pool=self._share.mean)
         with torch.no_grad(), narrow_products(self._device):
-            found = [self._loads_of(self._joined, p.to(self._device)) * (len(p) / sequences) for p in parts]
+            placed = (on_device(part, self._device) for part in parts)
+            found = [self._loads_of(self._joined, part) * (len(part) / sequences) for part in placed]
         whole = self._share.mean(torch.stack(found).sum(0))
         return partial(self._loss_of, pool=lambda _: whole)
 
@@ -109,6 +110,11 @@ class Passes:
                 "out of memory: it does not hold one sequence of a step",
                 hint="free memory and start again; or join a run with a smaller model",
             )
+
+
+def on_device(values: Tensor, device: torch.device) -> Tensor:
+    """A host's tensor on the device. A GPU copies it from pinned memory, beside the work that it has."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def narrow_products(device: torch.device) -> AbstractContextManager[None]:

@@ -69,6 +69,8 @@ _WORD = ir.IntType(64)
 _VECTOR = ir.VectorType(_INT, _LANES)
 _ZERO = ir.Constant(_VECTOR, [0] * _LANES)
 Made = tuple[Any, Callable[..., Any]]
+Fresh = Callable[[Tensor], Tensor]
+"""Makes an array with the shape and dtype of this one, on the host, with any values, as `fresh_like` does."""
 LEAST_BYTES = 32 << 20
 """Smallest array that is handled here: the C library reuses smaller ones."""
 SPARE = 2
@@ -207,6 +209,16 @@ def fence(_: Any) -> Made:
         return context.get_dummy_value()
 
     return types.void(), code
+
+
+def untouched_zeros(chunks: int, device: torch.device | str) -> Tensor:
+    """Zeros, float32 `[chunks, 4096]`. On the host a row takes no memory before it is written."""
+    if torch.device(device).type != "cpu" or not chunks or sys.platform == "win32":
+        return torch.zeros((chunks, CHUNK), device=device)
+    # torch writes its zeros. Pages of the system read as zeros, and are there when they are written: small ones,
+    # because a huge page holds the rows of many experts. (numpy's zeros ask for huge ones.)
+    memory = mmap.mmap(-1, 4 * chunks * CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.float32).view(chunks, CHUNK)
 
 
 def fresh_like(values: Tensor) -> Tensor:

@@ -14,7 +14,8 @@ from operator import attrgetter
 import torch
 from torch import Tensor, nn
 
-from atoll.node.learning.model.experts import Experts, Packed, ProjectionPlace
+from atoll.node.learning.model.expert_functions import Packed
+from atoll.node.learning.model.experts import Experts, ProjectionPlace
 from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement, Span
 
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from atoll.node.learning.model.experts import Experts, Packed, Pair
+from atoll.node.learning.model.expert_functions import Packed, Pair
+from atoll.node.learning.model.experts import Experts
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
 

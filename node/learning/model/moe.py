@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from atoll.node.learning.model.expert_functions import uses_grouped_product
 from atoll.node.learning.model.experts import Experts
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 
@@ -142,7 +143,9 @@ class Mixture(nn.Module):
         """The experts' weighted sum `[B, T, D]`; appends the router's load to `loads` if given."""
         x_ND = x_BTD.flatten(0, 1)
         choice = self.gate(x_ND)
-        count_S = choice.slot_Nk.flatten().bincount(minlength=self.spec.slots)
+        slot_P = choice.slot_Nk.flatten()
+        # Not `bincount`, which asks a device for the largest of them.
+        count_S = torch.zeros_like(self.seen_S).scatter_add_(0, slot_P, torch.ones_like(slot_P))
         if loads is not None:
             loads.layers.append(self._load(choice, count_S))
             if torch.is_grad_enabled():  # a layer that is recomputed routes its tokens twice
@@ -153,17 +156,25 @@ class Mixture(nn.Module):
         per_token = choice.slot_Nk.shape[1]
         order_P = self.rank_S[choice.slot_Nk.flatten()].argsort(stable=True)
         x_PD = x_ND.index_select(0, order_P // per_token)
-        y_PD = self._rows(x_PD, torch.empty_like(count_S).scatter_(0, self.rank_S, count_S).tolist())
+        y_PD = self._rows(x_PD, torch.empty_like(count_S).scatter_(0, self.rank_S, count_S))
         y_PD = y_PD * choice.weight_Nk.flatten().index_select(0, order_P)[:, None]
         back_P = torch.empty_like(order_P).scatter_(0, order_P, torch.arange(len(order_P), device=order_P.device))
         return y_PD.index_select(0, back_P).view(len(x_ND), per_token, -1).sum(1)
 
-    def _rows(self, x_PD: Tensor, counts: list[int]) -> Tensor:
+    def _rows(self, x_PD: Tensor, count_S: Tensor) -> Tensor:
         """Each row `[P, D]` through its expert; the last rows belong to zero experts and stay unchanged."""
         device = x_PD.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x_PD.dtype
+        rows_PD = x_PD.to(dtype)
+        if uses_grouped_product(rows_PD, x_PD.shape[1], self.spec.ffn):
+            end_E = count_S[: self.spec.count].cumsum(0, dtype=torch.int32)
+            y_PD = self.experts.grouped(rows_PD, end_E).to(x_PD.dtype)
+            if not self.spec.zero:
+                return y_PD
+            return torch.where(torch.arange(len(x_PD), device=end_E.device)[:, None] < end_E[-1], y_PD, x_PD)
+        counts = count_S.tolist()
         if not self.spec.zero:
-            return self.experts(x_PD.to(dtype), counts).to(x_PD.dtype)  # type: ignore[no-any-return]
+            return self.experts(rows_PD, counts).to(x_PD.dtype)  # type: ignore[no-any-return]
         real = sum(counts[: self.spec.count])
         x_RD, same_ZD = x_PD.split_with_sizes([real, len(x_PD) - real])
         return torch.cat((self.experts(x_RD.to(dtype), counts[: self.spec.count]).to(x_PD.dtype), same_ZD))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.learning.kernels.compiled import Ints32, compiled, fresh_like
+from atoll.node.learning.kernels.compiled import Fresh, Ints32, compiled, fresh_like
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, size_of
@@ -37,7 +37,12 @@ def to_float(theta: Tensor) -> Tensor:
 
 
 def plus(
-    theta_C4096: Tensor, gain_N4096: Tensor, loss_N4096: Tensor | None = None, *, cover: Cover | None = None
+    theta_C4096: Tensor,
+    gain_N4096: Tensor,
+    loss_N4096: Tensor | None = None,
+    *,
+    cover: Cover | None = None,
+    fresh: Fresh = fresh_like,
 ) -> Tensor:
     """θ + gain − loss, a new int32 array; only the result must fit. Raises Divergence on overflow.
 
@@ -46,7 +51,7 @@ def plus(
     cover = (Span(0, len(theta_C4096)),) if cover is None else cover
     # Rows outside the cover are copied only where there are some; a whole round writes each value once.
     full = size_of(cover) == len(theta_C4096)
-    out = fresh_like(theta_C4096)
+    out = fresh(theta_C4096)
     if not full:
         out.copy_(theta_C4096)
     first = 0
@@ -94,8 +99,12 @@ def state_digest(theta_C4096: Tensor) -> Digest:
     """BLAKE3 over a header (domain, chunk count) and the little-endian int32 arena."""
     # The chunk count is hashed too, so that no two layouts share a digest; the byte order is fixed.
     array = theta_C4096.contiguous().numpy().astype("<i4", copy=False)
-    header = _DOMAIN + len(theta_C4096).to_bytes(8, "little")
-    return digest(header, array.reshape(-1).view(np.uint8).data)
+    return digest(state_header(len(theta_C4096)), array.reshape(-1).view(np.uint8).data)
+
+
+def state_header(chunks: int) -> bytes:
+    """What is hashed before the values of a state."""
+    return _DOMAIN + chunks.to_bytes(8, "little")
 
 
 class Padding(NamedTuple):

@@ -27,6 +27,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.outer.fixed import SLAB_CHUNKS, clear, padding_of, plus, state_digest
 from atoll.protocols.errors import CorruptFault, DecodeError, Divergence
 from atoll.protocols.ids import Digest
@@ -109,11 +110,14 @@ class Fold:
         number: int = -1,
         after: After = lambda _: None,
         rule: OuterRule | None = None,
+        fresh: Fresh = fresh_like,
     ) -> None:
         """Start at the int32 state Θ_final(number), −1 for Θ₀. `cover_of`: chunks that payloads of a round cover.
 
-        `rule`: None for Θ + U, where a state is Θ alone. With one, `apply_update` gives U for α = 1.
+        `rule`: None for Θ + U, where a state is Θ alone. With one, `apply_update` gives U for α = 1. `fresh` makes
+        the arrays of states and of U; those of `apply_update` and of the rule are their own.
         """
+        self._fresh = fresh
         self._rule = rule
         self._rows = arena.chunks * (1 + (rule.momenta if rule else 0))
         self._padding = padding_of(arena)
@@ -210,9 +214,13 @@ class Fold:
 
         return commit
 
-    def adopt(self, state_S4096: Tensor, number: int) -> None:
-        """Replace everything by the state Θ_final(number); open rounds are forgotten. Raises Divergence."""
-        theta = self._checked(state_S4096)
+    def adopt(self, state_S4096: Tensor, number: int, known: Digest | None = None) -> None:
+        """Replace everything by the state Θ_final(number); open rounds are forgotten. Raises Divergence.
+
+        The state is copied. `known`: its digest, if it is a verified state of a fold: then the array itself is
+        used, and nobody may change it.
+        """
+        theta = self._checked(state_S4096) if known is None else _Theta(self._shaped(state_S4096), known)
         self._open.clear()
         self._known_rounds.clear()
         self._final = self._view = theta
@@ -277,7 +285,7 @@ class Fold:
         """The view + U(fresh) − U(known), a new array."""
         # One pass with both terms: view + U(fresh) alone might leave int32 where the result does not.
         gain_N4096, loss_N4096 = self._update(fresh), self._update(known)
-        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number))
+        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number), fresh=self._fresh)
 
     def _replayed(self, rounds: Mapping[int, RoundSet]) -> Tensor:
         state_S4096 = self._final.values_S4096
@@ -295,7 +303,7 @@ class Fold:
         elif size_of(cover) == self._chunks:
             out = clear(self._apply_update(fresh, state_S4096), self._padding)
         else:
-            out = plus(state_S4096, self._update(fresh), cover=cover)
+            out = plus(state_S4096, self._update(fresh), cover=cover, fresh=self._fresh)
         # `out` is this call's own array: no state is ever changed in place, so a failed move leaves no trace.
         move = self._after(fresh.number)
         if move is not None:
@@ -305,8 +313,8 @@ class Fold:
     def _update(self, fresh: RoundSet) -> Tensor:
         """U int32 `[N, 4096]`, rows of the round's cover."""
         cover = self._cover_of(fresh.number)
-        zeros = torch.zeros((size_of(cover), CHUNK), dtype=torch.int32)
-        return self._cleared(self._apply_update(fresh, zeros), cover) if fresh.names else zeros
+        zeros_N4096 = self._fresh(self._final.values_S4096[: size_of(cover)]).zero_()
+        return self._cleared(self._apply_update(fresh, zeros_N4096), cover) if fresh.names else zeros_N4096
 
     def _moved(self, state_S4096: Tensor, fresh: RoundSet) -> Tensor:
         """Θ + U int32 `[N, 4096]`, rows of the round's cover: a pass less than zeros and U."""
@@ -324,10 +332,13 @@ class Fold:
         if number != self.final_round + 1:
             raise Divergence(f"round {number} does not follow the final round {self.final_round}")
 
-    def _checked(self, state_S4096: Tensor) -> _Theta:
+    def _shaped(self, state_S4096: Tensor) -> Tensor:
         if state_S4096.shape != (self._rows, CHUNK):
             raise Divergence(f"a state of shape {tuple(state_S4096.shape)} for {self._rows} chunks")
-        own = state_S4096.clone()
+        return state_S4096
+
+    def _checked(self, state_S4096: Tensor) -> _Theta:
+        own = self._fresh(self._shaped(state_S4096)).copy_(state_S4096)
         for first in range(0, self._rows, self._chunks):
             clear(own[first : first + self._chunks], self._padding)
         return _Theta(own)

@@ -1,6 +1,8 @@
 """Local state: whole or not at all, through kill -9, full disks and flipped bits."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -12,7 +14,7 @@ from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
 from atoll.protocols.errors import CorruptFault, DiskFault
-from atoll.protocols.ids import Digest, Round, RunId
+from atoll.protocols.ids import Digest, Round, RunId, digest
 from atoll.protocols.local.worker_messages import Pending
 from tests.disk_order import DiskOrder
 
@@ -29,6 +31,14 @@ def tensors(value=1.0):
         "adam.step": torch.tensor(int(value)),
         "nothing": torch.empty((0, 4)),
     }
+
+
+def arrays(folder, value):
+    """A tensor that is a file already, as the states of a fold are."""
+    values = torch.full((2, 4096), value, dtype=torch.int32)
+    path = folder.with_name(f"array-{value}")
+    path.write_bytes(values.numpy().tobytes())
+    return {"final": generations.SavedArray(values, path, b"head", digest(b"head", path.read_bytes()))}
 
 
 def names(folder):
@@ -53,9 +63,10 @@ def test_round_trip(tmp_path):
 
 
 def test_a_generation_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    order = DiskOrder(monkeypatch)
+    order, state = DiskOrder(monkeypatch), tmp_path / "state"
     for number in range(3):
-        begin_local(tmp_path / "state", BODY, tensors(float(number)), steady=("theta",)).finish()
+        more = arrays(state, number)
+        begin_local(state, BODY, tensors(float(number)), steady=("theta",), arrays=more).finish()
     order.check("0000000001", "0000000002", "0000000003")
 
 
@@ -125,11 +136,49 @@ def test_the_last_two_are_kept_and_leftovers_swept(tmp_path):
     assert value_of(tmp_path) == 4
 
 
-@pytest.mark.parametrize("file", ["manifest", "tensors.safetensors"])
+def test_an_array_that_is_a_file_is_not_written_again(tmp_path):
+    state = tmp_path / "state"
+    given = arrays(state, 7)
+    generations.begin(state, tensors(), b"body", arrays=given).finish()
+    own = state / "0000000001" / "final.array"
+    assert own.stat().st_ino == given["final"].path.stat().st_ino
+    given["final"].path.unlink()
+    loaded = generations.load(state)
+    assert torch.equal(loaded.tensors["final"], given["final"].values)
+    assert loaded.arrays == {"final": own}
+    loaded.tensors["final"].zero_()  # of a private copy
+    assert torch.equal(generations.load(state).tensors["final"], given["final"].values)
+
+
+def test_a_file_system_without_hard_links_gets_a_copy(tmp_path, monkeypatch):
+    def refused(*_):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    given = arrays(tmp_path / "state", 7)
+    generations.begin(tmp_path / "state", {}, b"", arrays=given).finish()
+    own = tmp_path / "state" / "0000000001" / "final.array"
+    assert own.stat().st_ino != given["final"].path.stat().st_ino
+    assert torch.equal(generations.load(tmp_path / "state").tensors["final"], given["final"].values)
+
+
+def test_a_generation_of_an_older_version_is_read(tmp_path, monkeypatch):
+    """It has no arrays, and its manifest does not know of any."""
+    older = generations.OlderManifest
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "GenerationManifest", lambda _, *fields: older(1, *fields[:3]))
+        begin_local(tmp_path, BODY, tensors()).finish()
+    found = load_local(tmp_path, RUN)
+    assert (found.body, found.arrays) == (BODY, {})
+    assert torch.equal(found.tensors["theta"], tensors()["theta"])
+
+
+@pytest.mark.parametrize("file", ["manifest", "tensors.safetensors", "final.array"])
 @pytest.mark.parametrize("what", ["flip", "cut", "empty", "tail", "gone"])
 def test_a_damaged_newest_falls_back_with_a_report(tmp_path, file, what):
-    generations.begin(tmp_path, tensors(1), b"one").finish()
-    generations.begin(tmp_path, tensors(2), b"two").finish()
+    tmp_path = tmp_path / "state"
+    generations.begin(tmp_path, tensors(1), b"one", arrays=arrays(tmp_path, 1)).finish()
+    generations.begin(tmp_path, tensors(2), b"two", arrays=arrays(tmp_path, 2)).finish()
     path = tmp_path / "0000000002" / file
     raw = bytearray(path.read_bytes())
     match what:
@@ -147,13 +196,17 @@ def test_a_damaged_newest_falls_back_with_a_report(tmp_path, file, what):
     assert len(loaded.report) == 1
     assert "0000000002" in loaded.report[0]
     assert generations.load(tmp_path).report == ()  # the damaged one was set aside
-    generations.begin(tmp_path, tensors(3), b"three").finish()
+    generations.begin(tmp_path, tensors(3), b"three", arrays=arrays(tmp_path, 3)).finish()
     (tmp_path / "0000000002" / file).write_bytes(b"")
     assert generations.load(tmp_path).body == b"one"  # the good one outlived the damaged one
 
 
 def test_every_flipped_byte_of_a_small_state_is_found(tmp_path):
-    generations.begin(tmp_path, {"x": torch.arange(3)}, b"body").finish()
+    tmp_path = tmp_path / "state"
+    given = {"y": arrays(tmp_path, 5)["final"]._replace(values=torch.tensor([5]))}
+    given["y"].path.write_bytes(bytes([5, *bytes(7)]))
+    given["y"] = given["y"]._replace(hash=digest(b"head", given["y"].path.read_bytes()))
+    generations.begin(tmp_path, {"x": torch.arange(3)}, b"body", arrays=given).finish()
     for file in (tmp_path / "0000000001").iterdir():
         raw = file.read_bytes()
         for at in range(len(raw)):
@@ -181,10 +234,10 @@ def test_another_run_is_a_corrupt_fault(tmp_path):
 
 
 def test_a_future_format_is_a_corrupt_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(generations, "FORMAT", 2)
+    monkeypatch.setattr(generations, "FORMAT", 3)
     generations.begin(tmp_path, tensors(), b"").finish()
     monkeypatch.undo()
-    with pytest.raises(CorruptFault, match="format 2"):
+    with pytest.raises(CorruptFault, match="format 3"):
         generations.load(tmp_path)
 
 
@@ -212,18 +265,6 @@ def test_a_refused_write_is_a_disk_fault_and_changes_nothing(tmp_path):
     assert "limit" in done.stdout
     assert names(tmp_path) == ["0000000001"]
     assert generations.load(tmp_path).body == b"old"
-
-
-@pytest.fixture
-def tiny_disk(tmp_path):
-    """A tmpfs of 128 kB; skipped where we may not mount."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder], capture_output=True)
-    if done.returncode:
-        pytest.skip("mounting a tmpfs is not allowed here")
-    yield folder
-    subprocess.run(["umount", folder], check=True)
 
 
 def test_a_full_disk_is_a_disk_fault_and_recovers(tiny_disk):

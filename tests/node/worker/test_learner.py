@@ -189,10 +189,14 @@ def test_when_others_become_its_own_it_keeps_weights_and_moments_of_what_stays(n
     for name, value in node.learner.weights.trained().items():
         if expert_of(name) != 2:
             assert torch.equal(value, weights[name])
-    anchor = scatter(node.learner.weights.anchor_C4096, arena_of(spec.model))
-    assert all(
-        torch.equal(named_atoms(node.learner.module)[n], anchor[n]) for n in anchor if expert_of(n) in (0, 2)
-    )
+    arena, held = arena_of(spec.model), node.learner.weights
+    anchor, seen = scatter(held.anchor_C4096, arena), scatter(held._view_C4096, arena)
+    atoms = named_atoms(node.learner.module)
+    for name, value in seen.items():
+        if expert_of(name) in (0, 2):
+            assert torch.equal(atoms[name], to_float(value)), "as of the last view"
+    assert all(torch.equal(atoms[n], value) for n, value in anchor.items() if expert_of(n) == 2)
+    assert not any(value.any() for n, value in anchor.items() if expert_of(n) == 0)
 
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])

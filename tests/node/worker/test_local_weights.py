@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.node.checkpoint.local import check_saved
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
-from atoll.node.worker.local_weights import LocalWeights, carries, check_saved
+from atoll.node.worker.local_weights import LocalWeights, carries
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of
 from atoll.protocols.run.arena import Span, arena_of
@@ -144,7 +145,7 @@ def test_saved_and_loaded_weights_go_on_as_if_nothing_had_happened(fragments):
     steady.train(2)
     saved = {name: value.clone() for name, value in steady.weights.tensors().items()}
     check_saved(saved, other.spec)
-    other.weights.load(saved, steady.weights.sent, b"")
+    other.weights.load(saved, steady.weights.sent, b"", VIEW)
     for world in (steady, other):
         world.weights.merge(VIEW + 300, arrived=True)
     assert torch.equal(steady.local(), other.local())

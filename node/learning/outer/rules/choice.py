@@ -6,6 +6,7 @@
     average  Θ ← Θ − Δ        the mean of the members' weights: local SGD, arXiv 1805.09767
 """
 
+from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.outer.rules.momentum import Kernel, MomentumRule
 from atoll.node.learning.outer.rules.nesterov import nesterov_step
 from atoll.node.learning.outer.rules.slowmo import slowmo_step
@@ -14,8 +15,8 @@ from atoll.protocols.run.run_spec import OuterSpec
 KERNELS: dict[str, Kernel] = {"nesterov": nesterov_step, "slowmo": slowmo_step}
 
 
-def rule_of(outer: OuterSpec, threads: int = 1) -> MomentumRule | None:
-    """The rule of a run; None for those without momentum."""
+def rule_of(outer: OuterSpec, threads: int = 1, fresh: Fresh = fresh_like) -> MomentumRule | None:
+    """The rule of a run, whose states are arrays of `fresh`; None for those without momentum."""
     if not outer.momenta:
         return None
-    return MomentumRule(KERNELS[str(outer.rule)], outer.alpha_256, outer.beta_256, threads)
+    return MomentumRule(KERNELS[str(outer.rule)], outer.alpha_256, outer.beta_256, threads, fresh)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from atoll.node.learning.kernels.compiled import Ints32, each_range, fresh_like
+from atoll.node.learning.kernels.compiled import Fresh, Ints32, each_range, fresh_like
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.run.arena import CHUNK
@@ -30,6 +30,7 @@ class MomentumRule(NamedTuple):
     alpha_256: int
     beta_256: int
     threads: int = 1
+    fresh: Fresh = fresh_like
 
     @property
     def momenta(self) -> int:
@@ -39,7 +40,7 @@ class MomentumRule(NamedTuple):
     def step(self, state_S4096: Tensor, moved_N4096: Tensor, cover: Cover) -> Tensor:
         """See `outer.fold.OuterRule`: Θ and v after a round, int32 `[2C, 4096]`. Raises Divergence on overflow."""
         chunks = len(state_S4096) // 2
-        out = fresh_like(state_S4096)
+        out = self.fresh(state_S4096)
         if size_of(cover) != chunks:  # rows outside the cover stay; a whole round writes every value
             out.copy_(state_S4096)
         before, after, moved = (each.numpy().reshape(-1) for each in (state_S4096, out, moved_N4096))

@@ -3,14 +3,16 @@
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional
 
-from atoll.node.learning.model import experts as stack_module
+from atoll.node.learning.model import moe as moe_module
 from atoll.node.learning.model.bridge import named_atoms, trained_atoms, write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
-from atoll.node.learning.model.experts import Packed, products, quantise, weight_gradients
+from atoll.node.learning.model.expert_functions import Packed, products, quantise, weight_gradients
 from atoll.node.learning.model.genesis import genesis
-from atoll.node.learning.model.moe import Mixture, RouterLoads, load_balance, router_z
+from atoll.node.learning.model.moe import Mixture, RouterLoads, load_balance, move_biases, router_z
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 
@@ -206,12 +208,9 @@ def test_int8_keeps_each_row_within_half_a_step():
     assert not small[3].any()
 
 
-@pytest.mark.parametrize("way", [True, False], ids=["grouped", "one by one"])
 @pytest.mark.parametrize(("wide", "narrow"), [(16, 8), (12, 4)])
 @pytest.mark.parametrize("counts", [[3, 0, 4], [0, 0, 7], [7, 0, 0], [0, 0, 0]])
-def test_products_of_sorted_rows(monkeypatch, wide, narrow, counts, way):
-    """Both ways, on this CPU: an accelerator takes the grouped one."""
-    monkeypatch.setattr(stack_module, "uses_grouped_product", lambda *_: way)
+def test_products_of_sorted_rows(wide, narrow, counts):
     source = torch.Generator().manual_seed(4)
     stack = torch.randn(3, wide, narrow, generator=source)
     x, dy = (torch.randn(sum(counts), size, generator=source) for size in (narrow, wide))
@@ -223,6 +222,61 @@ def test_products_of_sorted_rows(monkeypatch, wide, narrow, counts, way):
     assert torch.allclose(dx, torch.einsum("po,poi->pi", dy, stack[expert]), atol=1e-5)
     wanted = torch.zeros(3, wide, narrow).index_add_(0, expert, torch.einsum("po,pi->poi", dy, x))
     assert torch.allclose(weight_gradients(dy, x, counts), wanted, atol=1e-5)
+
+
+@pytest.fixture
+def grouped(monkeypatch):
+    """The way of an accelerator, on this CPU."""
+    return lambda way: monkeypatch.setattr(moe_module, "uses_grouped_product", lambda *_: way)
+
+
+@pytest.mark.parametrize("experts", [EXPERTS, ZERO], ids=["plain", "zero experts"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("owned", [None, {4, 1}, set()])
+def test_the_way_of_an_accelerator_gives_the_same_layer(grouped, experts, dtype, owned):
+    """One product of all experts, with ends that stay on the device: output and all gradients."""
+    x = torch.randn(3, 20, 64, generator=torch.Generator().manual_seed(5))
+    found = []
+    for way in (False, True):
+        grouped(way)
+        made, _ = mixture(experts, owned, dtype=dtype)
+        leaf = x.clone().requires_grad_()
+        out = made(leaf, None)
+        out.square().sum().backward()
+        trained = {name: p.grad for name, p in made.named_parameters()}
+        found.append({"out": out.detach(), "x": leaf.grad, **trained})
+    assert found[0].keys() == found[1].keys()
+    assert ("experts.down" in found[0]) == (owned != set())
+    for name, value in found[0].items():
+        assert torch.allclose(found[1][name], value, atol=1e-4), name
+
+
+def layer_without_values(experts, owned):
+    """Forward and backward of a layer whose values nobody can read: an operation that needs one of them raises."""
+    with FakeTensorMode():
+        made = Mixture(64, experts, frozenset(owned), torch.bfloat16, False)
+        x = torch.empty(2, 24, 64, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            loads = RouterLoads()
+            loss = made(x, loads).float().square().mean() + loads.layers[0].term
+        loss.backward()
+        move_biases(nn.ModuleList([made]), experts, lambda seen: seen)
+        assert x.grad is not None
+
+
+@pytest.mark.parametrize("experts", [EXPERTS, ZERO], ids=["plain", "zero experts"])
+@pytest.mark.parametrize("owned", [set(range(6)), {4, 1}, set()])
+def test_a_layer_never_waits_for_its_device(grouped, experts, owned):
+    """Without a GPU the stand-in for a wait is a value that the host asks for: fake tensors have none."""
+    grouped(True)
+    layer_without_values(experts, owned)
+
+
+def test_the_way_of_a_cpu_does_ask_for_values(grouped):
+    """So the test above can fail."""
+    grouped(False)
+    with pytest.raises(DataDependentOutputException):
+        layer_without_values(EXPERTS, {4, 1})
 
 
 @pytest.mark.parametrize("owned", [None, {4, 1}, set()])
