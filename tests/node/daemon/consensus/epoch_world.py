@@ -75,13 +75,16 @@ class Node:
         self.segments: list[tuple] = []
         self.switch: SwitchEpoch | None = None
         chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
-        more = {"chosen": chosen, "probation": self.probation}
-        self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
+        self.state = self.begin(chosen)
         self.feed(FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
         self.state = replace(self.state, patience_s=PATIENCE)
         self.up_since = now
+
+    def begin(self, chosen: tuple) -> finality.finality_types.FinalityState:
+        more = {"chosen": chosen, "probation": self.probation}
+        return finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
 
     def go_live(self) -> None:
         """The replay is over, and ledgers were compared."""
@@ -205,10 +208,10 @@ def _epoch_at(node, number):
 
 
 class World:
-    def __init__(self, seed: int, count: int, probation: int = 1) -> None:
+    def __init__(self, seed: int, count: int, probation: int = 1, node: type[Node] = Node) -> None:
         DECIDED.clear()
         self.rng = random.Random(seed)
-        self.nodes = [Node(number, probation) for number in range(count)]
+        self.nodes = [node(number, probation) for number in range(count)]
         self.side = {node.peer: 0 for node in self.nodes}
         self.now = 0.0
 
