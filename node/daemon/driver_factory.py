@@ -84,7 +84,7 @@ def build_driver(
 ) -> Driver:
     """Return the driver of one node in one run.
 
-    `text`: the run's text, by default without a limit of the disk. `work`: by default the node trains. `room`: most
+    `text`: the run's text, by default without a limit of the disk. `work`: by default it trains. `room`: most
     experts of each layer to train; None: any number. `rng` chooses which Reductions are opened, and what an audit
     looks at; by default nobody can foresee it. `history`: what stands for old records; None: all are here.
     """
