@@ -25,6 +25,7 @@ from atoll.protocols.ledger.records import Admit, EpochBody, Exclude
 from tests.node.daemon.consensus.epoch_world import Node, World, final
 
 KEPT, STEP = 20, 4
+LOOKED_AT = machine.DECIDED_KEPT
 SEEN: Counter[str] = Counter()
 
 
@@ -109,7 +110,6 @@ class CutNode(Node):
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """Forks are looked at as far back as records are kept, as in the product."""
-    assert KEPT_ROUNDS == machine.DECIDED_KEPT
     monkeypatch.setattr(machine, "DECIDED_KEPT", KEPT)
     SEEN.clear()
 
@@ -172,6 +172,36 @@ def test_a_replay_from_a_summary_ends_as_one_from_round_0(block, probation, excl
         assert left
     assert SEEN["start"] > 2, SEEN
     assert SEEN["cut"] > 10, SEEN
+
+
+def test_a_ledger_keeps_the_rounds_in_which_forks_are_looked_at():
+    assert KEPT_ROUNDS >= LOOKED_AT
+
+
+def test_a_state_begins_again_from_its_summary():
+    """With a member that left, another that voters excluded, and an epoch of those that stayed."""
+    world = World(7, 6, 4, Node)
+    world.run(160)
+    gone = world.nodes[5].peer
+    for node in world.nodes[1:5]:
+        node.write(Exclude(node.state.deciding, gone, ""))
+    world.run(60)
+    for node in world.nodes[:3]:
+        node.is_up = False
+    world.run(200)
+    node = world.nodes[3]
+    state, authors = node.state, [each.peer for each in world.nodes]
+    assert len(state.chain) > 1
+    assert state.epochs.voted_out.keys() == {gone}
+    summary = decode_summary(encode_summary(summarize(state, authors)))
+    chosen = epochs.chosen_path([(author, body) for _, author, body in node.ledger], node.peer)
+    again = resumed(Node.begin(node, chosen), summary, chosen)
+    for name in ("last_final", "voters", "tally", "chain"):
+        assert getattr(again, name) == getattr(state, name), name
+    assert again.electorate(state.deciding) == state.electorate(state.deciding)
+    assert (again.epochs.voted_out, again.planned) == (state.epochs.voted_out, ())
+    assert summary.authors == tuple(sorted(authors))
+    assert summary.forks == tuple(segment.first for segment in state.chain[1:])
 
 
 def test_all_nodes_of_a_chain_write_the_same_bytes():
