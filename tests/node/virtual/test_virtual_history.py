@@ -77,7 +77,7 @@ def test_a_newcomer_is_told_which_peers_it_needs_and_gets_in_once_one_is_there(w
             await w.kill(0)
             late = w.start(3, ROUND_S)
             await w.until(
-                lambda: late.driver is not None and "keeps recent records only" in late.driver.round.syncing
+                lambda: late.driver is not None and "keeps recent records only" in late.driver.round.syncing, 200
             )
             first = w.nodes[1].driver.finality.last_final
             await w.until(lambda: finals(w, 1, 2) >= first + 6)

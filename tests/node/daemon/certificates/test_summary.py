@@ -18,7 +18,7 @@ from atoll.node.daemon.certificates.summary import (
     summarize,
 )
 from atoll.node.daemon.consensus import epochs, machine
-from atoll.node.daemon.consensus.types import FinalizeRound
+from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalizeRound
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ledger.records import Admit, EpochBody, Exclude
@@ -198,6 +198,8 @@ def test_a_state_begins_again_from_its_summary():
     again = resumed(Node.begin(node, chosen), summary, chosen)
     for name in ("last_final", "voters", "tally", "chain"):
         assert getattr(again, name) == getattr(state, name), name
+    newest = sorted(state.decided)[-RECENT_ROUNDS:]
+    assert again.decided == {at: state.decided[at] for at in newest}
     assert again.electorate(state.deciding) == state.electorate(state.deciding)
     assert (again.epochs.voted_out, again.planned) == (state.epochs.voted_out, ())
     assert summary.authors == tuple(sorted(authors))
