@@ -17,6 +17,8 @@ from atoll.protocols.ledger.records import Admit, EpochBody, Solved
 
 _SEAL_BYTES = 8
 _SUMMARY = "summary"
+_FLOOR = "floor/"
+"""Both are rows of `meta`: a new table would need a page, which a full ledger of an older version has not."""
 _STAYS = tuple(str(body.__struct_config__.tag) for body in (*get_args(EpochBody), Admit, Solved))
 """Kinds of records that stay: who joins, leaves, opens an epoch or excludes. They are few, and read in every
 replay."""
@@ -51,9 +53,9 @@ class RecordHistory:
     def read_feeds(self) -> dict[PeerId, FeedEnd]:
         """All feeds, without gaps above their floors. Raises CorruptFault, DiskFault."""
         rows = self._db.rows(
-            "SELECT e.author, SUM(seq >= IFNULL(f.next, 0)), IFNULL(f.next, 0), MAX(seq), SUM(LENGTH(data)), "
+            "SELECT e.author, SUM(seq >= IFNULL(f.value, 0)), IFNULL(f.value, 0), MAX(seq), SUM(LENGTH(data)), "
             "(SELECT id FROM entries h WHERE h.author = e.author ORDER BY seq DESC LIMIT 1) "
-            "FROM entries e LEFT JOIN floors f ON f.author = e.author GROUP BY e.author"
+            f"FROM entries e LEFT JOIN meta f ON f.name = '{_FLOOR}' || e.author GROUP BY e.author"
         )
         for author, count, floor, last, _, _ in rows:
             if count != last + 1 - floor:
@@ -73,19 +75,20 @@ class RecordHistory:
         gone = _GONE.format(stays=_marks(_STAYS), forks=_marks(forks))
         values = (last, *_STAYS, *forks)
         with self._db.transaction():
-            self._db.write(
-                "INSERT INTO floors (author, next) "
-                f"SELECT author, MAX(seq) + 1 FROM entries WHERE {gone} GROUP BY author "
-                "ON CONFLICT (author) DO UPDATE SET next = MAX(next, excluded.next)",
-                *values,
+            floors = self._db.rows(
+                f"SELECT author, MAX(seq) + 1 FROM entries WHERE {gone} GROUP BY author", *values
             )
+            # First, so that a full file has the pages that the rest needs.
             self._db.write(f"DELETE FROM entries WHERE {gone}", *values)
+            for author, floor in floors:
+                highest = max(floor, self.floor(author))
+                self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _FLOOR + author, highest)
             self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _SUMMARY, _seal(summary) + summary)
         self.floors, self.summary = self._read_floors(), summary
 
     def forget(self, author: PeerId) -> None:
         """Inside a transaction: the feed of this author goes, and with it its floor."""
-        self._db.write("DELETE FROM floors WHERE author = ?", author)
+        self._db.write("DELETE FROM meta WHERE name = ?", _FLOOR + author)
         self.floors = {peer: floor for peer, floor in self.floors.items() if peer != author}
 
     def reload(self) -> None:
@@ -100,7 +103,8 @@ class RecordHistory:
             return  # the pages are used again, so the file does not grow
 
     def _read_floors(self) -> dict[PeerId, int]:
-        return {PeerId(author): floor for author, floor in self._db.rows("SELECT author, next FROM floors")}
+        rows = self._db.rows("SELECT name, value FROM meta WHERE name >= ? AND name < ?", _FLOOR, "floor0")
+        return {PeerId(name.removeprefix(_FLOOR)): floor for name, floor in rows}
 
     def _read_summary(self) -> bytes | None:
         rows = self._db.rows("SELECT value FROM meta WHERE name = ?", _SUMMARY)

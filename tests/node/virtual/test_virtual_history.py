@@ -9,6 +9,7 @@ from atoll.node.daemon.consensus import machine
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.run.run_spec import SPEC_VERSION
+from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 RECENT = (24, 8)
 """Rounds that a cut ledger keeps, and rounds between two cuts."""
@@ -40,7 +41,7 @@ def pages(w, number):
 
 def test_a_cut_ledger_stays_small_and_its_node_decides_as_the_others(world):
     async def story() -> None:
-        async with world(400, 3, adjust=on_probation) as w:
+        async with world(400, 3, worker=AuditedWorker, adjust=on_probation) as w:
             w.start(0, ROUND_S)
             w.start(1, ROUND_S, recent=RECENT)
             w.start(2, ROUND_S, recent=RECENT)

@@ -1,5 +1,6 @@
 """A ledger without its old records: feeds with floors, a summary, all or nothing, and a file that stays small."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_a_disk_that_refuses_leaves_all_records(ledger: Ledger, monkeypatch: pyt
     write = ledger._db.write
 
     def refuse(statement: str, *values: object) -> int:
-        if "meta" in statement:
+        if "summary" in values:
             raise DiskFault("full")
         return write(statement, *values)
 
@@ -106,12 +107,26 @@ def test_a_disk_that_refuses_leaves_all_records(ledger: Ledger, monkeypatch: pyt
     assert rounds_of(ledger, ME) == list(range(6))
 
 
+def test_a_full_ledger_can_be_opened_and_cut(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / LEDGER_FILE, RUN, Quota(disk_bytes=40 * 4096))
+    with contextlib.suppress(DiskFault):
+        while True:
+            ledger.append(ME, ack(len(ledger.entries())))
+    last = ledger.vector()[ME.peer_id] - 1
+    ledger.close()
+    again = Ledger(tmp_path / LEDGER_FILE, RUN, Quota(disk_bytes=40 * 4096))
+    again.cut(bytes(5000), last - 5)
+    assert rounds_of(again, ME) == list(range(last - 4, last + 1))
+    again.append(ME, ack(last + 1))
+    again.close()
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         "UPDATE meta SET value = CAST(value || 'x' AS BLOB) WHERE name = 'summary'",
         f"DELETE FROM entries WHERE seq = 4 AND author = '{OTHER.peer_id}'",
-        f"UPDATE floors SET next = 3 WHERE author = '{OTHER.peer_id}'",
+        f"UPDATE meta SET value = 3 WHERE name = 'floor/{OTHER.peer_id}'",
     ],
 )
 def test_damage_of_the_summary_and_gaps_above_the_floor_are_found(
