@@ -23,7 +23,7 @@ def window(monkeypatch):
 
 
 def on_probation(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=6, probation_256=64))
+    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=30, probation_256=64))
 
 
 def finals(w, *numbers):
@@ -48,10 +48,12 @@ def test_a_cut_ledger_stays_small_and_its_node_decides_as_the_others(world):
             await w.until(lambda: finals(w, 0, 1, 2) >= 60)
             before = pages(w, 0), pages(w, 1)
             assert w.nodes[1].driver.history.last_gone >= 60 - RECENT[0] - 2 * RECENT[1]
-            # A start replays the summary and what is here; a newcomer replays all that node 0 has.
+            # A newcomer replays all that node 0 has. A start replays the summary and what is here: with the rounds
+            # that are gone the newcomer is on probation still, without them it would not be.
+            late = w.start(3, ROUND_S)
+            await w.until(lambda: w.nodes[1].driver.finality.tally.counts.get(late.peer, 0) >= 20)
             await w.kill(1)
             w.start(1, ROUND_S)
-            late = w.start(3, ROUND_S)
             await w.until(lambda: late.peer in w.nodes[1].driver.finality.voters)
             await w.until(lambda: finals(w, 0, 1, 2, 3) >= 140)
             after = pages(w, 0), pages(w, 1)
