@@ -110,7 +110,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 61_150
+BUDGET_LINES = 61_750
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -127,7 +127,8 @@ invites with their wire and list (450 lines), rules of the outer step with momen
 rests (650 lines), FFN slices of dense models (160 lines), work that is taken out of final rounds
 (500 lines), ballots that went ahead, what finality remembers of its answers (70), gossip over any
 clock, and swarms of virtual followers (40), rows of old rounds on the disk (160 lines), states in
-mapped files and experts whose rows a device counts (500 lines).
+mapped files and experts whose rows a device counts (500 lines), ledgers that nodes cut behind a
+summary (600 lines).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

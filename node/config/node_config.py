@@ -95,6 +95,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Most disk that the ledger of a run may use."""
     ledger_author_bytes: int = 256 << 20
     """Most bytes of one author in it."""
+    ledger_history: str = "all"
+    """`all` records, which newcomers need of some members; `recent`: those of the newest 1024 rounds and more, and
+    a summary of the others."""
     ledger_newcomers: int = 256
     """Authors in it that have not shown any work yet; the idlest one of those who bring most goes first."""
     ledger_newcomers_per_minute: int = 60
@@ -183,6 +186,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         check_range("shard_bytes", self.shard_bytes, 1 << 20, 1 << 50)
         check_range("ledger_bytes", self.ledger_bytes, 1 << 24, 1 << 50)
         check_range("ledger_author_bytes", self.ledger_author_bytes, 1 << 20, self.ledger_bytes)
+        if self.ledger_history not in ("all", "recent"):
+            raise ConfigError(f"ledger_history = {self.ledger_history!r}", hint='"all" or "recent"')
         check_range("ledger_newcomers", self.ledger_newcomers, 8, 1024)
         check_range("ledger_newcomers_per_minute", self.ledger_newcomers_per_minute, 1, 1 << 16)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.node.config.guest import read_guest
 from atoll.node.config.node_config import devices_of
 from atoll.node.daemon.assets.run_text import RunText
+from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
@@ -200,6 +201,9 @@ def _build_training(
         text=text,
         work=plan.config.work,
         room=0 if not plan.config.work.trains else plan.room.experts if plan.room else None,
+        history=LedgerHistory(
+            swarm.ledger, keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec)
+        ),
     )
     goodput = GoodputCollector(
         context.log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up

@@ -10,6 +10,7 @@ from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
+from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
 from atoll.node.daemon.coordinator.driver import Driver
@@ -79,16 +80,16 @@ def build_driver(
     work: Work = TRAINS,
     room: int | None = None,
     rng: random.Random | None = None,
+    history: LedgerHistory | None = None,
 ) -> Driver:
     """Return the driver of one node in one run.
 
-    `text`: the run's text, by default one without a limit of the disk.
-    `work`: what the node does; by default it trains. `room`: experts of each layer that this node may train, where
-    members train some only; None: any number. `rng` chooses which Reductions are opened, and what an audit looks
-    at; by default nobody can foresee it.
+    `text`: the run's text, by default without a limit of the disk. `work`: by default it trains. `room`: most
+    experts of each layer to train; None: any number. `rng` chooses which Reductions are opened, and what an audit
+    looks at; by default nobody can foresee it. `history`: what stands for old records; None: all are here.
     """
     common = _build_common(context, net, worker_process, spool, work)
-    text = text or RunText(context, net)
+    text, rng = text or RunText(context, net), rng or random.SystemRandom()
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
 
     def applied() -> Round:
@@ -102,9 +103,9 @@ def build_driver(
             contributions=contributions,
             applied=applied,
             on_rows=lambda: finalizer.step(),
-            rng=rng or random.SystemRandom(),
+            rng=rng,
         )
-    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng or random.SystemRandom(), text)
+    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng, text, history)
     sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
     evaluator = _build_evaluator(common, work)
     finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=evaluator.on_final)
@@ -124,6 +125,7 @@ def build_driver(
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=evaluator,
         standings=_build_standings(common, auditor, share_of, reducer),
+        history=history,
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())
@@ -223,10 +225,15 @@ def _build_sets(
 
 
 def _build_weights(
-    common: _Common, contributions: ContributionIndex, rng: random.Random, text: RunText
+    common: _Common,
+    contributions: ContributionIndex,
+    rng: random.Random,
+    text: RunText,
+    history: LedgerHistory | None,
 ) -> tuple[Auditor | None, Weigh, OnSet, Callable[[PeerId], int]]:
     """The auditor, what weighs a set's contributions, what must learn of each set for that, and probation's share
     of a member's weight, in 256ths."""
+    summary = history.summary if history is not None else None
     auditor = _build_auditor(common, contributions, rng, text)
     weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
     share_of: Callable[[PeerId], int] = lambda peer: 256  # noqa: E731
@@ -234,7 +241,8 @@ def _build_weights(
     if pace.probation_256:
         newcomers = NewcomerWeights(
             share_256=pace.probation_256,
-            tally=Tally(common.context.spec.probation),
+            tally=summary.work if summary else Tally(common.context.spec.probation),
+            final=summary.round if summary else -1,
             context=common.context,
             contributions=contributions,
             queue=common.queue,

@@ -281,12 +281,7 @@ class SwarmNetwork:
             clear_mark(self._folder)
             self._lost_feed = None
         elif self._swarm.expects_members():
-            worked = self._me in self._swarm.ledger.vector()
-            try:
-                async with asyncio.timeout(ALONE_S if worked else None):
-                    await self._swarm.wait_synced()
-            except TimeoutError:
-                listener.on_alone(ALONE_S)
+            await self._wait_synced(listener, worked=self._me in self._swarm.ledger.vector())
         if self._me not in self._swarm.ledger.vector():
             told_s = -math.inf
             for body in self._opening:
@@ -303,3 +298,23 @@ class SwarmNetwork:
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()
+
+    async def _wait_synced(self, listener: SwarmListener, *, worked: bool) -> None:
+        """Wait for a whole exchange; a node that worked here waits for ALONE_S, if its own feed is complete."""
+        replication, is_told = self._swarm.replication, False
+        while True:
+            try:
+                async with asyncio.timeout(ALONE_S):
+                    await self._swarm.wait_synced()
+            except TimeoutError:
+                if worked and not replication.lacks_own_entries:
+                    listener.on_alone(ALONE_S)
+                elif replication.records_gone:
+                    listener.on_behind(replication.records_gone)
+                    is_told = True
+                    continue
+                else:
+                    continue
+            if is_told:
+                listener.on_behind("")
+            return

@@ -64,7 +64,7 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
         raise ConfigError(f"this node has not trained in {spec.name!r} yet")
     if found.body.final < 0:
         raise ConfigError(f"no round of {spec.name!r} is final here yet", hint="wait for one: atoll status")
-    votes = _votes(spec, run_folder, found, identity.peer_id)
+    votes = _votes(spec, run_folder, found, identity.peer_id, to)
     unsent_C4096 = _unsent(spec, run_folder, found)
     trained = frozenset(int(part) for part in steps if part != SHARED)
     draft = Shard(
@@ -86,13 +86,18 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     return _write_shard(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsent_C4096)))
 
 
-def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId) -> bytes:
-    """Proof from the ledger that the saved round is final with the saved state. Raises CorruptFault."""
+def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId, to: Path) -> bytes:
+    """Proof from the ledger that the saved round is final with the saved state. Raises CorruptFault, ConfigError.
+
+    `to`: where another node may have stored one: a ledger that was cut proves nothing.
+    """
     path, number = run_folder / LEDGER_FILE, found.body.final
     if not path.exists():
         raise ConfigError(f"the ledger of {spec.name!r} is not in this home", hint="start the node: it fetches it")
     ledger = Ledger(path, spec.id)
     try:
+        if ledger.history.summary is not None:
+            return _votes_of_others(spec, found, to)
         feeds = ((entry.author, entry.body) for _, entry in ledger.since(0, _ALL))
         orphans = ((entry.author, entry.body) for entry in ledger.orphans())
         data = gather(
@@ -108,6 +113,18 @@ def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId) -> by
     if read_proof(spec, data, path).state != found.body.state:
         raise CorruptFault(f"{run_folder / STATE}: the weights are not those that round {number} is final with")
     return data
+
+
+def _votes_of_others(spec: RunSpec, found: LocalState, to: Path) -> bytes:
+    """The proof of this round that another node stored in the folder. Raises ConfigError."""
+    there = read_whole(to / VOTES, max_bytes=PROOF_MAX_BYTES)
+    proof = read_proof(spec, there, to / VOTES) if there is not None else None
+    if there is None or proof is None or (proof.round, proof.state) != (found.body.final, found.body.state):
+        raise ConfigError(
+            "this node keeps recent records only (ledger_history), and cannot prove that its round is final",
+            hint=f"save on a node that keeps all records first, and copy its {VOTES} into {to}",
+        )
+    return there
 
 
 def _store_votes(to: Path, spec: RunSpec, votes: bytes) -> None:

@@ -12,6 +12,8 @@ from atoll.protocols.ids import RunId, short
 
 FORMAT = 1
 _PAGE_BYTES = 4096
+_VACUUM_PAGES = 1024
+"""Files with fewer pages, 4 MiB, are never rewritten."""
 _REFETCH = "move the file away; the node gets the ledger back from its peers"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -81,6 +83,17 @@ class Database:
         """Execute a statement inside `transaction`; return the row id of an insert."""
         with self.errors():
             return self._connection.execute(statement, values).lastrowid or 0
+
+    def vacuum(self) -> None:
+        """Rewrite the file without its free pages, if these are more than half of a file that is not small.
+
+        A loss of power leaves the file as it was, or rewritten. Raises DiskFault.
+        """
+        pages, free = (self.rows(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count"))
+        if pages >= _VACUUM_PAGES and 2 * free > pages:
+            with self.errors():
+                self._connection.execute("VACUUM")
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

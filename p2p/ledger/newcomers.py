@@ -114,6 +114,10 @@ class Newcomers:
         held = self._held.get(author)
         return author in self._accepted or (held is not None and held.worked)
 
+    def is_accepted(self, author: PeerId) -> bool:
+        """Whether a final set or an epoch names the author, or the RunSpec does."""
+        return author in self._accepted
+
     def is_new(self, author: PeerId) -> bool:
         """Whether the author is in the ledger and has not shown any work."""
         held = self._held.get(author)

@@ -4,7 +4,7 @@ When a method returns, its changes are on the disk. Readers use `since(cursor)`:
 arrival that never changes, so a reader that only learns of a change misses nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -14,6 +14,7 @@ import msgspec
 
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
+from atoll.p2p.ledger.history import FeedEnd, RecordHistory
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
@@ -62,12 +63,6 @@ class InsertResult(NamedTuple):
     """Authors whose feeds had to go: newcomers that gave their places to others."""
 
 
-class _Feed(NamedTuple):
-    next: int
-    head: bytes
-    size_bytes: int
-
-
 class _Verdict(Enum):
     FRESH = "fresh"
     KNOWN = "known"
@@ -76,7 +71,7 @@ class _Verdict(Enum):
     REFUSED = "refused"
 
 
-_NOTHING = _Feed(0, b"", 0)
+_NOTHING = FeedEnd(0, b"", 0)
 
 
 @dataclass(slots=True)
@@ -84,7 +79,7 @@ class _Batch:
     """What a transaction has changed so far. The ledger's own state follows once it is committed."""
 
     sender: PeerId | None
-    feeds: dict[PeerId, _Feed] = field(default_factory=dict)
+    feeds: dict[PeerId, FeedEnd] = field(default_factory=dict)
     fresh: list[Entry] = field(default_factory=list)
     forks: dict[PeerId, Equivocation] = field(default_factory=dict)
     refused: list[tuple[PeerId, str]] = field(default_factory=list)
@@ -117,7 +112,10 @@ class Ledger:
         self._excluded: dict[PeerId, str] = {}
         self._db = Database(path, run, self.quota.disk_bytes)
         try:
-            self._feeds = self._read_feeds()
+            self.history = RecordHistory(self._db)
+            """The rounds whose records are here, and what stands for those before."""
+            self.history.shrink()
+            self._feeds = self.history.read_feeds()
             self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
             if gate is not None:
                 gate.restore(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
@@ -177,6 +175,7 @@ class Ledger:
                     self._insert(entry, batch)
         except BaseException:
             self._reset_newcomers()
+            self.history.reload()
             raise
         self._forked |= batch.forks.keys()
         self._apply(batch)
@@ -198,6 +197,11 @@ class Ledger:
                 self._prune(author, batch)
         self._apply(batch)
         return tuple(batch.pruned)
+
+    def cut(self, summary: bytes, last: int, forks: Collection[int] = ()) -> None:
+        """Put a summary in place of the records of rounds up to `last`: `RecordHistory.cut`. Raises DiskFault."""
+        self.history.cut(summary, last, forks)
+        self._feeds = self.history.read_feeds()
 
     def exclude(self, peer: PeerId, reason: str) -> None:
         """From now on `peer` does not take part. What it wrote stays, and more is stored: a set may name it."""
@@ -249,6 +253,8 @@ class Ledger:
         size = 0
         for author, feed in self._offered(vector, only_known=only_known):
             at = max(0, vector.get(author, 0))
+            if at < self.history.floor(author):
+                continue  # its feed cannot go on here: what comes next is gone (`ledger.floors` says so)
             while at < feed.next:
                 rows = self._select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
                 for _, entry_bytes in rows:
@@ -259,7 +265,7 @@ class Ledger:
                 at += len(rows)
         return found
 
-    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, _Feed]]:
+    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
         held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
         for author, feed in self._feeds.items():
             if author in vector or not (only_known or (held_back is not None and held_back.is_new(author))):
@@ -350,18 +356,7 @@ class Ledger:
         self._forked.add(first.author)
         return True
 
-    def _read_feeds(self) -> dict[PeerId, _Feed]:
-        rows = self._db.rows(
-            "SELECT author, COUNT(*), MAX(seq), SUM(LENGTH(data)), "
-            "(SELECT id FROM entries h WHERE h.author = e.author ORDER BY seq DESC LIMIT 1) "
-            "FROM entries e GROUP BY author"
-        )
-        for author, count, last, _, _ in rows:
-            if count != last + 1:
-                raise damaged(self._db.path, f"the feed of {short(author)} has gaps")
-        return {PeerId(author): _Feed(count, head, size) for author, count, _, size, head in rows}
-
-    def _judge(self, entry: Entry, feed: _Feed) -> _Verdict:
+    def _judge(self, entry: Entry, feed: FeedEnd) -> _Verdict:
         if entry.author in self._forked:
             return _Verdict.REFUSED
         if entry.seq > feed.next:
@@ -369,6 +364,8 @@ class Ledger:
         if entry.seq == feed.next:
             return _Verdict.FRESH if entry.previous == feed.head else _Verdict.FORK
         known = self._db.rows("SELECT id FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq)
+        if not known and entry.seq < self.history.floor(entry.author):
+            return _Verdict.KNOWN  # it was here; another history would contradict what is above the floor, too
         return _Verdict.KNOWN if known and known[0][0] == entry.id else _Verdict.FORK
 
     def _insert(self, entry: Entry, batch: _Batch) -> None:
@@ -394,6 +391,7 @@ class Ledger:
     def _prune(self, author: PeerId, batch: _Batch) -> None:
         self._db.write("DELETE FROM entries WHERE author = ?", author)
         self._db.write("DELETE FROM proofs WHERE author = ?", author)
+        self.history.forget(author)
         batch.feeds[author] = _NOTHING
         batch.forks.pop(author, None)
         batch.pruned.append(author)
@@ -421,14 +419,14 @@ class Ledger:
                 return True
         return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
 
-    def _is_full(self, author: PeerId, feed: _Feed) -> bool:
+    def _is_full(self, author: PeerId, feed: FeedEnd) -> bool:
         is_over = feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
         return is_over or (self.newcomers is not None and self.newcomers.is_full(author))
 
-    def _has_room(self, author: PeerId, feed: _Feed, authors: int) -> bool:
+    def _has_room(self, author: PeerId, feed: FeedEnd, authors: int) -> bool:
         return not self._is_full(author, feed) and (feed.next > 0 or authors < self.quota.authors)
 
-    def _write(self, entry: Entry, feed: _Feed) -> _Feed:
+    def _write(self, entry: Entry, feed: FeedEnd) -> FeedEnd:
         data = encode_entry(entry)
         self._db.write(
             "INSERT INTO entries (author, seq, id, round, kind, data, seal) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -442,7 +440,7 @@ class Ledger:
         )
         if self.newcomers is not None:
             self.newcomers.grow(entry.author, len(data))
-        return _Feed(entry.seq + 1, entry.id, feed.size_bytes + len(data))
+        return FeedEnd(entry.seq + 1, entry.id, feed.size_bytes + len(data))
 
     def _keep_proof(self, entry: Entry) -> None:
         # An entry whose link does not fit contradicts the entry before it, not one at its own place.

@@ -15,6 +15,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from atoll.p2p.ledger.floors import FloorCheck
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
@@ -67,11 +68,14 @@ class LedgerSync:
 
     def __post_init__(self) -> None:
         self.calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
+        self._floors = FloorCheck(self.ledger, self.calls)
+        self._floors.register()
 
     async def exchange(self, peer: PeerId) -> int:
         """Bring both ledgers to their union; return the number of entries that were new to us.
 
-        Raises Unreachable, PeerFault, RunMismatch, DiskFault. The caller owns the deadline.
+        Raises Unreachable, PeerFault, RunMismatch, DiskFault; RecordsGone where the peer has more of a feed, but
+        not what comes next here. The caller owns the deadline.
         """
         gained = 0
         theirs: Exchange | None = None
@@ -82,6 +86,7 @@ class LedgerSync:
             gained += fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
             if not fresh and (is_stuck or not self._has_news_for(theirs)):
+                await self._floors.check(peer, theirs.wanted)
                 self.ledger.end_bootstrap(peer)
                 return gained
 

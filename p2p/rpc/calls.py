@@ -29,6 +29,8 @@ class Calls:
     def __init__(self, host: Host, run_id: RunId, *, on_fault: OnFault = log_fault, answers: bool = True) -> None:
         """`answers`: False for a node that only asks, because it is no member yet."""
         self._host = host
+        self.me = host.peer_id
+        """PeerID of this node."""
         self._hello = frames.hello(run_id, host.peer_id, "atoll")
         self._answers = CallServer(self._hello, on_fault)
         self._links: dict[PeerId, OutgoingCalls] = {}

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.p2p.membership.register_store import RegisterSync
@@ -39,6 +40,8 @@ class AntiEntropy:
     rng: random.Random
     on_fault: Callable[[PeerId, PeerFault], None]
     on_local_fault: Callable[[LocalFault], None]
+    on_gone: Callable[[RecordsGone], None] = lambda error: None
+    """Receives that a peer lacks records which this node needs first."""
 
     def __post_init__(self) -> None:
         self._queue: dict[PeerId, None] = {}
@@ -99,6 +102,9 @@ class AntiEntropy:
             self._failed.pop(peer, None)
             self.synced.set()
             self._exchanged.add(peer)
+        except RecordsGone as error:
+            self.on_gone(error)
+            self._failed[peer] = _RETRIES + 1  # it has not got them in a second either
         except (Unreachable, TimeoutError) as error:
             log.debug("exchange with %s failed: %s", short(peer), error)
             self._failed[peer] = self._failed.get(peer, 0) + 1

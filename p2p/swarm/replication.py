@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from atoll.p2p.gossip.gossip import Gossip
+from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.ledger.sync import Exchange, LedgerSync
@@ -47,6 +48,10 @@ class Replication:
     def __post_init__(self) -> None:
         self.local_fault: LocalFault | None = None
         """Newest failure to store what peers sent; None when the last attempt succeeded."""
+        self.records_gone = ""
+        """Why the newest exchange was no whole one: the peer keeps recent records only. Empty: it was not so."""
+        self._own_entries = 0
+        """Entries that our own feed has at least, as an entry of ours proves that a peer has."""
         self.refusals: dict[PeerId, str] = {}
         """Connected peers that do not admit us, each with its reason."""
         self._admitted_by: set[PeerId] = set()
@@ -64,6 +69,7 @@ class Replication:
             rng=self.rng,
             on_fault=self.on_fault,
             on_local_fault=self._on_local_fault,
+            on_gone=self._on_gone,
         )
 
     async def serve(self) -> None:
@@ -89,6 +95,11 @@ class Replication:
         One peer that admits this node is enough: a single liar stops nobody.
         """
         return "" if self._admitted_by else next(iter(self.refusals.values()), "")
+
+    @property
+    def lacks_own_entries(self) -> bool:
+        """Whether a peer proved that our own feed is longer than here: what we write would be a second history."""
+        return self.ledger.vector().get(self.identity.peer_id, 0) < self._own_entries
 
     def pass_on(self, author: PeerId) -> None:
         """Send what this author wrote to everyone: while it had shown no work it may not have been passed on."""
@@ -145,6 +156,13 @@ class Replication:
             for entry in done.fresh:
                 if not self._is_held_back(entry.author):
                     self._gossip.publish("entry", encode_entry(entry), entry.author)
+        self.on_change()
+
+    def _on_gone(self, error: RecordsGone) -> None:
+        self._own_entries = max(self._own_entries, error.own_entries)
+        if not self.records_gone:
+            log.warning("%s", error)
+        self.records_gone = str(error)
         self.on_change()
 
     def _on_register(self, sender: PeerId, data: bytes) -> PeerId | None:

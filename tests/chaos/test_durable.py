@@ -43,6 +43,16 @@ def committed(disk: Path) -> list[str]:
     return [str(entry.seq) for _, entry in ledger.since(0)]
 
 
+def cut(disk: Path) -> None:
+    commit(disk)
+    commit.open.cut(b"summary", last=1)
+
+
+def left(disk: Path) -> list[str]:
+    ledger = Ledger(disk / "ledger.sqlite", RUN.id)
+    return [*(str(entry.seq) for _, entry in ledger.since(0)), str(ledger.history.summary)]
+
+
 def save(disk: Path) -> None:
     for number in (1.0, 2.0):
         generations.begin(disk / "state", {"final": torch.full((1000,), number)}, b"body").finish()
@@ -92,6 +102,7 @@ def key(disk: Path) -> list[str]:
     ("write", "read", "expected"),
     [
         pytest.param(commit, committed, ["0", "1", "2"], id="ledger"),
+        pytest.param(cut, left, ["2", "b'summary'"], id="cut-ledger"),
         pytest.param(save, saved, ["2.0"], id="generation"),
         pytest.param(add_blob, blobs, ["True"], id="blob"),
         pytest.param(replace, replaced, ["new"], id="whole-file"),
@@ -106,5 +117,5 @@ def test_it_is_there_after_a_power_loss(
         write(tmp_path / "disk")
         copy_of(tmp_path / "disk.img", tmp_path / "copy.img")
         assert in_copy(tmp_path / "copy.img", tmp_path / "disk", lambda: read(tmp_path / "disk")) == expected
-        if write is commit:
+        if write in (commit, cut):
             commit.open.close()

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.node.checkpoint import generations, local, universal
-from atoll.node.daemon.certificates import certificate
+from atoll.node.daemon.certificates import certificate, summary
 from atoll.node.daemon.consensus import ballots
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
+from atoll.p2p.ledger.floors import FeedFloors, FloorsQuery
 from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
@@ -178,9 +179,14 @@ def _feed() -> Iterator[tuple[str, Case]]:
     yield "entry: Solved", Case(records.sign_entry(RUN, OTHER, 0, b"", records.Solved(1 << 40)), records.Entry)
     exchange = Exchange({ME.peer_id: 8}, True, (OTHER.peer_id,), (b"e",), ((b"f", b"g"),), "no")
     yield "Exchange", Case(exchange, Exchange)
+    yield "FloorsQuery", Case(FloorsQuery(), FloorsQuery)
+    yield "FeedFloors", Case(FeedFloors({ME.peer_id: 8}, (b"e",)), FeedFloors)
     yield "WantedEntries", Case(WantedEntries(ROUND, (A,), (A, B)), WantedEntries)
     yield "FoundEntries", Case(FoundEntries((b"e", b"f")), FoundEntries)
     yield "gossip: Ids", Case(Ids(have=bytes(range(16)), want=bytes(range(8)), prune=b""), Ids)
+    tally, who = (8, 9, ((ME.peer_id, 7),)), (ME.peer_id, OTHER.peer_id)
+    parts = (9, who, tally, ((A, 4, who, (ME.peer_id,), tally),), ((9, who, who),), ((OTHER.peer_id, 3),), who)
+    yield "Summary", Case(codec.decode(codec.encode((1, *parts)), summary.Summary), summary.Summary, True)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
     index = ShardIndex(vocab=300, shard_tokens=4096, shards=A + B, held_out=B, held_out_tokens=2048)
     yield "ShardIndex", Case(index, ShardIndex)

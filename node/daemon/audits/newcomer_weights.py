@@ -41,7 +41,8 @@ class NewcomerWeights:
     """Returns the weights without probation: those that contributions claim, or what audits leave of them."""
     tally: Tally
     """Of all final sets."""
-    _final: int = -1
+    final: int = -1
+    """The newest final round."""
     _newest: frozenset[PeerId] = frozenset()
     """Authors of the newest final set."""
     _new: dict[int, frozenset[PeerId]] = field(default_factory=dict)
@@ -55,7 +56,7 @@ class NewcomerWeights:
         """Return the weight of each of these contributions to a round, for its fold."""
         authors = frozenset(author for _, author, _ in found)
         new = self._new_in(number, authors)
-        if number > self._final:
+        if number > self.final:
             self._given[number] = authors, new
         weights = self.claimed(number, found)
         return {
@@ -69,10 +70,10 @@ class NewcomerWeights:
         if is_final:
             self._new[number] = on_probation(self.tally, authors)
             self._new.pop(number - KEPT, None)
-            self.tally, self._final, self._newest = self.tally.after(authors), number, authors
+            self.tally, self.final, self._newest = self.tally.after(authors), number, authors
             self._authors = {at: each for at, each in self._authors.items() if at > number}
             self._given = {at: given for at, given in self._given.items() if at > number}
-        elif number > self._final:
+        elif number > self.final:
             self._authors[number] = authors
         for later, (everybody, new) in list(self._given.items()):
             if later > number and self._new_in(later, everybody) != new:
@@ -84,9 +85,9 @@ class NewcomerWeights:
         return self.share_256 if author in on_probation(self.tally, {*self._newest, author}) else 256
 
     def _new_in(self, number: int, authors: frozenset[PeerId]) -> frozenset[PeerId]:
-        if number <= self._final:
+        if number <= self.final:
             return self._new.get(number, frozenset())
         tally = self.tally
-        for at in range(self._final + 1, number):
+        for at in range(self.final + 1, number):
             tally = tally.after(self._authors.get(at, frozenset()))
         return on_probation(tally, authors)

@@ -12,6 +12,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
@@ -32,7 +33,7 @@ from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.missing_voters import missing
-from atoll.protocols.errors import Divergence, LocalFault
+from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
@@ -69,6 +70,8 @@ class Driver:
     newcomers: NewcomerWatch
     removals: Removals
     standings: MemberStandings
+    history: LedgerHistory | None = None
+    """What stands for the records of old rounds that the ledger lacks; None: it lacks none, and never will."""
     on_other_chain: Callable[[Round], None] = lambda first: None
     """Another chain outranks this node's from a round on: the node must begin again on that one."""
     is_leaving_chain: bool = False
@@ -116,6 +119,14 @@ class Driver:
         self.removals.step()
         self.evaluator.step()
         self.leases.publish_if_due()
+        self._cut_ledger()
+
+    def _cut_ledger(self) -> None:
+        try:
+            if self.history is not None and self.history.cut(self.finality, self.finalizer.applied):
+                self.context.log.event("ledger_cut", round=self.history.last_gone)
+        except DiskFault as error:
+            self.guard.on_disk_fault(error)
 
     def _replay(self) -> None:
         """Feed finality first: the round machine needs no contributions to rounds that the ledger proves final."""
@@ -124,7 +135,12 @@ class Driver:
         orphans = [entry for entry in self.net.orphans() if is_lawful(spec, entry)]
         signed = ((entry.author, entry.body) for entry in orphans)
         chosen = chosen_path(((entry.author, entry.body) for entry in entries), me, signed)
-        self.machines.finality = replace(self.finality, planned=chosen, now=self.context.now())
+        begun = replace(self.finality, planned=chosen, now=self.context.now())
+        if self.history is not None:
+            begun = self.history.begin(begun, chosen)
+            if self.history.authors:
+                self.net.accept(self.history.authors)
+        self.machines.finality = begun
         for entry in entries:
             self._feed_entry_to_finality(entry)
         self._feed_orphans(orphans)
@@ -351,11 +367,14 @@ class Driver:
                 self.net.fetch_orphans(number, wanted, proposals)
             case finality_types.FinalizeRound():
                 self.newcomers.on_final(action.contributions)
+                self._note_final(action)
                 self.reducer.set_final(action.round, action.contributions)
                 self.on_set(action.round, action.contributions, True)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
                 self.newcomers.on_epoch(voters)
+                if self.history is not None:
+                    self.history.on_accepted(voters)
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
                 self._leave_chain(first)
@@ -365,6 +384,13 @@ class Driver:
                 log.event("narrow_set", round=number, peer=proposer, named=named, ours=ours)
             case finality_types.ReportEquivocation(number, author, entry, reason):
                 log.event("equivocation", round=number, peer=author, entry=entry.hex(), reason=reason)
+
+    def _note_final(self, action: finality_types.FinalizeRound) -> None:
+        if self.history is not None:
+            self.history.on_accepted(self.contributions.authors(action.contributions))
+            # Several rounds may become final at once: the state is that after the newest.
+            if action.round == self.finality.last_final:
+                self.history.on_final(self.finality)
 
     def _leave_chain(self, first: Round) -> None:
         if not self.is_leaving_chain:

@@ -382,6 +382,25 @@ def test_a_node_saves_once_and_only_what_it_has(four, folder, tmp_path):
         save_shard(sign_run(other, identity_of(0)), four.home(0), me, tmp_path / "to")
 
 
+def test_a_node_that_cut_its_ledger_saves_where_another_one_proved_the_round(four, folder, tmp_path):
+    home = shutil.copytree(four.home(0), tmp_path / "cut")
+    ledger = Ledger(home / LEDGER_FILE, RUN.id)
+    ledger.cut(b"summary", last=0)
+    ledger.close()
+    for path in (words(folder, 0), tensors(folder, 0)):
+        path.unlink()
+    save_shard(SIGNED, home, identity_of(0), folder)
+    assert join_shards(folder).proof.round == 1
+    with pytest.raises(ConfigError, match="ledger_history"):
+        save_shard(SIGNED, home, identity_of(0), tmp_path / "to")
+    older = shutil.copytree(folder, tmp_path / "older")
+    reproved(older, lambda rounds: rounds[:1])
+    words(older, 0).unlink()
+    tensors(older, 0).unlink()
+    with pytest.raises(ConfigError, match="ledger_history"):
+        save_shard(SIGNED, home, identity_of(0), older)
+
+
 def test_nothing_is_saved_before_a_round_is_final(tmp_path):
     members = trained(tmp_path / "homes", count=1, rounds=0)
     members.contribute(0, 0, members.shares[0])

@@ -20,6 +20,7 @@ import torch
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.last_holder import stay_while_last
+from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
@@ -437,6 +438,8 @@ class Node:
         self.works: tuple[asyncio.Task[None], ...] = ()
         """What ends before the network does when the node stops."""
         self.work = TRAINS
+        self.recent: tuple[int, int] | None = None
+        """Rounds whose records its ledger keeps, and rounds between two cuts; None: it keeps all."""
 
     async def crash_worker(self, down_s: float) -> None:
         """The worker dies now and is back after a while, as after an out-of-memory kill."""
@@ -469,6 +472,7 @@ class Node:
             work=self.work,
             room=self.world.room,
             rng=random.Random(f"samples {self.number}"),
+            history=LedgerHistory(swarm.ledger, self.recent is None, *(self.recent or ())),
         )
         driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
         self.driver, self.swarm = driver, swarm
@@ -524,9 +528,11 @@ class World:
             await self.kill(number)
         await self._group.__aexit__(*error)
 
-    def start(self, number: int, train_s: float = 10.0, work: Work = TRAINS) -> Node:
+    def start(
+        self, number: int, train_s: float = 10.0, work: Work = TRAINS, recent: tuple[int, int] | None = None
+    ) -> Node:
         node = self.nodes.get(number) or Node(number, self, train_s)
-        node.work = work
+        node.work, node.recent = work, recent or node.recent
         if number in self.nodes:
             self.network.revive(node.peer)
         self.nodes[number] = node

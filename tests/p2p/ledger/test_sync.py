@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
-from atoll.p2p.ledger.store import Ledger, Quota
+from atoll.p2p.ledger.floors import RecordsGone
+from atoll.p2p.ledger.store import CLOSED, Ledger, Quota
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import PeerFault, Unreachable
+from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import MAX_SET, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ack, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
 from atoll.protocols.run.admission import AdmissionSpec
 
 RUN = RunId(digest(b"run"))
@@ -227,3 +228,64 @@ def test_a_reason_that_could_paint_a_terminal_is_refused(tmp_path: Path, reason:
         assert b.refusals == []
 
     run_pair(tmp_path, scenario)
+
+
+def rounds(author: Identity, size: int) -> list[Entry]:
+    """Entries of a kind that a cut deletes."""
+    entries: list[Entry] = []
+    for seq in range(size):
+        body = Ack(Round(seq), digest(b"set"), digest(b"state"))
+        entries.append(sign_entry(RUN, author, seq, entries[-1].id if entries else b"", body))
+    return entries
+
+
+def test_who_lacks_what_a_cut_ledger_lacks_is_not_synchronised_with_it(tmp_path: Path) -> None:
+    author = AUTHORS[0]
+
+    async def scenario(a: Side, b: Side) -> None:
+        b.ledger.insert_all(rounds(author, 9))
+        b.ledger.cut(b"summary", last=5)
+        with pytest.raises(RecordsGone, match="keeps recent records only") as gone:
+            await a.sync.exchange(b.host.peer_id)
+        assert gone.value.own_entries == 0
+        a.ledger.insert_all(rounds(author, 5))
+        with pytest.raises(RecordsGone):
+            await a.sync.exchange(b.host.peer_id)
+        a.ledger.insert_all(rounds(author, 6))
+        assert await a.sync.exchange(b.host.peer_id) == 3, "what it has follows the floor"
+        assert a.ledger.vector() == b.ledger.vector()
+        assert await b.sync.exchange(a.host.peer_id) == 0, "the one that was cut needs nothing"
+        assert not a.faults
+        assert not b.faults
+
+    run_pair(tmp_path, scenario)
+
+
+def test_a_peer_proves_to_a_node_how_long_its_own_feed_is(tmp_path: Path) -> None:
+    me = Identity(bytes([100]) * 32)
+
+    async def scenario(a: Side, b: Side) -> None:
+        assert a.host.peer_id == me.peer_id
+        own = rounds(me, 9)
+        b.ledger.insert_all(own)
+        b.ledger.cut(b"summary", last=5)
+        a.ledger.insert_all(own[:2])
+        with pytest.raises(RecordsGone) as gone:
+            await a.sync.exchange(b.host.peer_id)
+        assert gone.value.own_entries == 9
+        b.ledger.head = lambda author: rounds(AUTHORS[1], 3)[-1]  # type: ignore[method-assign]
+        with pytest.raises(DecodeError, match="somebody else"):
+            await a.sync.exchange(b.host.peer_id)
+
+    run_pair(tmp_path, scenario)
+
+
+def test_a_feed_that_ends_here_by_a_quota_is_nothing_that_a_peer_lacks(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        a.ledger.insert_all(rounds(AUTHORS[0], 9))
+        a.ledger.cut(b"summary", last=5)
+        b.ledger.insert_all(rounds(AUTHORS[0], 3))
+        assert b.ledger.wanted() == {AUTHORS[0].peer_id: CLOSED}
+        await b.sync.exchange(a.host.peer_id)
+
+    run_pair(tmp_path, scenario, Quota(author_entries=3))

@@ -81,13 +81,16 @@ class Node:
         self.segments: list[tuple] = []
         self.switch: SwitchEpoch | None = None
         chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
-        more = {"chosen": chosen, "probation": self.probation, "excise_rounds": self.excise_rounds}
-        self.state = finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
+        self.state = self.begin(chosen)
         self.feed(FinalityTick(now))
         for entry in list(self.ledger):
             self.replay(entry)
         self.state = replace(self.state, patience_s=PATIENCE)
         self.up_since = now
+
+    def begin(self, chosen: tuple) -> finality.finality_types.FinalityState:
+        more = {"chosen": chosen, "probation": self.probation, "excise_rounds": self.excise_rounds}
+        return finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
 
     def go_live(self) -> None:
         """The replay is over, and ledgers were compared."""
@@ -215,10 +218,17 @@ def _epoch_at(node, number):
 
 
 class World:
-    def __init__(self, seed: int, count: int, probation: int = 1, excise_rounds: int = 0) -> None:
+    def __init__(
+        self,
+        seed: int,
+        count: int,
+        probation: int = 1,
+        excise_rounds: int = 0,
+        node: type[Node] = Node,
+    ) -> None:
         DECIDED.clear()
         self.rng = random.Random(seed)
-        self.nodes = [Node(number, probation, excise_rounds) for number in range(count)]
+        self.nodes = [node(number, probation, excise_rounds) for number in range(count)]
         self.excises = excise_rounds > 0
         self.side = {node.peer: 0 for node in self.nodes}
         self.now = 0.0

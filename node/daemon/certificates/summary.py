@@ -1,0 +1,171 @@
+"""What a chain's final sets up to one round say about the rounds after it, in a few bytes. Pure.
+
+The records of old rounds are read in a replay only, and of them only this is left at its end: who decides the next
+round, what each author has done, which epochs decided, whom voters excluded. All of it follows from the final sets
+and the chain. So a replay that begins with a summary ends in the state of one that begins with round 0, as
+tests/node/daemon/certificates/test_summary.py shows. A node believes its own summary only; what it would take to
+believe another one's: docs/decisions/0025-ledgers-may-be-cut.md.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochId, Segment
+from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalityState
+from atoll.protocols import codec
+from atoll.protocols.errors import LocalFault
+from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import Epoch, epoch_id
+
+VERSION = 1
+MAX_BYTES = 1 << 24
+"""Largest summary: a run has at most 2816 accepted authors, each in a few of these lists."""
+
+Counts: TypeAlias = tuple[tuple[PeerId, int], ...]
+Peers: TypeAlias = tuple[PeerId, ...]
+
+
+class _Tally(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    probation: int
+    rounds: int
+    counts: Counts
+
+
+class _Segment(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    epoch: EpochId
+    first: int
+    voters: Peers
+    recent: Peers
+    tally: _Tally
+
+
+class _Decided(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    round: int
+    voters: Peers
+    authors: Peers
+
+
+class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """All that the records of the rounds up to `round` decide about later ones. Lists are sorted, so that equal
+    chains have equal bytes."""
+
+    version: int
+    round: int
+    """The newest round whose records it stands for."""
+    voters: Peers
+    """Voters of the round after, in the order of their ballots."""
+    tally: _Tally
+    chain: tuple[_Segment, ...]
+    """The epochs that decided up to this round."""
+    decided: tuple[_Decided, ...]
+    """Voters and proven authors of the newest rounds."""
+    voted_out: Counts
+    """First round without each member that voters excluded."""
+    authors: Peers
+    """Authors of all final sets, and members of epochs: they are no newcomers."""
+
+    @property
+    def forks(self) -> tuple[int, ...]:
+        """Rounds at which an epoch begins: what others write about them may still change the chain."""
+        return tuple(segment.first for segment in self.chain[1:])
+
+    @property
+    def work(self) -> Tally:
+        """How many of the final sets name each author."""
+        return _tally(self.tally)
+
+
+def summarize(state: FinalityState, authors: Iterable[PeerId]) -> Summary | None:
+    """The summary of all final rounds; `authors`: those of all final sets, and members of epochs.
+
+    None where an epoch decides the next round: whether it does follows from no final set.
+    """
+    if state.last_final < 0 or state.chain[-1].first > state.last_final:
+        return None
+    newest = range(max(0, state.last_final + 1 - RECENT_ROUNDS), state.last_final + 1)
+    return Summary(
+        version=VERSION,
+        round=state.last_final,
+        voters=state.voters,
+        tally=_counted(state.tally),
+        chain=tuple(
+            _Segment(
+                each.epoch,
+                each.first,
+                each.electorate.voters,
+                tuple(sorted(each.electorate.recent)),
+                _counted(each.tally),
+            )
+            for each in state.chain
+        ),
+        decided=tuple(
+            _Decided(at, state.decided[at][0], tuple(sorted(state.decided[at][1])))
+            for at in newest
+            if at in state.decided
+        ),
+        voted_out=_sorted({peer: at for peer, at in state.epochs.voted_out.items() if at <= state.last_final}),
+        authors=tuple(sorted(set(authors))),
+    )
+
+
+def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...]) -> FinalityState:
+    """The state before the first entry (`begin`), as if the rounds of the summary had been replayed.
+
+    `chosen`: the epochs that this node entered before it ended. Raises LocalFault if they leave the summary's
+    chain: then what is gone would have to be decided anew.
+    """
+    chain = tuple(
+        Segment(each.epoch, each.first, Electorate(each.voters, frozenset(each.recent)), _tally(each.tally))
+        for each in summary.chain
+    )
+    entered = tuple(each.epoch for each in chain if each.epoch != ROOT)
+    if tuple(map(epoch_id, chosen[: len(entered)])) != entered or any(
+        body.round <= summary.round for body in chosen[len(entered) :]
+    ):
+        raise LocalFault(
+            f"another chain of the run is to be followed, which parts from this one before round {summary.round}; "
+            "the records of those rounds are gone here (ledger_history)",
+            hint="move the run's ledger.sqlite away; the node gets all of it from peers that keep all records",
+        )
+    return replace(
+        state,
+        last_final=summary.round,
+        voters=summary.voters,
+        tally=_tally(summary.tally),
+        chain=chain,
+        planned=chosen[len(entered) :],
+        decided={each.round: (each.voters, frozenset(each.authors)) for each in summary.decided},
+        epochs=replace(state.epochs, voted_out=dict(summary.voted_out)),
+    )
+
+
+def encode_summary(summary: Summary) -> bytes:
+    """Canonical bytes of a summary."""
+    return codec.encode(summary)
+
+
+def decode_summary(data: bytes) -> Summary:
+    """The summary in bytes that this node wrote. Raises DecodeError, LocalFault."""
+    summary = codec.decode(data, Summary, max_bytes=MAX_BYTES)
+    if summary.version != VERSION:
+        raise LocalFault(
+            f"the summary of old rounds in the ledger has version {summary.version}; this node reads {VERSION}",
+            hint="use the version of atoll that wrote it; or move ledger.sqlite away: peers have the records",
+        )
+    return summary
+
+
+def _counted(tally: Tally) -> _Tally:
+    return _Tally(tally.probation, tally.rounds, _sorted(tally.counts))
+
+
+def _tally(tally: _Tally) -> Tally:
+    return Tally(tally.probation, tally.rounds, dict(tally.counts))
+
+
+def _sorted(counts: Mapping[PeerId, int]) -> Counts:
+    return tuple(sorted(counts.items()))

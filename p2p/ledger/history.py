@@ -1,0 +1,124 @@
+"""What a ledger on disk keeps of old rounds: all records, or a summary in their place.
+
+A node may cut its ledger: records up to a round go, and one summary of them, which the node made itself, takes
+their place (node/daemon/certificates/summary.py). Each feed then has a floor: below it entries are missing, from
+it on none is. Entries above it are linked as before, so two histories of an author still contradict each other in
+every entry that both have there. All of it happens in one transaction, or nothing of it. Why, and which records
+stay for good: docs/decisions/0025-ledgers-may-be-cut.md.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple, get_args
+
+from atoll.p2p.ledger.database import Database, damaged
+from atoll.protocols.errors import DiskFault
+from atoll.protocols.ids import PeerId, digest, short
+from atoll.protocols.ledger.records import Admit, EpochBody, Solved
+
+_SEAL_BYTES = 8
+_SUMMARY = "summary"
+_FLOOR = "floor/"
+"""Both are rows of `meta`: a new table would need a page, which a full ledger of an older version has not."""
+_STAYS = tuple(str(body.__struct_config__.tag) for body in (*get_args(EpochBody), Admit, Solved))
+"""Kinds of records that stay: who joins, leaves, opens an epoch or excludes. They are few, and read in every
+replay."""
+_GONE = (
+    "round <= ? AND kind NOT IN ({stays}) AND round NOT IN ({forks}) "
+    "AND seq < (SELECT MAX(seq) FROM entries h WHERE h.author = entries.author)"
+)
+
+
+class FeedEnd(NamedTuple):
+    """One author's feed in this ledger."""
+
+    next: int
+    """Next sequence number."""
+    head: bytes
+    """Id of the newest entry; empty where there is none."""
+    size_bytes: int
+    """Size of the entries that are here."""
+
+
+class RecordHistory:
+    """The floors and the summary of one ledger."""
+
+    def __init__(self, database: Database) -> None:
+        """Raises DiskFault, or CorruptFault for a summary that does not verify."""
+        self._db = database
+        self.floors: Mapping[PeerId, int] = self._read_floors()
+        """The first sequence number of each cut feed from which on no entry is missing."""
+        self.summary = self._read_summary()
+        """What stands for the records that are gone; None: none are."""
+
+    def read_feeds(self) -> dict[PeerId, FeedEnd]:
+        """All feeds, without gaps above their floors. Raises CorruptFault, DiskFault."""
+        rows = self._db.rows(
+            "SELECT e.author, SUM(seq >= IFNULL(f.value, 0)), IFNULL(f.value, 0), MAX(seq), SUM(LENGTH(data)), "
+            "(SELECT id FROM entries h WHERE h.author = e.author ORDER BY seq DESC LIMIT 1) "
+            f"FROM entries e LEFT JOIN meta f ON f.name = '{_FLOOR}' || e.author GROUP BY e.author"
+        )
+        for author, count, floor, last, _, _ in rows:
+            if count != last + 1 - floor:
+                raise damaged(self._db.path, f"the feed of {short(author)} has gaps")
+        return {PeerId(author): FeedEnd(last + 1, head, size) for author, _, _, last, size, head in rows}
+
+    def floor(self, author: PeerId) -> int:
+        """The first sequence number of this author's feed from which on no entry is missing."""
+        return self.floors.get(author, 0)
+
+    def cut(self, summary: bytes, last: int, forks: Collection[int]) -> None:
+        """Put a summary in place of the records of the rounds up to `last`; all or nothing. Raises DiskFault.
+
+        Every author's newest entry stays, because the next one is linked to it, and so do all records about the
+        rounds `forks`, at which an epoch of this node's chain begins.
+        """
+        gone = _GONE.format(stays=_marks(_STAYS), forks=_marks(forks))
+        values = (last, *_STAYS, *forks)
+        with self._db.transaction():
+            floors = self._db.rows(
+                f"SELECT author, MAX(seq) + 1 FROM entries WHERE {gone} GROUP BY author", *values
+            )
+            # First, so that a full file has the pages that the rest needs.
+            self._db.write(f"DELETE FROM entries WHERE {gone}", *values)
+            for author, floor in floors:
+                highest = max(floor, self.floor(author))
+                self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _FLOOR + author, highest)
+            self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _SUMMARY, _seal(summary) + summary)
+        self.floors, self.summary = self._read_floors(), summary
+
+    def forget(self, author: PeerId) -> None:
+        """Inside a transaction: the feed of this author goes, and with it its floor."""
+        self._db.write("DELETE FROM meta WHERE name = ?", _FLOOR + author)
+        self.floors = {peer: floor for peer, floor in self.floors.items() if peer != author}
+
+    def reload(self) -> None:
+        """Read the floors again: a transaction that changed them failed."""
+        self.floors = self._read_floors()
+
+    def shrink(self) -> None:
+        """Give the disk back what is free in the file, if that is most of it. A full disk leaves it as it is."""
+        try:
+            self._db.vacuum()
+        except DiskFault:
+            return  # the pages are used again, so the file does not grow
+
+    def _read_floors(self) -> dict[PeerId, int]:
+        rows = self._db.rows("SELECT name, value FROM meta WHERE name >= ? AND name < ?", _FLOOR, "floor0")
+        return {PeerId(name.removeprefix(_FLOOR)): floor for name, floor in rows}
+
+    def _read_summary(self) -> bytes | None:
+        rows = self._db.rows("SELECT value FROM meta WHERE name = ?", _SUMMARY)
+        if not rows:
+            return None
+        seal, data = rows[0][0][:_SEAL_BYTES], rows[0][0][_SEAL_BYTES:]
+        if _seal(data) != seal:
+            raise damaged(self._db.path, "the summary of old rounds does not verify")
+        return bytes(data)
+
+
+def _marks(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))
+
+
+def _seal(data: bytes) -> bytes:
+    return digest(data)[:_SEAL_BYTES]

@@ -1,0 +1,72 @@
+"""When a node cuts its ledger: once a summary is old enough, in its own weights too, and only where it may."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node.daemon.certificates.history import LedgerHistory
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, RunId, digest
+from atoll.protocols.ledger.records import Ack
+from tests.node.daemon.consensus.epoch_world import World
+
+RUN = RunId(digest(b"run"))
+ME = Identity(bytes([9]) * 32)
+
+
+@pytest.fixture(scope="module")
+def states():
+    """One node's state after each final round, by round."""
+    world, found = World(2, 3), {}
+    while len(found) < 40:
+        world.step()
+        found[world.nodes[0].state.last_final] = world.nodes[0].state
+    return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    opened = Ledger(tmp_path / LEDGER_FILE, RUN)
+    for number in range(40):
+        opened.append(ME, Ack(Round(number), digest(b"set"), digest(b"state")))
+    yield opened
+    opened.close()
+
+
+def rounds(ledger):
+    return [entry.body.round for entry in ledger.entries()]
+
+
+def play(history, states, last, applied_behind=0):
+    for number in range(max(0, history.last_gone + 1), last + 1):
+        if number in states:
+            history.on_final(states[number])
+            history.cut(states[number], number - applied_behind)
+
+
+def test_records_go_once_they_are_old_enough(ledger, states):
+    history = LedgerHistory(ledger, keeps_all=False, kept_rounds=10, step_rounds=4)
+    history.on_accepted([ME.peer_id])
+    play(history, states, 30)
+    assert 16 <= history.last_gone <= 20
+    assert rounds(ledger) == list(range(history.last_gone + 1, 40))
+    again = LedgerHistory(ledger, keeps_all=False)
+    assert (again.last_gone, again.authors) == (history.last_gone, (ME.peer_id,))
+    assert again.begin(states[0], ()).last_final == history.last_gone
+
+
+def test_the_weights_of_this_node_must_be_as_far(ledger, states):
+    history = LedgerHistory(ledger, keeps_all=False, kept_rounds=10, step_rounds=4)
+    play(history, states, 30, applied_behind=100)
+    assert rounds(ledger) == list(range(40))
+    assert history.cut(states[30], 30)
+
+
+def test_nothing_goes_before_the_replay_is_over_or_where_all_is_kept(ledger, states):
+    history = LedgerHistory(ledger, keeps_all=False, kept_rounds=10, step_rounds=4)
+    play(history, {at: replace(state, live=False) for at, state in states.items()}, 30)
+    everything = LedgerHistory(ledger, kept_rounds=10, step_rounds=4)
+    play(everything, states, 30)
+    assert rounds(ledger) == list(range(40))
