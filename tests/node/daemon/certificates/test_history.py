@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.certificates.history import LedgerHistory
+from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
+from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
@@ -70,3 +71,11 @@ def test_nothing_goes_before_the_replay_is_over_or_where_all_is_kept(ledger, sta
     everything = LedgerHistory(ledger, kept_rounds=10, step_rounds=4)
     play(everything, states, 30)
     assert rounds(ledger) == list(range(40))
+
+
+def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
+    reduced = preset("tiny", ME.peer_id, 1)
+    plain = replace(reduced, reduce=None)
+    excising = replace(plain, pace=replace(plain.pace, excise_rounds=5))
+    excising.check()
+    assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]

@@ -32,9 +32,9 @@ SEEN: Counter[str] = Counter()
 class CutNode(Node):
     """A node that keeps the newest rounds only. What it serves to others is all of it, as an archive's."""
 
-    def __init__(self, number, probation=1):
+    def __init__(self, number, probation=1, excise_rounds=0):
         self.cut_at, self.data, self.whole, self.old_finals, self.made = -1, None, [], {}, []
-        super().__init__(number, probation)
+        super().__init__(number, probation, excise_rounds)
 
     def begin(self, chosen):
         state = super().begin(chosen)
