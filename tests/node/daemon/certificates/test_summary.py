@@ -58,6 +58,9 @@ class CutNode(Node):
             super().boot(now)
             finals = {}
         self.old_finals, self.finals = finals, {**finals, **self.finals}
+        # No run that is cut takes work out of its rounds (history.needs_all_records).
+        self.counted = {**finals, **self.counted}
+        self.corrections = {**dict.fromkeys(finals, ()), **self.corrections}
         if self.data is not None:
             SEEN["start"] += 1
             self.compare()
