@@ -161,7 +161,9 @@ def test_a_signer_that_is_not_the_owner_is_named(atoll):
 def test_data_that_each_member_must_have(atoll):
     spec = msgspec.structs.replace(SPEC, data=msgspec.structs.replace(SPEC.data, source="file:book.txt"))
     link = invited(spec)
-    assert "book.txt: you need your own copy; give its path with --data" in atoll("start", link).err
+    assert "book.txt: you need your own copy; give its path with --data\n" in atoll("start", link).err
+    named = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=bytes([0xAB]) * 32))
+    assert "with --data; digest abababababababab\n" in atoll("start", invited(named)).err
     assert "your file /x/book.txt, which must be book.txt" in atoll("start", link, "--data", "/x/book.txt").err
 
 
