@@ -16,6 +16,7 @@ COMMANDS = {
     "status": ("atoll.cli.commands.status:status", "What the node does now, and why."),
     "peers": ("atoll.cli.commands.status:peers", "Whom the node knows, and over which path."),
     "rounds": ("atoll.cli.commands.status:rounds", "What happened in each round."),
+    "top": ("atoll.cli.top.command:top", "A full screen of the running node, with keys."),
     "web": ("atoll.cli.page.web:web", "Open the page of the running node."),
     "logs": ("atoll.cli.commands.logs:logs", "The node's log."),
     "pause": ("atoll.cli.commands.steer:pause", "Finish the round at hand and start no other."),

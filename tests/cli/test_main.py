@@ -50,8 +50,8 @@ def test_every_command_speaks_json_in_a_home():
         assert command.help, path
 
 
-LINES_OF_HELP = 36
-"""Ten lines, and one for each of up to 22 commands."""
+LINES_OF_HELP = 37
+"""Ten lines, and one for each of 27 commands."""
 
 
 def test_help_fits_a_small_screen(atoll):
