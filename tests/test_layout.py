@@ -59,6 +59,8 @@ LAZY_IMPORTS = {
     ("cli/commands/checkpoint.py", "join_command"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "show"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "restore_command"): "torch takes a second: only once the options are right",
+    ("cli/commands/export.py", "gguf"): "gguf is an extra; torch takes a second",
+    ("cli/commands/export.py", "_export"): "reads runs: only once the options are right",
     ("cli/commands/export.py", "hf"): "torch takes a second: only once the options are right",
     (
         "cli/model_source.py",
@@ -111,7 +113,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 60_030
+BUDGET_LINES = 60_460
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since: lazy push of
 records, public runs in the DHT, members that leave for good, rules against bad updates, a budget for newcomers
 against floods, members that the owner removes, probation, reducers that open
@@ -127,7 +129,7 @@ and an invite, and the command that opens it, loggers of other projects, histogr
 own a node, options apart from what they do, a server of OpenAI's API, short invites with
 their wire and list (450 lines), rules of the outer step with momentum, a guest that rests (650 lines),
 FFN slices of dense models (160 lines),
-a screen of the terminal (270 lines).
+a screen of the terminal (270 lines), GGUF files and a line of progress (350).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
