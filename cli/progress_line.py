@@ -23,7 +23,7 @@ class ProgressLine:
         self._name = name
         self._quiet = quiet
         self._clock = clock
-        self._began_s = clock()
+        self._began_s: float | None = None
         self._drawn_s = 0.0
         self._is_drawn = False
         self._quarter = 0
@@ -40,6 +40,8 @@ class ProgressLine:
 
     def show(self, done: int, of: int, unit: str = "") -> None:
         """Draw that `done` of `of` are done, if it is time; may be called as often as one likes."""
+        if self._began_s is None:  # what came before the first part is not the work
+            self._began_s = self._clock()
         took_s = self._clock() - self._began_s
         if self._quiet or of <= 0 or took_s < QUIET_S:
             return

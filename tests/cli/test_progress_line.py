@@ -18,9 +18,10 @@ def shown(capsys, *, is_terminal, seconds, monkeypatch, quiet=False):
     clock = Clock()
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
     with ProgressLine("writing", quiet=quiet, clock=clock) as line:
-        for done in range(1, 11):
-            clock.now_s += seconds
+        clock.now_s += 60  # the modules load
+        for done in range(11):
             line.show(done, 10)
+            clock.now_s += seconds
     return capsys.readouterr().err
 
 
