@@ -5,14 +5,43 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.cli.command_group import chosen_home
+from atoll.cli.command_group import chosen_home, for_people
 
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def renamed(
+    old: str, to: str, name: str
+) -> tuple[Callable[[F], F], Callable[[click.Context, click.Parameter, Any], Any]]:
+    """A hidden option for an older spelling of a `multiple` one, and the callback by which the new one adds it."""
+
+    def old_values(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
+        ctx.meta[name] = values
+        if values and for_people():  # scripts are told nothing: the old spelling stays
+            click.echo(f"hint: {old} is now {to}", err=True)
+
+    def both(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        return (*values, *ctx.meta.get(name, ()))
+
+    hidden = click.option(
+        old, f"old_{name}", multiple=True, hidden=True, is_eager=True, expose_value=False, callback=old_values
+    )
+    return hidden, both
+
+
+OLD_SEED, with_old_seeds = renamed("--seed", "--peer", "seeds")
 _NETWORK = (
-    click.option("--seed", "seeds", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node to dial first."),
+    OLD_SEED,
+    click.option(
+        "--peer",
+        "seeds",
+        multiple=True,
+        metavar="MADDR",
+        callback=with_old_seeds,
+        help="…/p2p/PEERID of a node to dial first.",
+    ),
     click.option("--port", type=int, help="Listen here by TCP and QUIC; 0: pick one, and keep it."),
     click.option("--listen", multiple=True, metavar="MADDR", help="Instead of --port: /ip4/0.0.0.0/tcp/4710."),
     click.option("--announce", multiple=True, metavar="MADDR", help="Tell others this, after a port forward."),
@@ -59,6 +88,43 @@ def run_option(command: F) -> F:
     return click.option("--run", "wanted", metavar="NAME|ID|FILE", shell_complete=run_names, help=help_line)(
         command
     )
+
+
+class GroupedCommand(click.Command):
+    """A command with many options: `--help` has those of every day, `--help-all` all of them in groups."""
+
+    def __init__(self, *args: Any, groups: dict[str, Sequence[str]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._groups = groups
+        """Title -> names of the parameters; the others are the options of every day."""
+        self.params.append(
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all,
+                help="Show all options, in groups.",
+            )
+        )  # fmt: skip
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of every day, and the groups where `--help-all` asks for them."""
+        rare = {name for names in self._groups.values() for name in names}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        titles = {"Options": [option.name for option in options if option.name not in rare], **self._groups}
+        for title, names in titles.items():
+            found = [option.get_help_record(ctx) for option in options if option.name in names]
+            rows = [row for row in found if row is not None]
+            if rows and (title == "Options" or ctx.meta.get(_ALL)):
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+_ALL = "help-all"
+
+
+def _print_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
 
 
 def network_options(command: F) -> F:

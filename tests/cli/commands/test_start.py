@@ -6,16 +6,19 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
 import termios
 import time
 
+import click
 import msgspec
 import psutil
 import pytest
 
+from atoll.cli.commands.start import GROUPS, start
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
@@ -340,3 +343,18 @@ async def test_seeds_that_are_down_are_asked_again(tmp_path):
     assert f"no seed gave the run: {SEED}: " in heard[1]
     assert heard[1].endswith("trying again in 2 s (Ctrl-C to stop)")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_short_and_help_all_has_every_option_once(atoll):
+    few, every = atoll("start", "--help"), atoll("start", "--help-all")
+    assert (few.code, every.code) == (0, 0)
+    assert len(few.out.splitlines()) <= 30
+    assert "--device" in few.out
+    assert "--port " not in few.out
+    shown = [param for param in start.params if isinstance(param, click.Option) and not param.hidden]
+    for param in shown:
+        lines = [line for line in every.out.splitlines() if re.match(rf"  {param.opts[0]}[ ,\n]", f"{line}\n")]
+        assert len(lines) == 1, param.opts
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) <= {param.name for param in shown}, "a group that names what is not there"
