@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.node.import_export.huggingface.config import model_type_of
+from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.serving import token_ids
 from atoll.node.import_export.huggingface.weights import UNIT
 from atoll.p2p.system.atomic_files import sync_folder
@@ -76,6 +77,7 @@ def save_gguf(
     GGUF file to be there. Raises ConfigError, DiskFault.
     """
     architecture = check_gguf(model)
+    read, model = joined(model, read), dense_of(model)
     if path.exists() and not (replace and _is_gguf(path)):
         hint = (
             "--force replaces nothing but a GGUF file" if replace else "choose another, or --force for a GGUF file"

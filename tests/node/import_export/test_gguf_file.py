@@ -12,9 +12,11 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from atoll.node.import_export import gguf_file
 from atoll.node.import_export.gguf_file import gguf_tokenizer, save_gguf
+from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json
 from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError, DiskFault
+from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.serving import ServingSpec
 from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, SPECS, TOKENS, logits_of, theta_of
 
@@ -39,8 +41,9 @@ def test_every_tensor_is_there_with_its_values(tmp_path, name):
     theta = written(tmp_path / "out.gguf", spec)
     found = {tensor.name: tensor.data for tensor in gguf.GGUFReader(tmp_path / "out.gguf").tensors}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN3 if spec.qk_norm else gguf.MODEL_ARCH.LLAMA, spec.layers)
-    for atom, value in theta.items():
-        ours = value.float().numpy() * np.float32(2.0**-24)
+    read = joined(spec, theta.__getitem__)
+    for atom in (one.name for one in atoms(dense_of(spec))):
+        ours = read(atom).float().numpy() * np.float32(2.0**-24)
         theirs = found.pop(names.get_name(atom, try_suffixes=(".weight",)))
         if not spec.qk_norm and atom.endswith(("q_proj.weight", "k_proj.weight")):
             # ggml's pairs (2i, 2i + 1) of a head are our (i, i + E/2)
