@@ -15,7 +15,7 @@ import click
 from msgspec.structs import replace
 
 from atoll.cli.formatting import size
-from atoll.cli.live_panel import Words, seed_lines, show_cursor, shown
+from atoll.cli.live_panel import Words, show_cursor, shown
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig
@@ -206,16 +206,16 @@ async def _stdin_ready() -> None:
 
 
 def _words(plan: JoinPlan) -> Words:
-    """An owner is shown a link, where it can lead to a member; others the addresses.
+    """How others join through this node: an invite, where one of its making admits them; else nothing.
 
-    A link that holds a permit is a secret: it is shown on terminals and stays out of log files.
+    An invite that holds a permit is a secret: it is shown on terminals and stays out of log files.
     """
     spec, me = plan.run.spec, plan.identity
     invite = ShownInvite(plan.home, spec, me)
 
     def words(now: Status) -> list[str]:
-        if spec.owner != me.peer_id:
-            return seed_lines(now)
+        if spec.owner != me.peer_id and spec.admission.mode != "open":
+            return []  # the owner's invites alone admit
         if spec.admission.mode == "invite" and not sys.stdout.isatty():
             return ["others join with an invite: `atoll invite`"]
         seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)
