@@ -3,8 +3,8 @@
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -75,6 +75,25 @@ class LazyGroup(click.Group):
 def for_people() -> bool:
     """Whether a person reads stderr: scripts get no hints."""
     return sys.stderr.isatty()
+
+
+def renamed(
+    old: str, to: str, name: str
+) -> tuple[Callable[..., Any], Callable[[click.Context, click.Parameter, Any], Any]]:
+    """A hidden option for an older spelling of a `multiple` one, and the callback by which the new one adds it."""
+
+    def old_values(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
+        ctx.meta[name] = values
+        if values and for_people():  # scripts are told nothing: the old spelling stays
+            click.echo(f"hint: {old} is now {to}", err=True)
+
+    def both(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        return (*values, *ctx.meta.get(name, ()))
+
+    hidden = click.option(
+        old, f"old_{name}", multiple=True, hidden=True, is_eager=True, expose_value=False, callback=old_values
+    )
+    return hidden, both
 
 
 def chosen_home(ctx: click.Context, _param: click.Parameter, value: str | None) -> "Home":

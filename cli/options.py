@@ -5,30 +5,11 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.cli.command_group import chosen_home, for_people
+from atoll.cli.command_group import chosen_home, renamed
 
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-def renamed(
-    old: str, to: str, name: str
-) -> tuple[Callable[[F], F], Callable[[click.Context, click.Parameter, Any], Any]]:
-    """A hidden option for an older spelling of a `multiple` one, and the callback by which the new one adds it."""
-
-    def old_values(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
-        ctx.meta[name] = values
-        if values and for_people():  # scripts are told nothing: the old spelling stays
-            click.echo(f"hint: {old} is now {to}", err=True)
-
-    def both(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-        return (*values, *ctx.meta.get(name, ()))
-
-    hidden = click.option(
-        old, f"old_{name}", multiple=True, hidden=True, is_eager=True, expose_value=False, callback=old_values
-    )
-    return hidden, both
 
 
 OLD_SEED, with_old_seeds = renamed("--seed", "--peer", "seeds")

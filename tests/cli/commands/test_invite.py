@@ -195,7 +195,7 @@ def test_the_older_word_for_a_peer_works_with_a_hint_for_people(atoll, spec, mon
     both = atoll("invite", "--seed", PUBLIC, "--peer", OTHER_PUBLIC, "--json")
     assert json.loads(both.out)["seeds"] == [OTHER_PUBLIC, PUBLIC]
     assert both.err == "" or "hint" not in both.err
-    monkeypatch.setattr("atoll.cli.options.for_people", lambda: True)
+    monkeypatch.setattr("atoll.cli.command_group.for_people", lambda: True)
     assert atoll("invite", "--seed", PUBLIC).err.startswith("hint: --seed is now --peer\n")
     assert "hint" not in atoll("invite", "--peer", PUBLIC).err
     assert "--seed" not in atoll("invite", "create", "--help").out
