@@ -71,43 +71,6 @@ def run_option(command: F) -> F:
     )
 
 
-class GroupedCommand(click.Command):
-    """A command with many options: `--help` has those of every day, `--help-all` all of them in groups."""
-
-    def __init__(self, *args: Any, groups: dict[str, Sequence[str]], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._groups = groups
-        """Title -> names of the parameters; the others are the options of every day."""
-        self.params.append(
-            click.Option(
-                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all,
-                help="Show all options, in groups.",
-            )
-        )  # fmt: skip
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options of every day, and the groups where `--help-all` asks for them."""
-        rare = {name for names in self._groups.values() for name in names}
-        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        titles = {"Options": [option.name for option in options if option.name not in rare], **self._groups}
-        for title, names in titles.items():
-            found = [option.get_help_record(ctx) for option in options if option.name in names]
-            rows = [row for row in found if row is not None]
-            if rows and (title == "Options" or ctx.meta.get(_ALL)):
-                with formatter.section(title):
-                    formatter.write_dl(rows)
-
-
-_ALL = "help-all"
-
-
-def _print_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
-    if is_wanted and not ctx.resilient_parsing:
-        ctx.meta[_ALL] = True
-        click.echo(ctx.get_help())
-        ctx.exit()
-
-
 def network_options(command: F) -> F:
     """All network options of `start`; the command receives their values by the names of NodeConfig's keys."""
     return _with(command, _NETWORK)

@@ -13,8 +13,9 @@ import click
 import uvloop
 from msgspec.structs import replace
 
+from atoll.cli.command_group import GroupedCommand
 from atoll.cli.node_commands.detached import leave_terminal, start_detached
-from atoll.cli.options import GroupedCommand, guest_options, home_option, network_options, run_option
+from atoll.cli.options import guest_options, home_option, network_options, run_option
 from atoll.node.config.home import Home
 from atoll.node.config.loggers import LoggerName
 from atoll.node.config.node_config import load_config
