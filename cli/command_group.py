@@ -2,12 +2,13 @@
 
 import importlib
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from atoll.cli.command_table import COMMANDS, extension
+from atoll.cli.command_table import COMMANDS, MOVED, NOUNS, SECTIONS, SHOWN, extension
 from atoll.protocols.errors import AtollError
 
 if TYPE_CHECKING:
@@ -18,34 +19,39 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+def load(name: str) -> click.Command:
+    """Import a command of the table, or a verb of one: `run exclude`. Raises ConfigError if there is none."""
+    first, _, verb = name.partition(" ")
+    place = COMMANDS[first][0]
+    if ":" not in place:
+        place = extension(place, first, f"`atoll {first}`")
+    module, _, attribute = place.partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command.commands[verb] if verb and isinstance(command, click.Group) else command
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
+        """In the order of the table, without older spellings."""
+        return SHOWN
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import what the table names. Raises ConfigError for a command that is not installed."""
-        if cmd_name not in COMMANDS:
-            return None
-        place = COMMANDS[cmd_name][0]
-        if ":" not in place:
-            place = extension(place, cmd_name, f"`atoll {cmd_name}`")
-        module, _, attribute = place.partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return load(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The table's lines, so that help imports no command."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, COMMANDS[name][1]) for name in names])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list["CompletionItem"]:
         """Names of the table and the options, so that a Tab imports no command."""
         from click.shell_completion import CompletionItem
 
-        named = [(name, line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
+        named = [(name, COMMANDS[name][1]) for name in SHOWN if name.startswith(incomplete)]
         found = [CompletionItem(name, help=line) for name, line in named]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
@@ -56,10 +62,75 @@ class LazyGroup(click.Group):
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             import difflib
 
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            whole = {verb: f"{noun} {verb}" for noun, verbs in NOUNS.items() for verb in verbs}
+            known = whole | {name: MOVED.get(name, name) for name in COMMANDS}
+            close = difflib.get_close_matches(args[0], known, n=1)
+            hint = f" Did you mean {known[close[0]]}?" if close else ""
             raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx)
+        if args and args[0] in MOVED and for_people():  # scripts are told nothing: the old spelling stays
+            click.echo(f"hint: this is now `atoll {MOVED[args[0]]}`", err=True)
         return super().resolve_command(ctx, args)
+
+
+class GroupedCommand(click.Command):
+    """A command with many options: `--help` has those of every day, `--help-all` all of them in groups."""
+
+    def __init__(self, *args: Any, groups: dict[str, Sequence[str]], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._groups = groups
+        """Title -> names of the parameters; the others are the options of every day."""
+        self.params.append(
+            click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_print_all,
+                help="Show all options, in groups.",
+            )
+        )  # fmt: skip
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options of every day, and the groups where `--help-all` asks for them."""
+        rare = {name for names in self._groups.values() for name in names}
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        titles = {"Options": [option.name for option in options if option.name not in rare], **self._groups}
+        for title, names in titles.items():
+            found = [option.get_help_record(ctx) for option in options if option.name in names]
+            rows = [row for row in found if row is not None]
+            if rows and (title == "Options" or ctx.meta.get(_ALL)):
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+_ALL = "help-all"
+
+
+def _print_all(ctx: click.Context, _param: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        ctx.meta[_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+def for_people() -> bool:
+    """Whether a person reads stderr: scripts get no hints."""
+    return sys.stderr.isatty()
+
+
+def renamed(
+    old: str, to: str, name: str
+) -> tuple[Callable[..., Any], Callable[[click.Context, click.Parameter, Any], Any]]:
+    """A hidden option for an older spelling of a `multiple` one, and the callback by which the new one adds it."""
+
+    def old_values(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> None:
+        ctx.meta[name] = values
+        if values and for_people():  # scripts are told nothing: the old spelling stays
+            click.echo(f"hint: {old} is now {to}", err=True)
+
+    def both(ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+        return (*values, *ctx.meta.get(name, ()))
+
+    hidden = click.option(
+        old, f"old_{name}", multiple=True, hidden=True, is_eager=True, expose_value=False, callback=old_values
+    )
+    return hidden, both
 
 
 def chosen_home(ctx: click.Context, _param: click.Parameter, value: str | None) -> "Home":

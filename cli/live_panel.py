@@ -51,7 +51,7 @@ _STYLES = {"training": "green", "done": "green", "finished": "green", "paused": 
 
 def seed_lines(now: Status) -> list[str]:
     """Lines with which others join through this node, without an invite."""
-    return [f"others join with --seed {maddr}/p2p/{now.peer}" for maddr in now.addresses]
+    return [f"others join with --peer {maddr}/p2p/{now.peer}" for maddr in now.addresses]
 
 
 Words = Callable[[Status], list[str]]

@@ -8,6 +8,7 @@ import click
 
 from atoll.cli.options import home_option, run_option
 from atoll.node.config.home import Home
+from atoll.node.import_export.source_options import local_folder
 from atoll.protocols.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def open_model(
         run = find_run(home, wanted)
         run_folder, config = home.run(run.spec.id), load_config(home.config_toml, {"data": data})
         weights = saved_weights(run.spec, run_folder)
+    else:
+        local_folder(folder)
     if sys.stderr.isatty():
         click.echo("loading …", err=True)
     try:

@@ -5,14 +5,24 @@ from typing import Any, TypeVar
 
 import click
 
-from atoll.cli.command_group import chosen_home
+from atoll.cli.command_group import chosen_home, renamed
 
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+OLD_SEED, with_old_seeds = renamed("--seed", "--peer", "seeds")
 _NETWORK = (
-    click.option("--seed", "seeds", multiple=True, metavar="MADDR", help="…/p2p/PEERID of a node to dial first."),
+    OLD_SEED,
+    click.option(
+        "--peer",
+        "seeds",
+        multiple=True,
+        metavar="MADDR",
+        callback=with_old_seeds,
+        help="…/p2p/PEERID of a node to dial first.",
+    ),
     click.option("--port", type=int, help="Listen here by TCP and QUIC; 0: pick one, and keep it."),
     click.option("--listen", multiple=True, metavar="MADDR", help="Instead of --port: /ip4/0.0.0.0/tcp/4710."),
     click.option("--announce", multiple=True, metavar="MADDR", help="Tell others this, after a port forward."),

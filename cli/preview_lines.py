@@ -115,13 +115,15 @@ def _traffic(costs: Preview) -> list[str]:
 
 
 def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
+    digest = f"; digest {spec.data.digest.hex()[:16]}" if spec.data.digest else ""
     if spec.data.index is not None:
-        return f"{spec.data.source} (members send what this node trains on; {size(config.shard_bytes)} are kept)"
+        kept = f"members send what this node trains on; {size(config.shard_bytes)} are kept"
+        return f"{spec.data.source} ({kept}){digest}"
     if not costs.text:
-        return f"{spec.data.source} (needs no file of yours)"
+        return f"{spec.data.source} (needs no file of yours){digest}"
     if config.data:
-        return f"your file {config.data}, which must be {costs.text}"
-    return f"{costs.text}: you need your own copy; give its path with --data"
+        return f"your file {config.data}, which must be {costs.text}{digest}"
+    return f"{costs.text}: you need your own copy; give its path with --data{digest}"
 
 
 def _admission(spec: RunSpec, invite: Invite | None) -> str:

@@ -72,6 +72,9 @@ def wrong_with(line: str) -> str:
                 if inner is None:
                     return f"no command {name} {argument}"
                 known |= options_of(inner)
+                if isinstance(inner, click.Group) and len(words) > 2:  # `model export hf DIR`
+                    for verb in filter(inner.commands.get, words[2].split("|")):
+                        known |= options_of(inner.commands[verb])
             choices = [p.type.choices for p in command.params if isinstance(p.type, click.Choice) and p.nargs == 1]
             if name == "bench" and argument not in choices[0]:
                 return f"no bench {argument}"
@@ -99,7 +102,7 @@ def judge(line: str) -> str:
 def test_the_rule_sees_what_does_not_exist():
     for line in ("atoll statsu", "atoll run nwe", "atoll status --jsno", "atoll bench call", "make tests"):
         assert judge(line), line
-    for line in ("python -m tests.nothing", "atoll status | peer", "node start INVITE --quick"):
+    for line in ("python -m tests.nothing", "atoll status | per", "node start INVITE --quick"):
         assert judge(line), line
     for line in ("node script.js", "atoll bench calls|blobs", "atoll stop [--finish]", "make rig ATTEMPTS=100"):
         assert not judge(line), line

@@ -7,6 +7,7 @@ import click
 
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option, run_option
+from atoll.cli.progress_line import ProgressLine
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.runs.run_files import find_run, parse_run, store_run
 from atoll.p2p.system.atomic_files import read_whole
@@ -38,8 +39,9 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
         raise ConfigError("this home has no identity yet", hint="start the node once")
     from atoll.node.import_export.save_shard import save_shard
 
-    with hold_lock(home):
-        shard = save_shard(found.data, home.run(found.spec.id), load_or_create(home.identity), folder)
+    with hold_lock(home), ProgressLine("writing", quiet=as_json) as line:
+        identity = load_or_create(home.identity)
+        shard = save_shard(found.data, home.run(found.spec.id), identity, folder, line.show)
     if as_json:
         print_json({"path": str(folder / shard.file), "shard": shard})
         return

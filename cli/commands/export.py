@@ -1,12 +1,37 @@
 """`export`: the weights of a run for other programs."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option, run_option
+from atoll.cli.progress_line import ProgressLine
 from atoll.node.config.home import Home
+from atoll.protocols.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.node.import_export.export_run import Exported
+
+_OPTIONS = (
+    home_option,
+    json_option,
+    run_option,
+    click.option(
+        "--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state."
+    ),
+    click.option("--data", metavar="PATH", help="The text of a run whose source is file:."),
+    click.option("--force", is_flag=True, help="Replace an export that is there."),
+)
+
+
+def _export_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
 
 
 @click.group()
@@ -16,14 +41,34 @@ def export() -> None:
 
 @export.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@home_option
-@json_option
-@run_option
-@click.option("--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state.")
-@click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
-@click.option("--force", is_flag=True, help="Replace an export that is there.")
-def hf(
-    folder: Path,
+@_export_options
+def hf(folder: Path, **options: Any) -> None:
+    """Write DIR as `transformers` reads it: config, safetensors, tokenizer, model card. No node needs to run."""
+    from atoll.node.import_export.export_run import export_run
+
+    _export(export_run, folder, **options)
+
+
+@export.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@_export_options
+def gguf(file: Path, **options: Any) -> None:
+    """Write FILE as llama.cpp reads it: a dense model's weights and tokenizer. No node needs to run."""
+    try:
+        from atoll.node.import_export.export_gguf import export_gguf
+    except ModuleNotFoundError as error:
+        if error.name != "gguf":
+            raise
+        raise ConfigError(
+            "`atoll export gguf` needs the package gguf", hint="pip install 'atoll[gguf]'"
+        ) from error
+    _export(export_gguf, file, **options)
+
+
+def _export(
+    write: "Callable[..., Exported]",
+    to: Path,
+    *,
     home: Home,
     as_json: bool,
     wanted: str | None,
@@ -31,30 +76,24 @@ def hf(
     data: str | None,
     force: bool,
 ) -> None:
-    """Write DIR as `transformers` reads it: config, safetensors, tokenizer, model card. No node needs to run."""
+    """Write the newest state of a run, and say which round that is, and which newer one is not in it."""
     from atoll.cli.stopped_node import last_rows
     from atoll.node.config.node_config import load_config
-    from atoll.node.import_export.export_run import export_run
     from atoll.node.runs.run_files import find_run, text_path
 
     found = find_run(home, wanted)
     config = load_config(home.config_toml, {"data": data})
     run_folder, rows = home.run(found.spec.id), last_rows(home, found)
     text = text_path(home, found.spec.id, config.data)
-    done = export_run(found.spec, run_folder, folder, snapshot, text, rows=rows, replace=force)
+    with ProgressLine("writing", quiet=as_json) as line:
+        write = partial(write, rows=rows, replace=force, report=line.show)
+        done = write(found.spec, run_folder, to, snapshot, text)
     newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
     parameters = found.spec.model.parameters
     if as_json:
-        about = {
-            "run": found.spec.id.hex(),
-            "path": str(folder),
-            "class": done.class_name,
-            "parameters": parameters,
-        }
+        about = {"run": found.spec.id.hex(), "path": str(to), "class": done.class_name, "parameters": parameters}
         print_json(about | {"round": done.round, "digest": done.state.hex(), "newer": newer})
         return
-    click.echo(
-        f"{folder}: {done.class_name}, {parameters:,} parameters, round {done.round}, {done.state.hex()[:16]}"
-    )
+    click.echo(f"{to}: {done.class_name}, {parameters:,} parameters, round {done.round}, {done.state.hex()[:16]}")
     if newer is not None:
         click.echo(f"round {newer} is final too, and not in it: this node has not saved it yet", err=True)

@@ -10,7 +10,7 @@ from atoll.cli.client import ask
 from atoll.cli.commands.given_invites import list_invites, revoke
 from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json, span
-from atoll.cli.options import home_option, json_option
+from atoll.cli.options import OLD_SEED, home_option, json_option, with_old_seeds
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.runs.given_invites import store_given
@@ -37,7 +37,7 @@ class _InviteGroup(click.Group):
 
 @click.group(cls=_InviteGroup, context_settings={"help_option_names": ["-h", "--help"]})
 def invite() -> None:
-    """Links that others join with: `node start LINK`. Without a verb: make one."""
+    """Invites, with which others join: `atoll start INVITE`. Without a verb: make one."""
 
 
 invite.add_command(list_invites)
@@ -49,8 +49,14 @@ invite.add_command(revoke)
 @json_option
 @click.option("--run", "wanted", metavar="NAME|ID|FILE", help="The run; else the one that the node trains.")
 @click.option("--expires", type=Duration(), default=EXPIRES_S, show_default="7d", help="For example 12h, 7d, 4w.")
+@OLD_SEED
 @click.option(
-    "--seed", "--seeds", "seeds", multiple=True, metavar="MADDR", help="Instead of this node: …/p2p/PEERID."
+    "--peer",
+    "seeds",
+    multiple=True,
+    metavar="MADDR",
+    callback=with_old_seeds,
+    help="Instead of this node: …/p2p/PEERID.",
 )
 @click.option("--for", "name", default="", help="Whom the permit is for; joiners see it.")
 @click.option(
@@ -69,7 +75,7 @@ def create(
     embed: bool,
     qr: bool | None,
 ) -> None:
-    """Print a link that others join with: `node start LINK`."""
+    """Print an invite, with which others join: `atoll start INVITE`."""
     found, places = _run_and_seeds(home, wanted, list(seeds))
     if embed and len(found.data) > EMBED_MAX_BYTES:
         click.echo(
@@ -140,7 +146,7 @@ def _run_and_seeds(home: Home, wanted: str | None, seeds: list[str]) -> tuple[Fo
     if status is None or status["run"] != found.spec.id.hex():
         raise ConfigError(
             f"no node of this home trains {found.spec.name}, so an invite would lead nowhere",
-            hint="start it with `node start`, or name a node that does with --seed",
+            hint="start it with `node start`, or name a node that does with --peer",
         )
     config = load_config(home.config_toml)
     return found, own_seeds(status["addresses"], PeerId(status["peer"]), config.seeds)
@@ -148,11 +154,11 @@ def _run_and_seeds(home: Home, wanted: str | None, seeds: list[str]) -> tuple[Fo
 
 def _warn(places: list[str]) -> None:
     if not places:
-        raise ConfigError("the node has no address yet", hint="try again in a moment, or give --seed")
+        raise ConfigError("the node has no address yet", hint="try again in a moment, or give --peer")
     best = min(map(reach_rank, places))
     if best >= 2:
         where = "in your own network" if best == 2 else "on this machine"
-        click.echo(f"warning: these addresses work only {where}; give --seed for a public node", err=True)
+        click.echo(f"warning: these addresses work only {where}; give --peer for a public node", err=True)
 
 
 def _admission(found: FoundRun) -> str:

@@ -13,6 +13,7 @@ import click
 import uvloop
 from msgspec.structs import replace
 
+from atoll.cli.command_group import GroupedCommand
 from atoll.cli.node_commands.detached import leave_terminal, start_detached
 from atoll.cli.options import guest_options, home_option, network_options, run_option
 from atoll.node.config.home import Home
@@ -27,7 +28,28 @@ ANY_PORT = "localhost:0"
 """Where `--open` serves the page if neither --web nor config.toml says where."""
 
 
-@click.command()
+GROUPS = {
+    "Network": (
+        "seeds",
+        "port",
+        "listen",
+        "announce",
+        "port_map",
+        "transport",
+        "relay",
+        "relay_only",
+        "dht",
+        "dht_bootstrap",
+        "public",
+    ),
+    "A good guest": ("up", "down", "hours", "battery", "idle_after", "gpu_most_c", "nice"),
+    "Training": ("shard", "threads", "eval_every"),
+    "Output": ("web", "log", "loggers", "as_json", "plain"),
+}
+"""Groups of options that `--help-all` shows; the others are those of every day."""
+
+
+@click.command(cls=GroupedCommand, groups=GROUPS)
 @click.argument("target", metavar="INVITE|NAME@OWNER|ID", required=False)
 @home_option
 @run_option

@@ -31,6 +31,9 @@ from atoll.protocols.local import control_messages
 from atoll.protocols.local.standing import LedgerUse, Standing
 
 UNHEALTHY = 4
+_PEERS = "peer,path,rtt,activity,round,final,tokens/s,heard,faults,counts,address"
+_ROUNDS = "round,digest,final,by,loss,val bpb,payload,up,down,train,wait,ahead,goodput"
+PEER_HEAD, ROUND_HEAD = _PEERS.split(","), _ROUNDS.split(",")
 
 
 @click.command()
@@ -92,8 +95,7 @@ def peers(home: Home, as_json: bool) -> None:
     if as_json:
         print_json(answer)
         return
-    head = "peer,path,rtt,activity,round,final,tokens/s,heard,faults,counts,address"
-    print_table(head.split(","), map(_peer_cells, answer.peers))
+    print_table(PEER_HEAD, map(peer_cells, answer.peers))
 
 
 @click.command()
@@ -114,8 +116,7 @@ def rounds(home: Home, as_json: bool, last: int) -> None:
     if as_json:
         print_json(answer)
         return
-    head = "round,digest,final,by,loss,val bpb,payload,up,down,train,wait,ahead,goodput"
-    print_table(head.split(","), map(_round_cells, answer.rounds))
+    print_table(ROUND_HEAD, map(round_cells, answer.rounds))
 
 
 def one_line(now: control_messages.Status) -> str:
@@ -237,7 +238,8 @@ def relaying(use: control_messages.RelayUse) -> str:
     return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
 
 
-def _peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
+def peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
+    """A peer as a row below PEER_HEAD."""
     return (
         short(row.peer),
         row.path or "–",
@@ -260,7 +262,8 @@ def _activity(row: control_messages.PeerStatus) -> str:
     return ", ".join(filter(None, (row.activity, votes))) or "–"
 
 
-def _round_cells(row: control_messages.RoundStatus) -> tuple[str, ...]:
+def round_cells(row: control_messages.RoundStatus) -> tuple[str, ...]:
+    """A round as a row below ROUND_HEAD."""
     return (
         str(row.round),
         row.digest[:12] or "–",

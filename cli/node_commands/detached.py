@@ -74,8 +74,11 @@ def words_of(ctx: click.Context) -> list[str]:
     assert ctx.info_name is not None
     found = [ctx.info_name]
     for param in ctx.command.params:
-        given = ctx.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
-        value = ctx.params[str(param.name)]
+        if param.name not in ctx.params:  # an older spelling, whose values another parameter has
+            continue
+        value = ctx.params[param.name]
+        source = ctx.get_parameter_source(param.name)
+        given = source is click.core.ParameterSource.COMMANDLINE or (param.multiple and value)
         if isinstance(value, Home):
             found += ["--home", str(value.root)]
         elif given and param.name not in ("detach", "as_json"):

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 import click
 from msgspec.structs import replace
 
-from atoll.cli.live_panel import Words, seed_lines, show_cursor, shown
+from atoll.cli.formatting import size
+from atoll.cli.live_panel import Words, show_cursor, shown
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig
@@ -139,7 +140,7 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
         spec, plan.invite, costs, outlook=seen, free=plan.free, config=plan.config, unix_s=time.time()
     )
     click.echo("\n".join(lines), err=True)
-    never, instead = _obstacle(plan)
+    never, instead = _obstacle(plan, costs.disk_bytes)
     if never and (yes or not sys.stdin.isatty()):
         raise ConfigError(never, hint=instead)
     if yes:
@@ -153,13 +154,16 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _obstacle(plan: JoinPlan) -> tuple[str, str]:
+def _obstacle(plan: JoinPlan, disk_bytes: int) -> tuple[str, str]:
     """Why this machine would train nothing, and what to do instead; empty if it would."""
     spec, machine = plan.run.spec, measure_machine(plan.config.device)
     if plan.outlook and plan.outlook.is_complete(spec):
         done = f"the run {spec.name!r} is complete: its owner says that no round is left to train"
         return done, "ask one of them for the model: `atoll export hf`"
     never = shortage(needs_here(spec, plan.config, machine), machine)
+    if not never and disk_bytes > plan.free.disk_bytes:
+        full = f"it needs up to {size(disk_bytes)}, and {size(plan.free.disk_bytes)} are free in {plan.home.root}"
+        return f"this disk cannot hold {spec.name!r}: {full}", "make room, or choose another place with --home DIR"
     if not never:
         return "", ""
     if not plan.config.work.trains:
@@ -202,16 +206,16 @@ async def _stdin_ready() -> None:
 
 
 def _words(plan: JoinPlan) -> Words:
-    """An owner is shown a link, where it can lead to a member; others the addresses.
+    """How others join through this node: an invite, where one of its making admits them; else nothing.
 
-    A link that holds a permit is a secret: it is shown on terminals and stays out of log files.
+    An invite that holds a permit is a secret: it is shown on terminals and stays out of log files.
     """
     spec, me = plan.run.spec, plan.identity
     invite = ShownInvite(plan.home, spec, me)
 
     def words(now: Status) -> list[str]:
-        if spec.owner != me.peer_id:
-            return seed_lines(now)
+        if spec.owner != me.peer_id and spec.admission.mode != "open":
+            return []  # the owner's invites alone admit
         if spec.admission.mode == "invite" and not sys.stdout.isatty():
             return ["others join with an invite: `atoll invite`"]
         seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.cli.options import UPCYCLE_FORM
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions
+from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions, local_folder
 from atoll.node.learning.data.dataset import digest_of
 from atoll.node.learning.data.given import vocab_of
 from atoll.node.learning.data.shakespeare import default_cache
@@ -151,7 +151,7 @@ def origin_of(folder: Path | None, upcycle: str | None, without_fit: bool) -> Hu
         if without_fit:
             raise ConfigError("--without-fit is about given weights", hint="give --from-hf DIR too")
         return None
-    return HuggingFaceSource(folder, None if upcycle is None else _upcycle(upcycle), without_fit)
+    return HuggingFaceSource(local_folder(folder), None if upcycle is None else _upcycle(upcycle), without_fit)
 
 
 def tokenizer_and_digest(

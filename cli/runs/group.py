@@ -13,7 +13,7 @@ from atoll.cli.formatting import print_json
 from atoll.cli.options import FRAGMENTS_HELP, UPCYCLE_FORM, home_option, json_option, run_names
 from atoll.node.config.home import Home
 from atoll.node.runs.presets import NAMES
-from atoll.protocols.local.control_messages import CommandDone, ExcludePeer
+from atoll.protocols.local.control_messages import MAX_ROUNDS, CommandDone, ExcludePeer
 from atoll.protocols.run.admission import MAX_PUZZLE_BITS, MODES
 
 DATA_HELP = "A text: a file, folder or 'PATTERN', a packed text, builtin:shakespeare (default), synthetic:markov."
@@ -68,6 +68,18 @@ def new(name: str, home: Home, as_json: bool, **options: Any) -> None:
     from atoll.cli.runs.making import make_run
 
     make_run(name, home, as_json=as_json, **options)
+
+
+@run.command("rounds")
+@home_option
+@json_option
+@click.option("-n", "--last", default=20, type=click.IntRange(1, MAX_ROUNDS), help="Newest rounds to show.")
+@click.pass_context
+def list_rounds(ctx: click.Context, /, **options: Any) -> None:
+    """What happened in each round of the run that the node trains, or trained last."""
+    from atoll.cli.commands.status import rounds
+
+    ctx.invoke(rounds, **options)
 
 
 @run.command("list")

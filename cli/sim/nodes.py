@@ -44,7 +44,7 @@ class SimNode:
         command += ["start", "--run", str(self._run_file)]
         command += ["--listen", "/ip4/127.0.0.1/tcp/0", "--threads", "1"]
         for seed in seeds:
-            command += ["--seed", seed]
+            command += ["--peer", seed]
         with (self.home / "out.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

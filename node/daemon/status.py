@@ -36,6 +36,9 @@ from atoll.protocols.local.worker_messages import TrainProgress
 
 SHORTEST = 6
 """Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
+STARTING, COMPILING = "the worker is starting", "; the first start after an install compiles its kernels"
+LONG_START_S = 10.0
+"""Seconds after which a start takes longer than one whose kernels are compiled."""
 SENT_ROUNDS = 100
 """What is sent in a round is an average over so many of the newest ones."""
 
@@ -262,7 +265,7 @@ class DaemonOperator:
     def _reason(self) -> str:
         node = self.control.view()
         if not node.is_worker_ready and self.plan.config.work.has_model:
-            return node.round.syncing or "the worker is starting"
+            return node.round.syncing or self._starting()
         text = node.waiting or reason(node.round)
         if node.round.phase is not Phase.SYNC:
             return text
@@ -270,6 +273,12 @@ class DaemonOperator:
         # The DHT's own state is of use where there is no seed. `atoll doctor` has addresses and remedies.
         known = seeds or [f"{name} {state}" for name, state in self.swarm.discovery_table().items()]
         return f"{text}: {'; '.join(known)}" if known else text
+
+    def _starting(self) -> str:
+        """Why no worker answers yet; of the first one that takes long, the reason that it most likely has."""
+        took_s = time.monotonic() - self.started_s
+        is_first = self.trainer.statistics().restarts == 0
+        return STARTING + (COMPILING if is_first and took_s >= LONG_START_S else "")
 
     def _trouble(self) -> str:
         node, replication = self.control.view(), self.swarm.replication

@@ -4,9 +4,12 @@ The source is what the worker saves after each round, or a snapshot file. A runn
 meanwhile; then the export fails with one line, and a second try succeeds.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
+
+from torch import Tensor
 
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
@@ -25,6 +28,7 @@ from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of, state_arena_of
+from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
 STATE = "state"
@@ -49,25 +53,41 @@ def export_run(
     *,
     rows: Sequence[RoundStatus] = (),
     replace: bool = False,
+    report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write `to` from a snapshot file, or from what the worker saved below `run_folder`.
 
     `data` is the path of a `file:` source's text, from which its tokenizer is trained again; `rows` is the log of
-    the run, for the model card; with `replace` one may be there. Raises ConfigError, CorruptFault, DiskFault.
+    the run, for the model card; with `replace` one may be there; `report` is told how many of how many tensors are
+    written. Raises ConfigError, CorruptFault, DiskFault.
     """
-    arena = arena_of(spec.model)
-    if snapshot is None:
-        found = saved_weights(spec, run_folder)
-    else:
-        found = read_own_snapshot(snapshot, state_arena_of(spec.model, spec.outer.momenta), state_digest)
-    places = {place.name: place for place in arena.placements}
+    found = chosen_weights(spec, run_folder, snapshot)
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
     files[MODEL_CARD] = model_card(spec, found.round, found.state, rows)
-    named = save_folder(
-        to, spec.model, lambda name: read_atom(found.theta_C4096, places[name]), files, serving, replace=replace
-    )
+    named = save_folder(to, spec.model, atom_reader(spec.model, found, report), files, serving, replace=replace)
     return Exported(named, found.round, found.state)
+
+
+def atom_reader(
+    model: ModelSpec, weights: Snapshot, report: Callable[[int, int], None]
+) -> Callable[[str], Tensor]:
+    """Atoms of these weights by name, as int32 in their shape; `report` is told of each."""
+    places = {place.name: place for place in arena_of(model).placements}
+    numbers = itertools.count(1)
+
+    def read(name: str) -> Tensor:
+        report(next(numbers), len(places))
+        return read_atom(weights.theta_C4096, places[name])
+
+    return read
+
+
+def chosen_weights(spec: RunSpec, run_folder: Path, snapshot: Path | None) -> Snapshot:
+    """The weights of a snapshot file, else the newest that were saved. Raises as `export_run`."""
+    if snapshot is None:
+        return saved_weights(spec, run_folder)
+    return read_own_snapshot(snapshot, state_arena_of(spec.model, spec.outer.momenta), state_digest)
 
 
 def tokenizer_json(data: DataSpec, path: str, blobs: Path) -> str:

@@ -15,12 +15,23 @@ MOST_AUTHORS = 50
 
 def model_card(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus]) -> str:
     """The card of the weights after `round_`. `rows`: what the node's log has of the run, oldest first. Pure."""
-    seen = {row.round: row for row in rows if row.round <= round_}
-    authors = Counter(author for row in seen.values() if row.final for author in row.contributors)
+    facts = model_facts(spec, round_, state, rows)
+    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
+    most = _authors(_seen(rows, round_)).most_common(MOST_AUTHORS)
+    named = "\n".join(f"- {_code(who)}: {counted(n, 'round')}" for who, n in most)
+    return _TEXT.format(
+        name=plain_text(spec.name), table=table, authors=f"\n## Contributors\n\n{named}\n" if named else ""
+    )
+
+
+def model_facts(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus]) -> dict[str, str]:
+    """What is known of the weights after `round_`: subjects, and Markdown. Arguments as of `model_card`. Pure."""
+    seen = _seen(rows, round_)
+    authors = _authors(seen)
     measured = [
         f"{row.val_bpb:.4f} bits per byte after round {n}" for n, row in seen.items() if row.val_bpb is not None
     ]
-    facts = {
+    return {
         "run": f"{_code(spec.name)}, id {_code(spec.id.hex())}, owner {_code(spec.owner)}",
         "round": f"{round_ + 1} of {spec.outer.rounds} rounds are in these weights",
         "state digest": _code(state.hex()),
@@ -33,11 +44,14 @@ def model_card(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundSt
         else "none in the log of this node",
         "contributors": counted(len(authors), "member") if authors else "not in the log of this node",
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
-    named = "\n".join(f"- {_code(who)}: {counted(n, 'round')}" for who, n in authors.most_common(MOST_AUTHORS))
-    return _TEXT.format(
-        name=_plain(spec.name), table=table, authors=f"\n## Contributors\n\n{named}\n" if named else ""
-    )
+
+
+def _seen(rows: Sequence[RoundStatus], round_: int) -> dict[int, RoundStatus]:
+    return {row.round: row for row in rows if row.round <= round_}
+
+
+def _authors(seen: dict[int, RoundStatus]) -> Counter[str]:
+    return Counter(author for row in seen.values() if row.final for author in row.contributors)
 
 
 _TEXT = """---
@@ -68,10 +82,10 @@ they were trained on may have a licence of its own.
 or, with atoll, `atoll chat --from-hf PATH`."""
 
 
-def _plain(text: str) -> str:
+def plain_text(text: str) -> str:
     """A stranger's text without what Markdown, HTML or a table would obey."""
     return re.sub(r"[^\w .,:/@+-]", "?", text)
 
 
 def _code(text: str) -> str:
-    return f"`{_plain(text)}`"
+    return f"`{plain_text(text)}`"

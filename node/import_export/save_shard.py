@@ -1,5 +1,6 @@
 """Writes a member's shard of a universal checkpoint from its worker's state and its ledger. No node may run."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -44,11 +45,17 @@ _FAR = 1 << 62
 """A round number later than any round."""
 
 
-def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) -> Shard:
+def save_shard(
+    run_file: bytes,
+    run_folder: Path,
+    identity: Identity,
+    to: Path,
+    report: Callable[[int, int], None] = lambda done, of: None,
+) -> Shard:
     """Write this node's shard into a folder that may hold other nodes' shards; its signed JSON comes last.
 
-    `run_file` is the signed run. Raises ConfigError, CorruptFault, DiskFault, LocalFault while the node runs; then
-    nothing of this node is there.
+    `run_file` is the signed run. `report` is told how many of how many tensors are written. Raises ConfigError,
+    CorruptFault, DiskFault, LocalFault while the node runs; then nothing of this node is there.
     """
     spec = open_run(run_file)
     if spec.outer.momenta:
@@ -83,7 +90,13 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     _store_run(to, spec, run_file, run_folder)
     _store_votes(to, spec, votes)
     specs = shard_specs(spec.model, trained, draft.left)
-    return _write_shard(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsent_C4096)))
+    values, numbers = _values(spec, found, unsent_C4096), itertools.count(1)
+
+    def read(name: str) -> Tensor:
+        report(next(numbers), len(specs))
+        return values(name)
+
+    return _write_shard(to, draft, identity, file_pieces(specs, draft.note, read))
 
 
 def _votes(spec: RunSpec, run_folder: Path, found: LocalState, me: PeerId, to: Path) -> bytes:

@@ -12,8 +12,8 @@ import termios
 import click
 import pytest
 
-from atoll.cli.command_group import cli
-from atoll.cli.command_table import COMMANDS
+from atoll.cli.command_group import cli, load
+from atoll.cli.command_table import COMMANDS, MOVED, NOUNS, SHOWN
 from tests.waiting import HANGS_S
 
 
@@ -51,18 +51,45 @@ def test_every_command_speaks_json_in_a_home():
 
 
 LINES_OF_HELP = 36
-"""Ten lines, and one for each of up to 22 commands."""
+"""With the sections' titles, and one for each of 20 commands."""
 
 
 def test_help_fits_a_small_screen(atoll):
     ran = atoll("--help")
     assert ran.code == 0
     assert len(ran.out.splitlines()) <= LINES_OF_HELP
-    assert all(f"  {name} " in ran.out for name in COMMANDS)
+    assert all(f"  {name} " in ran.out for name in SHOWN)
+    assert not any(f"  {name} " in ran.out for name in MOVED)
+    assert [line for line in ran.out.splitlines() if line in ("Every day:", "By subject:", "More:")] == [
+        "Every day:", "By subject:", "More:",
+    ]  # fmt: skip
+
+
+def test_a_verb_of_a_noun_is_the_command_that_it_was(atoll, daemon):
+    for old, now in MOVED.items():
+        assert cli.get_command(click.Context(cli), now.split()[0]) is not None, old
+    for noun, verbs in NOUNS.items():
+        group = cli.get_command(click.Context(cli), noun)
+        for verb, place in verbs.items():
+            assert group.get_command(click.Context(group), verb) is load(place)
+    assert atoll("peer", "list").out == atoll("peers").out
+    assert atoll("run", "rounds", "-n", "1").out == atoll("rounds", "-n", "1").out
+    assert atoll("node", "status", "--json").out == atoll("status", "--json").out
+    assert "  list " in atoll("peer", "--help").out
+    assert "Usage: atoll peer list" in atoll("peer", "list", "--help").out
+
+
+def test_an_old_spelling_has_a_hint_for_people_and_none_for_scripts(atoll, daemon, monkeypatch):
+    assert atoll("peers").err == ""
+    monkeypatch.setattr("atoll.cli.command_group.for_people", lambda: True)
+    ran = atoll("peers")
+    assert (ran.code, ran.err) == (0, "hint: this is now `atoll peer list`\n")
+    assert atoll("status").err == ""
 
 
 HEAVY = {"asyncio", "difflib", "importlib.metadata", "numba", "numpy", "rich", "torch", "uvloop"}
 RUN_VERBS = ([], ["new"], ["list"], ["show"], ["find"], ["exclude"], ["rm"])
+HELP = (["node"], ["peer"], ["model"], ["doctor"], ["sim"], ["top"], ["model", "export"])
 LOADED = """
 import sys
 before = set(sys.modules)
@@ -78,6 +105,7 @@ print(*sorted(set(sys.modules) - before))
         (["--help"], {"msgspec", "platformdirs", "socket"}),
         (["status"], {"tomllib", "subprocess"}),
         *((["run", *words, "--help"], set()) for words in RUN_VERBS),
+        *(([*words, "--help"], set()) for words in HELP),
     ],
 )
 def test_light_commands_load_nothing_heavy(tmp_path, args, also):
@@ -110,6 +138,8 @@ def test_version(atoll):
     ("args", "said"),
     [
         (["statsu"], "Did you mean status?"),
+        (["peres"], "Did you mean peer list?"),
+        (["exclud"], "Did you mean peer exclude?"),
         (["status", "--jsno"], "--json"),
         (["rounds", "--last", "0"], "range"),
         (["run", "new"], "NAME"),

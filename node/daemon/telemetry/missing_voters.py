@@ -7,6 +7,8 @@ from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 
 _SHOWN = 4
+LISTEN_S = 10.0
+"""A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
 
 def missing(state: FinalityState) -> str:
@@ -20,6 +22,8 @@ def missing(state: FinalityState) -> str:
     silent_s = state.now - since + state.lease_s
     # Who has not listened for so long has heard nobody that is missing, and knows not for how long they are away.
     here_s = state.now - state.live_since
+    if here_s < LISTEN_S and not any(_why(state, peer) for peer in gone):
+        return ""
     heard = f"silent for {silent_s:.0f} s" if silent_s <= here_s else f"not heard yet in {here_s:.0f} s"
     who = ", ".join(f"…{peer[-6:]} {_why(state, peer) or heard}" for peer in gone[:_SHOWN])
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""

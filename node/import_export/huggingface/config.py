@@ -1,7 +1,8 @@
 """Writes a ModelSpec as the `config.json` of a Hugging Face checkpoint, and reads one back.
 
 A dense model is Llama, or Qwen3 with `qk_norm`; a mixture is Mixtral, Qwen3-MoE with `qk_norm`, or OLMoE with
-`qk_norm_across`. Reading is strict: a key that is neither understood nor without effect refuses the checkpoint.
+`qk_norm_across`. Mistral is read as Llama. Reading is strict: a key that is neither understood nor without effect
+refuses the checkpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ class Family(NamedTuple):
     """Default head size; None for model width / heads."""
     load_balance: float = 0.001
     rope_theta: float = 10_000.0
+    window: int | None = None
+    """Default of `sliding_window`, where every layer has one: tokens that a position sees, itself among them."""
     bos: int | None = None
     eos: int | None = None
     pad: int | None = None
@@ -33,11 +36,28 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", kv_heads=True, bos=1, eos=2),
+    "mistral": Family("MistralForCausalLM", kv_heads=True, window=4096, bos=1, eos=2),
     "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
     "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01, eos=50279, pad=1),
     "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6, bos=1, eos=2),
 }
+_GELU = (
+    "its feed-forward has a GELU where the decoder has a SiLU, and its norms and embeddings are scaled otherwise"
+)
+NOT_READ = {
+    "gemma": _GELU,
+    "gemma2": _GELU,
+    "gemma3": _GELU,
+    "gemma3_text": _GELU,
+    "gpt2": "its positions are learned, and its layers have biases",
+    "gpt_oss": "its attention has biases and sinks",
+    "olmo2": "its norms come after the layers",
+    "phi3": "its projections are stored in one tensor",
+    "qwen2": "its queries, keys and values have biases, which the decoder has not",
+    "qwen2_moe": "its queries, keys and values have biases, and one expert is shared",
+}
+"""Families that people will try, and why the decoder does not compute them."""
 _SIZES = {
     "dim": "hidden_size",
     "layers": "num_hidden_layers",
@@ -103,6 +123,8 @@ def model_from_config(config: Mapping[str, Any]) -> ModelSpec:
     Raises ConfigError, with the key's name, for anything that the decoder does not compute.
     """
     kind = config.get("model_type")
+    if isinstance(kind, str) and kind in NOT_READ:
+        raise ConfigError(f"config.json: model_type {kind!r} is not supported: {NOT_READ[kind]}")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ConfigError(f"config.json: model_type {kind!r} is none of {', '.join(FAMILIES)}")
     for key, value in config.items():
@@ -123,12 +145,12 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     model = ModelSpec(
         **sizes,
         ffn=experts.per_token * experts.ffn if experts else read_int(config, family.width),
-        context=read_int(config, "max_position_embeddings"),
+        context=_context(config, family),
         tied=read_bool(config, "tie_word_embeddings"),
         rope_theta=theta,
         rope_stretch=stretch,
         norm_eps=read_float(config, "rms_norm_eps"),
-        qk_norm=kind not in ("llama", "mixtral"),
+        qk_norm=kind not in ("llama", "mistral", "mixtral"),
         qk_norm_across=kind == "olmoe",
         head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
         experts=experts,
@@ -139,6 +161,14 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     if kind == "mixtral" and config.get("sliding_window") is not None:
         raise ConfigError(f"config.json: sliding_window = {config['sliding_window']!r} is not supported")
     return model
+
+
+def _context(config: Mapping[str, Any], family: Family) -> int:
+    """The longest context: where attention has a window, its length, because it hides nothing of that."""
+    longest = read_int(config, "max_position_embeddings")
+    if family.window is None or config.get("sliding_window", family.window) is None:
+        return longest
+    return min(longest, read_int({"sliding_window": family.window, **config}, "sliding_window"))
 
 
 def _head_size(found: Any, dim: int, heads: int) -> int | None:

@@ -1,8 +1,10 @@
 """`atoll export hf`: the newest state on disk, or a snapshot, without a node; refusals are one line."""
 
 import json
+import sys
 from pathlib import Path
 
+import gguf
 import msgspec
 import pytest
 import torch
@@ -171,3 +173,37 @@ def test_a_strangers_name_is_no_markdown(run):
     assert "\n# x???script?" in card
     assert card.count("\n---\n") == 1, "the front matter ends once"
     assert not [one for one in ("<script>", "[y]", "](") if one in card]
+
+
+@pytest.fixture
+def dense(atoll, tmp_path):
+    made = atoll("run", "new", "dense", "--preset", "tiny", "--data", "synthetic:markov", "--seed", "1")
+    assert made.code == 0, made.err
+    return open_run((tmp_path / "home/runs/dense.run").read_bytes())
+
+
+def test_a_dense_model_is_written_as_gguf(atoll, tmp_path, dense):
+    _, state = train(tmp_path / "home", dense)
+    ran = atoll("export", "gguf", str(tmp_path / "out.gguf"), "--json")
+    assert ran.code == 0, ran.err
+    said = json.loads(ran.out)
+    assert (said["class"], said["round"], said["digest"]) == ("llama", 7, state.hex())
+    about = gguf.GGUFReader(tmp_path / "out.gguf").fields
+    assert about["atoll.state_digest"].contents() == state.hex()
+    assert about["atoll.run"].contents() == dense.id.hex()
+    assert "round: 8 of 54 rounds are in these weights; " in about["general.description"].contents()
+    assert atoll("export", "gguf", str(tmp_path / "out.gguf")).code == 78
+    assert atoll("export", "gguf", str(tmp_path / "out.gguf"), "--force").code == 0
+
+
+def test_a_mixture_is_no_gguf_and_no_package_is_one_line(atoll, tmp_path, run, monkeypatch):
+    train(tmp_path / "home", run)
+    ran = atoll("export", "gguf", str(tmp_path / "out.gguf"))
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert "a mixture of experts is not written as GGUF; export a folder" in ran.err
+    assert not (tmp_path / "out.gguf").exists()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for name in ("export_gguf", "gguf_file"):
+        monkeypatch.delitem(sys.modules, f"atoll.node.import_export.{name}", raising=False)
+    ran = atoll("export", "gguf", str(tmp_path / "out.gguf"))
+    assert ran.err == "error: `atoll export gguf` needs the package gguf; pip install 'atoll[gguf]'\n"

@@ -18,6 +18,7 @@ from atoll.protocols.run.run_spec import RunSpec, open_run, sign_run
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 OTHER = peer_id_of(bytes([3]) * 32)
 PUBLIC = f"/ip4/9.9.9.9/tcp/4710/p2p/{OTHER}"
+OTHER_PUBLIC = f"/ip4/8.8.8.8/tcp/4710/p2p/{OTHER}"
 DAY_S = 86400
 
 
@@ -186,3 +187,15 @@ def test_what_was_given_out_is_listed_and_revoked(atoll, spec, here):
     assert row["state"] == "revoked"
     assert json.loads(atoll("invite", "revoke", row["id"], "--json").out) == row, "again"
     refused(atoll("invite", "revoke", "zz"), 78, "no invite of this home begins")
+
+
+def test_the_older_word_for_a_peer_works_with_a_hint_for_people(atoll, spec, monkeypatch):
+    seeds = [json.loads(atoll("invite", flag, PUBLIC, "--json").out)["seeds"] for flag in ("--peer", "--seed")]
+    assert seeds[0] == seeds[1]
+    both = atoll("invite", "--seed", PUBLIC, "--peer", OTHER_PUBLIC, "--json")
+    assert json.loads(both.out)["seeds"] == [OTHER_PUBLIC, PUBLIC]
+    assert both.err == "" or "hint" not in both.err
+    monkeypatch.setattr("atoll.cli.command_group.for_people", lambda: True)
+    assert atoll("invite", "--seed", PUBLIC).err.startswith("hint: --seed is now --peer\n")
+    assert "hint" not in atoll("invite", "--peer", PUBLIC).err
+    assert "--seed" not in atoll("invite", "create", "--help").out

@@ -310,7 +310,7 @@ def test_panel_draws_every_status(daemon):
 
 def test_addresses_are_shown_when_they_change(daemon):
     now = daemon.operator.state
-    assert new_addresses(now, None) == [f"others join with --seed /ip4/127.0.0.1/tcp/4710/p2p/{now.peer}"]
+    assert new_addresses(now, None) == [f"others join with --peer /ip4/127.0.0.1/tcp/4710/p2p/{now.peer}"]
     assert new_addresses(now, now) == []
     assert len(new_addresses(msgspec.structs.replace(now, addresses=("/ip4/1.2.3.4/tcp/1",)), now)) == 1
 

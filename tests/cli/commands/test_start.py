@@ -6,16 +6,19 @@ import fcntl
 import json
 import os
 import pty
+import re
 import shutil
 import subprocess
 import sys
 import termios
 import time
 
+import click
 import msgspec
 import psutil
 import pytest
 
+from atoll.cli.commands.start import GROUPS, start
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
@@ -161,7 +164,9 @@ def test_a_signer_that_is_not_the_owner_is_named(atoll):
 def test_data_that_each_member_must_have(atoll):
     spec = msgspec.structs.replace(SPEC, data=msgspec.structs.replace(SPEC.data, source="file:book.txt"))
     link = invited(spec)
-    assert "book.txt: you need your own copy; give its path with --data" in atoll("start", link).err
+    assert "book.txt: you need your own copy; give its path with --data\n" in atoll("start", link).err
+    named = msgspec.structs.replace(spec, data=msgspec.structs.replace(spec.data, digest=bytes([0xAB]) * 32))
+    assert "with --data; digest abababababababab\n" in atoll("start", invited(named)).err
     assert "your file /x/book.txt, which must be book.txt" in atoll("start", link, "--data", "/x/book.txt").err
 
 
@@ -338,3 +343,18 @@ async def test_seeds_that_are_down_are_asked_again(tmp_path):
     assert f"no seed gave the run: {SEED}: " in heard[1]
     assert heard[1].endswith("trying again in 2 s (Ctrl-C to stop)")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_help_is_short_and_help_all_has_every_option_once(atoll):
+    few, every = atoll("start", "--help"), atoll("start", "--help-all")
+    assert (few.code, every.code) == (0, 0)
+    assert len(few.out.splitlines()) <= 30
+    assert "--device" in few.out
+    assert "--port " not in few.out
+    shown = [param for param in start.params if isinstance(param, click.Option) and not param.hidden]
+    for param in shown:
+        lines = [line for line in every.out.splitlines() if re.match(rf"  {param.opts[0]}[ ,\n]", f"{line}\n")]
+        assert len(lines) == 1, param.opts
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert len(grouped) == len(set(grouped))
+    assert set(grouped) <= {param.name for param in shown}, "a group that names what is not there"

@@ -2,12 +2,14 @@
 
 import io
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import pytest
 
 from atoll.cli.node_commands import running
+from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
@@ -38,7 +40,7 @@ def agree(monkeypatch):
     """Agree on a machine; returns what was asked, with its default. Answers with that default."""
     plan = SimpleNamespace(
         run=SimpleNamespace(spec=SPEC), config=NodeConfig(device="cpu", threads=1), room=None, invite=None,
-        free=Free(1 << 50, 1 << 50), outlook=None,
+        free=Free(1 << 50, 1 << 50), outlook=None, home=Home(Path("/nowhere")),
     )  # fmt: skip
     asked = []
 
@@ -46,8 +48,9 @@ def agree(monkeypatch):
         asked.append((question, default))
         return default
 
-    async def on(machine, *, yes, is_terminal, outlook=None):
+    async def on(machine, *, yes, is_terminal, outlook=None, disk_bytes=1 << 50):
         plan.outlook = outlook
+        plan.free = Free(1 << 50, disk_bytes)
         monkeypatch.setattr(running, "measure_machine", lambda device: machine)
         monkeypatch.setattr(running, "_confirm", confirm)
         monkeypatch.setattr(running.sys, "stdin", Stdin(is_terminal))
@@ -63,6 +66,14 @@ async def test_yes_does_not_join_what_can_never_work_here(agree, yes, is_termina
         await agree(TOO_SMALL, yes=yes, is_terminal=is_terminal)
     assert str(refused.value).startswith("this machine cannot train 'tiny': it needs ")
     assert refused.value.hint == "join from a larger machine", "no preset fits into a megabyte"
+
+
+@pytest.mark.parametrize(("yes", "is_terminal"), [(True, True), (False, False)])
+async def test_yes_does_not_join_what_the_disk_cannot_hold(agree, yes, is_terminal):
+    with pytest.raises(ConfigError) as refused:
+        await agree(LARGE, yes=yes, is_terminal=is_terminal, disk_bytes=1 << 20)
+    assert str(refused.value).startswith("this disk cannot hold 'tiny': it needs up to ")
+    assert str(refused.value).endswith(", and 1.05 MB are free in /nowhere")
 
 
 async def test_who_cannot_train_is_told_what_it_can_do(agree):

@@ -100,7 +100,8 @@ def test_the_manager_hears_ready_when_the_node_answers_and_signs_of_life_until_i
 
 def test_the_command_line_is_given_again(tmp_path):
     args = ["--home", str(tmp_path), "atoll:abc", "--detach", "--role", "seed", "--role", "relay", "--no-relay"]
-    with start.make_context("start", [*args, "--port", "4711", "--yes", "--json"]) as ctx:
+    peers = ["--peer", "/dnsaddr/one.example", "--seed", "/dnsaddr/two.example"]
+    with start.make_context("start", [*args, *peers, "--port", "4711", "--yes", "--json"]) as ctx:
         words = words_of(ctx)
     with start.make_context("start", words[1:]) as again:
         same = {"detach", "as_json"}
@@ -109,4 +110,5 @@ def test_the_command_line_is_given_again(tmp_path):
         }
         assert again.params["home"] == Home(tmp_path)
         assert not again.params["detach"]
+        assert again.params["seeds"] == ("/dnsaddr/one.example", "/dnsaddr/two.example")
     assert isinstance(ctx.command, click.Command)

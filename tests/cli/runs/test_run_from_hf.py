@@ -252,3 +252,27 @@ def test_a_disk_that_is_full_half_way_leaves_nothing(hf, tmp_path):
     assert ran.stderr.count("\n") == 1, ran.stderr
     assert "file size limit" in ran.stderr
     assert left(tmp_path) == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "hint"),
+    [
+        (
+            "Qwen/Qwen3-0.6B",
+            "Qwen/Qwen3-0.6B is no folder here, and atoll downloads no models",
+            "`hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B --include '*.json' '*.jinja' '*.safetensors'`, "
+            "then Qwen3-0.6B",
+        ),
+        (
+            "no/such/folder",
+            "no/such/folder is no folder",
+            "give a folder with config.json, safetensors, tokenizer.json",
+        ),
+        ("../a/b", "../a/b is no folder", "give a folder with config.json, safetensors, tokenizer.json"),
+    ],
+)
+def test_a_name_of_the_hub_is_said_with_what_to_download(atoll, tmp_path, name, said, hint):
+    for command in (("run", "new", "given"), ("generate", "x")):
+        ran = atoll(*command, "--from-hf", name)
+        assert (ran.code, ran.err) == (78, f"error: {said}; {hint}\n")
+    assert not (tmp_path / "home").exists()

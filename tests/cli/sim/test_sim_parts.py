@@ -7,10 +7,10 @@ import pytest
 
 from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
-from atoll.cli.sim.command import simulate
 from atoll.cli.sim.progress import EVERY_S, Progress
 from atoll.cli.sim.report import as_json, sent
 from atoll.cli.sim.scenario import Join, Kill, Seen, Story, plan
+from atoll.cli.sim.simulation import simulate
 from atoll.cli.sim.swarm import prepare
 from atoll.cli.sim.verdict import (
     Validation,

@@ -1,5 +1,7 @@
 """What the status says of the network comes from the hosts that know it, through every layer of them."""
 
+import dataclasses
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -136,3 +138,17 @@ def test_a_worker_without_memory_and_a_sensor_that_fails_are_trouble(worker, gue
         **dict.fromkeys(parts),
     )
     assert one._trouble() == shown
+
+
+@pytest.mark.parametrize(
+    ("up_s", "restarts", "said"),
+    [(1, 0, ""), (60, 0, "; the first start after an install compiles its kernels"), (3600, 1, "")],
+)
+def test_a_worker_that_starts_for_long_has_a_reason(up_s, restarts, said):
+    one = operator(applied=NOTHING_YET, ready=False, phase=Phase.SYNC, at=0)
+    one = dataclasses.replace(
+        one,
+        trainer=SimpleNamespace(statistics=lambda: SimpleNamespace(restarts=restarts)),
+        started_s=time.monotonic() - up_s,
+    )
+    assert one._starting() == f"the worker is starting{said}"

@@ -23,7 +23,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.telemetry.missing_voters import missing
+from atoll.node.daemon.telemetry.missing_voters import LISTEN_S, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
     Ballot,
@@ -344,8 +344,12 @@ def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
 
 
 def test_a_node_that_came_up_just_now_does_not_say_for_how_long_others_are_silent():
-    node = Node(here=(A,)).wait(1)
-    assert "…peer-b not heard yet in 1 s, …peer-c not heard yet in 1 s; " in missing(node.state)
+    node = Node(here=(A,)).wait(LISTEN_S)
+    assert "…peer-b not heard yet in 10 s, …peer-c not heard yet in 10 s; " in missing(node.state)
+
+
+def test_a_node_that_came_up_just_now_complains_of_nobody():
+    assert missing(Node(here=(A,)).wait(LISTEN_S - 1).state) == ""
 
 
 # --- what the simulator found -------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from msgspec.structs import replace
 from transformers import AutoModelForCausalLM
 
-from atoll.node.import_export.huggingface.config import config_from_model, model_from_config
+from atoll.node.import_export.huggingface.config import NOT_READ, config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import RopeStretch
@@ -27,6 +27,12 @@ PLAIN = {"rope_parameters": GONE, "rope_theta": GONE}
 LLAMA_3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "rope_type": "llama3"}
 """The scaling of Llama-3.2-1B, but for the length that it had before."""
 STRETCH = RopeStretch(factor=32.0, low=1.0, high=4.0, original=20)
+MISTRAL = {
+    "model_type": "mistral",
+    "architectures": ["MistralForCausalLM"],
+    "mlp_bias": GONE,
+    "attention_bias": GONE,
+}
 OLMOE = replace(MIXED, qk_norm_across=True, rope_theta=1e4)
 CONFIGS = {
     "SmolLM2": (DENSE, SMOL, 1e5),
@@ -51,6 +57,12 @@ CONFIGS = {
         PLAIN | {"rope_parameters": LLAMA_3 | {"original_max_position_embeddings": 20, "rope_theta": 5e5}},
         5e5,
     ),
+    "Mistral 7B v0.3": (
+        replace(DENSE, rope_theta=1e6),
+        PLAIN | MISTRAL | {"rope_theta": 1000000.0, "sliding_window": None},
+        1e6,
+    ),
+    "Mistral with a window as long as TOKENS": (DENSE, PLAIN | MISTRAL | {"sliding_window": 32}, 1e4),
     "one key head for each head": (replace(DENSE, kv_heads=4), {"num_key_value_heads": GONE}, 5e4),
     "Qwen3 with heads of 128": (replace(DENSE, qk_norm=True, head_size=128), {"head_dim": GONE}, 5e4),
 }
@@ -70,6 +82,36 @@ def test_a_published_config_gives_the_logits_of_transformers(tmp_path, name):
     with torch.no_grad():
         difference = theirs(input_ids=TOKENS).logits - logits_of(found.model, found.theta)
     assert float(difference.abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(("window", "context"), [(None, 32), (20, 20), (GONE, 32), (64, 32)])
+def test_a_window_is_the_longest_context(window, context):
+    """Within it every position sees all before it, as in the decoder; 4096 if the config has no word of it."""
+    config = {**config_from_model(DENSE), **MISTRAL, "sliding_window": window}
+    found = model_from_config({key: value for key, value in config.items() if value is not GONE})
+    assert found == replace(DENSE, context=context)
+
+
+def test_a_short_window_is_cut_to_where_transformers_agrees(tmp_path):
+    saved(tmp_path / "hf", DENSE, theta_of(DENSE))
+    path = tmp_path / "hf/config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **MISTRAL, "mlp_bias": False, "sliding_window": 20,
+        "attention_bias": False}))  # fmt: skip
+    found = load_folder(tmp_path / "hf")
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "hf", dtype=torch.float32, attn_implementation="eager"
+    )
+    with torch.no_grad():
+        difference = (theirs(input_ids=TOKENS).logits - logits_of(DENSE, found.theta)).abs().amax(dim=(0, 2))
+    assert float(difference[: found.model.context].max()) <= 1e-5
+    assert float(difference[found.model.context :].min()) > 1e-5, "beyond it the window hides something"
+
+
+@pytest.mark.parametrize("kind", NOT_READ)
+def test_families_that_the_decoder_does_not_compute_are_refused_with_the_reason(kind):
+    with pytest.raises(ConfigError) as refused:
+        model_from_config({**config_from_model(DENSE), "model_type": kind})
+    assert str(refused.value) == f"config.json: model_type {kind!r} is not supported: {NOT_READ[kind]}"
 
 
 def test_what_a_config_does_not_say_is_its_familys(tmp_path):

@@ -1,0 +1,1 @@
+"""The terminal's full-screen view of a running node."""
