@@ -82,7 +82,7 @@ def save_shard(run_file: bytes, run_folder: Path, identity: Identity, to: Path) 
     make_folder(to)
     _store_run(to, spec, run_file, run_folder)
     _store_votes(to, spec, votes)
-    specs = shard_specs(spec.model, trained, draft.left)
+    specs = shard_specs(spec.model, spec.inner.optimizer, trained, draft.left)
     return _write_shard(to, draft, identity, file_pieces(specs, draft.note, _values(spec, found, unsent_C4096)))
 
 

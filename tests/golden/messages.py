@@ -123,6 +123,7 @@ MIXTURE = _run(
 )  # fmt: skip
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
+MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -200,6 +201,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "mixture": MIXTURE,
         "audited": AUDITED,
         "puzzled": PUZZLED,
+        "muon": MUON,
     }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)
