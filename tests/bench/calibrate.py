@@ -46,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--delay", type=int, default=0, help="inner steps until a fold is merged")
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
+    parser.add_argument("--quantized", action="store_true", help="moments in eight bits")
     parser.add_argument("--optimizer", choices=["adamw", "muon"])
     for name in ("--lr", "--lr-min", "--beta2", "--feedback", "--muon-lr", "--muon-momentum"):
         parser.add_argument(name, type=float)
@@ -120,7 +121,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     spec = spec_of(given)
     data = open_dataset(spec.data, spec.model.context, "", default_cache())
-    task = Task(spec, data, given.members, spec.outer.rounds, given.device)
+    task = Task(spec, data, given.members, spec.outer.rounds, given.device, quantized=given.quantized)
     rule, captured = LateRule(given.rule, given.keep), Captured()
     arms = {
         "dp": lambda: data_parallel(task, given.lr_scale),

@@ -271,6 +271,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
         "host",
         4,
         True,
+        quantized=True,
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),

@@ -11,16 +11,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
+from atoll.node.learning.inner.adamw import adamw_step, step_in_slabs
 from atoll.node.learning.inner.muon import muon_step
 from atoll.node.learning.inner.passes import Loads, Loss, Passes
+from atoll.node.learning.inner.quantized import (
+    CODES,
+    SCALES,
+    Quantized,
+    encoded,
+    moment_of,
+    named,
+    saved_moment,
+    saved_quantized,
+)
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS, MOMENTUM, is_orthogonalized, kinds_of
 from atoll.protocols.run.run_spec import InnerSpec
 
+_KEYS = ("step", *(kind + form for kind in KINDS for form in ("", CODES, SCALES)))
+"""First parts of the names in a saved state."""
 ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Maps tensors named and shaped like the module's parameters to views of them by atom names."""
 _CLIP_EPS = 1e-6
@@ -58,14 +70,17 @@ class Inner:
         micro_batch: int = 0,
         recompute: Callable[[], bool] = lambda: False,
         loads_of: Loads | None = None,
+        quantized: bool = False,
     ) -> None:
         """`before_step` is called before each attempt at a step, `after_step` after each step; it updates values
-        that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see Passes."""
+        that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see Passes. `quantized`:
+        moments are stored in eight bits."""
         self.module = module
         self._by_atom = by_atom
         self._before_step = before_step
         self._after_step = after_step
         self._spec = spec
+        self.quantized = quantized
         self._share = share
         self.passes = Passes(
             share.joined(module),
@@ -103,15 +118,15 @@ class Inner:
     def state(self) -> dict[str, Tensor]:
         """The state for a checkpoint: views `exp_avg/ATOM` and `exp_avg_sq/ATOM`, and `step/ATOM` `[1]`.
 
-        Matrices that Muon moves have no `exp_avg_sq`.
+        Matrices that Muon moves have no `exp_avg_sq`. Moments in eight bits have other names (`quantized`).
         """
         held = {name: self._state[name] for name in self._atoms if name in self._state}
         if not held:
             return {}
         steps_A = torch.stack([state["step"] for state in held.values()]).cpu()
         found = {f"step/{name}": steps_A[at : at + 1] for at, name in enumerate(held)}
-        for moment in KINDS:
-            found.update({f"{moment}/{name}": state[moment] for name, state in held.items() if moment in state})
+        for name, state in held.items():
+            found.update({f"{key}/{name}": value for key, value in state.items() if key != "step"})
         return found
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -136,15 +151,16 @@ class Inner:
             own = self._state.get(name) or self._copied(name, {})
             own_steps = float(own["step"])
             own["step"].add_(older["step"]).clamp_(max=MAX_STEPS)
-            for moment, beta in zip(self._kinds(name), self._decays(name), strict=True):
-                own[moment].add_(older[moment], alpha=beta**own_steps)
+            for kind, beta in zip(self._kinds(name), self._decays(name), strict=True):
+                moment = self._moment(name, own, kind).add_(self._moment(name, older, kind), alpha=beta**own_steps)
+                own.update(self._stored(kind, moment))
             self._state[name] = own
 
     def moments(self, atoms: Iterable[str]) -> Iterator[Tensor]:
         """The optimiser's own tensors of these atoms in the order of the names; all other state is dropped."""
         self._state = {name: self._state.get(name) or self._copied(name, {}) for name in atoms}
-        for name, state in self._state.items():
-            yield from (state[kind] for kind in ("step", *self._kinds(name)))
+        for state in self._state.values():
+            yield from state.values()
 
     def moved(self) -> list[str]:
         """Atoms that have moments."""
@@ -164,16 +180,32 @@ class Inner:
         return self._spec.beta1, self._spec.beta2
 
     def _copied(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copies of an atom's state in the form that steps need; fresh tensors if `state` has none."""
+        """Copies of an atom's state in the form that it has here; fresh tensors if `state` has none."""
         values = self._atoms[name]
-        fresh = {"step": values.new_zeros(()), **{kind: torch.zeros_like(values) for kind in self._kinds(name)}}
-        if any(f"{kind}/{name}" in state for kind in fresh):
-            for kind, into in fresh.items():
-                found = state.get(f"{kind}/{name}")
-                if found is None or found.shape != (into.shape or (1,)):
-                    raise CorruptFault(f"the saved optimiser state does not fit {name}")
-                into.copy_(found.reshape(into.shape))
-        return fresh
+        found = {"step": values.new_zeros(())}
+        is_known = any(f"{key}/{name}" in state for key in _KEYS)
+        if is_known:
+            steps = state.get(f"step/{name}")
+            if steps is None or steps.shape != (1,):
+                raise CorruptFault(f"the saved optimiser state does not fit {name}")
+            found["step"].copy_(steps.reshape(()))
+        for kind in self._kinds(name):
+            stored = saved_quantized(state, kind, name, values.shape) if self.quantized else None
+            if stored is not None:  # as it was, bit for bit
+                found |= named(kind, Quantized(*(part.to(values.device, copy=True) for part in stored)))
+                continue
+            moment = torch.zeros_like(values)
+            if is_known:
+                moment.copy_(saved_moment(state, kind, name, values.shape))
+            found |= self._stored(kind, moment)
+        return found
+
+    def _stored(self, kind: str, moment: Tensor) -> dict[str, Tensor]:
+        return named(kind, encoded(kind, moment)) if self.quantized else {kind: moment}
+
+    def _moment(self, name: str, state: Mapping[str, Tensor], kind: str) -> Tensor:
+        """A moment in float32: the state's own tensor, unless it is stored in eight bits."""
+        return moment_of(state, kind, self._atoms[name].shape) if self.quantized else state[kind]
 
     def _update(self, found: Mapping[str, Tensor], norm: Tensor, rate: float) -> None:
         """Update the parameters along these gradients, which are clipped to the norm of the spec."""
@@ -199,28 +231,19 @@ class Inner:
         state["step"].add_(1)
         rate *= self._spec.expert_lr if is_experts(name) else 1.0
         beta = self._spec.muon_momentum
-        muon_step(self._atoms[name], state[MOMENTUM[0]], gradient, rate=rate, beta=beta, decay=decay)
+        momentum = self._moment(name, state, MOMENTUM[0])
+        muon_step(self._atoms[name], momentum, gradient, rate=rate, beta=beta, decay=decay)
+        state.update(self._stored(MOMENTUM[0], momentum))
 
     def _adamw(self, names: Sequence[str], gradients: Mapping[str, Tensor], rate: float, decay: float) -> None:
-        """Call torch's AdamW function; its class would import torch's compiler, which takes seconds."""
+        if self.quantized:
+            for name in names:
+                step_in_slabs(self._atoms[name], gradients[name], self._state[name], self._spec, rate, decay)
+            return
         states = [self._state[name] for name in names]
         first, second = ([state[kind] for state in states] for kind in KINDS)
-        adamw(
-            [self._atoms[name] for name in names],
-            [gradients[name] for name in names],
-            first,
-            second,
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=self._spec.beta1,
-            beta2=self._spec.beta2,
-            lr=rate,
-            weight_decay=decay,
-            eps=self._spec.eps,
-            maximize=False,
-        )
+        values, found = ([of[name] for name in names] for of in (self._atoms, gradients))
+        adamw_step(values, found, first, second, [state["step"] for state in states], self._spec, rate, decay)
 
     def _begin(self) -> None:
         """What lasts comes before the passes: among their arrays it would cut the heap into pieces."""

@@ -269,6 +269,31 @@ def test_files_of_moments_are_swept_and_junk_is_refused(nodes):
         assert all(torch.equal(value, before[name]) for name, value in moments(node).items())
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_in_eight_bits_are_handed_over_and_survive_a_restart(nodes, optimizer):
+    spec = spec_of(optimizer=optimizer)
+    node = nodes("a", spec)
+    node.start = msgspec.structs.replace(node.start, quantized=True)
+    node.restart()
+    node.train_some(0, LOW)
+    assert any(name.startswith("exp_avg_int8/") for name in moments(node))
+    *_, trained = node.session.train(TrainRequest(Round(1), 0, 2, STEPS, -1, bitmap_of({1}, E)))
+    node.keep(1)
+    (parted,) = trained.parted
+    given = node.path / "given"
+    shutil.copy(parted.path, given)
+    assert len(given.read_bytes()) == moments_bytes(spec.model, optimizer)
+    before = moments(node)
+    node.restart()
+    after = moments(node)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    node.train_some(2, LOW)
+    assert node.ask(InheritRequest(0, str(given))) == InheritReply(True)
+    steps = moments(node)["step/model.layers.0.mlp.experts.0.up_proj.weight"]
+    assert steps == 2 * STEPS
+
+
 @pytest.mark.parametrize("frozen", ["float32", "bfloat16", "int8"])
 def test_frozen_experts_follow_the_view(nodes, frozen):
     spec = spec_of(1, 2)
