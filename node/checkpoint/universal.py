@@ -12,10 +12,11 @@ round and state, and a quorum of the members has signed for what it wrote. Of wh
 expert's; experts with several holders) the moments are taken from the member that took most steps with it, and of
 these from the one with the highest BLAKE3(run, part, peer).
 
-The tensors of PEER.safetensors; which they are is a pure function of the model and of who trains what:
+The tensors of PEER.safetensors; which they are is a pure function of model, optimizer and who trains what:
 
     weight/ATOM       int32, units of 2⁻²⁴, natural shape: Θ_final
-    exp_avg/ATOM      float32: Adam's first moment;  exp_avg_sq/ATOM: the second;  step/ATOM `[1]`: its steps
+    exp_avg/ATOM      float32: first moment, or Muon's momentum;  step/ATOM `[1]`: steps of the optimizer
+    exp_avg_sq/ATOM   float32: Adam's second moment; not of a matrix that Muon moves
     error/ATOM        float32: error feedback: what was trained and not sent yet
 
 A shard is what one member trains: all that is no expert's, and its experts; beside that `error` of experts that
@@ -36,7 +37,7 @@ from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.identity import SIGNATURE_BYTES, Identity, verify
 from atoll.protocols.ids import DIGEST_BYTES, PeerId, digest, public_key_of
 from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, expert_of
-from atoll.protocols.run.moments import KINDS, MAX_STEPS, file_of
+from atoll.protocols.run.moments import MAX_STEPS, Optimizer, file_of, kinds_of
 
 VERSION = 2
 _DOMAIN = "shard/2"
@@ -232,23 +233,25 @@ def _is_hex(text: str, size: int) -> bool:
     return len(text) == 2 * size and not text.strip("0123456789abcdef")
 
 
-def shard_specs(model: ModelSpec, trained: Collection[int], left: Collection[int]) -> dict[str, Spec]:
+def shard_specs(
+    model: ModelSpec, optimizer: Optimizer, trained: Collection[int], left: Collection[int]
+) -> dict[str, Spec]:
     """Tensors of a member that trains these experts, and has something to say of those that it `left`."""
     found: dict[str, Spec] = {}
     for atom in atoms(model):
         expert = expert_of(atom.name)
         if expert is None or expert in trained:
             found[f"{WEIGHT}/{atom.name}"] = torch.int32, atom.shape
-            found.update(_kept(atom))
+            found.update(_kept(atom, optimizer))
         elif expert in left:
             found[f"{ERROR}/{atom.name}"] = torch.float32, atom.shape
     return found
 
 
-def moment_specs(model: ModelSpec, number: int) -> dict[str, Spec]:
+def moment_specs(model: ModelSpec, optimizer: Optimizer, number: int) -> dict[str, Spec]:
     """Names, dtypes and shapes of the tensors of a moments file."""
     mine = (atom for atom in atoms(model) if file_of(model, atom.name) == number)
-    return {name: spec for atom in mine for name, spec in _kept(atom)}
+    return {name: spec for atom in mine for name, spec in _kept(atom, optimizer)}
 
 
 def is_optimised(name: str) -> bool:
@@ -264,9 +267,9 @@ def is_valid(name: str, value: Tensor) -> bool:
     return all_finite(value) and (kind != "exp_avg_sq" or not bool((value < 0).any()))
 
 
-def _kept(atom: Atom) -> Iterator[tuple[str, Spec]]:
+def _kept(atom: Atom, optimizer: Optimizer) -> Iterator[tuple[str, Spec]]:
     yield f"{ERROR}/{atom.name}", (torch.float32, atom.shape)
     if is_optimised(atom.name):
         yield f"{STEP}/{atom.name}", (torch.float32, (1,))
-        for moment in KINDS:
+        for moment in kinds_of(optimizer, atom.name):
             yield f"{moment}/{atom.name}", (torch.float32, atom.shape)

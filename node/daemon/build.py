@@ -235,6 +235,7 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         exchange_on=config.exchange_on,
         micro_batch=micro_batch,
         recompute=recompute,
+        quantized=config.optimizer_states == "int8",
         trains=config.work.trains,
         reads_text=config.work.reads_text,
     )

@@ -19,8 +19,9 @@ import psutil
 from atoll.node.config.node_config import devices_of
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import config_or_cpu, trained_experts
+from atoll.node.runs.capacity.free_resources import states_of
 from atoll.node.runs.capacity.machine_fit import measure_machine
-from atoll.node.runs.capacity.memory_model import needs_of
+from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.control_group import usable_cpus
@@ -148,7 +149,9 @@ def memory(given: DoctorInput) -> Iterator[Finding]:
     if given.run is None:
         yield Finding("memory", "skip", f"{text}; no run to measure it by")
         return
-    need = needs_of(given.run, config_or_cpu(given), trained_experts(given)).host
+    experts = trained_experts(given)
+    config = states_of(given.run, config_or_cpu(given), Free(found.memory_bytes, 0), experts, spare=0.0)
+    need = needs_of(given.run, config, experts).host
     text += f", about {need / GB:.1f} GB needed"
     if need > found.memory_bytes:
         remedy = "`atoll doctor --fit` names the presets that fit; or take another machine"

@@ -95,7 +95,9 @@ class ShardedCheckpoint:
 
     def moments(self, number: int) -> Iterator[Piece]:
         """The bytes of moments file `number`, in pieces."""
-        return file_pieces(moment_specs(self.spec.model, number), MOMENTS_NOTE, self.merged)
+        return file_pieces(
+            moment_specs(self.spec.model, self.spec.inner.optimizer, number), MOMENTS_NOTE, self.merged
+        )
 
     def _weight(self, place: Placement) -> Tensor:
         part, name = part_of(place.name), f"{WEIGHT}/{place.name}"
@@ -124,7 +126,8 @@ class ShardedCheckpoint:
         """The opened tensors' file of a member that has a shard."""
         if peer not in self._files:
             shard = next(shard for shard in self.manifest.shards if shard.peer == peer)
-            specs = shard_specs(self.spec.model, shard.experts, shard.left)
+            spec = self.spec
+            specs = shard_specs(spec.model, spec.inner.optimizer, shard.experts, shard.left)
             self._files[peer] = TensorFile(self.folder / shard.file, specs, shard.note)
         return self._files[peer]
 

@@ -27,7 +27,7 @@ from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.model_spec import expert_of
-from atoll.protocols.run.moments import KINDS
+from atoll.protocols.run.moments import kinds_of
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES
 
 
@@ -104,7 +104,7 @@ def _shared_moments(checkpoint: ShardedCheckpoint) -> Iterator[tuple[str, Tensor
     for place in checkpoint.arena.placements:
         is_trained = not splits(checkpoint.spec) or expert_of(place.name) is None
         if is_trained and is_optimised(place.name):
-            for kind in (STEP, *KINDS):
+            for kind in (STEP, *kinds_of(checkpoint.spec.inner.optimizer, place.name)):
                 name = f"{kind}/{place.name}"
                 yield name, checkpoint.merged(name)
 

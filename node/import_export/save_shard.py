@@ -26,6 +26,7 @@ from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.import_export.export_run import STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.codecs import OnHost
+from atoll.node.learning.inner.quantized import saved_moment
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, hand_back
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.p2p.blobs.store import BLOBS
@@ -89,7 +90,7 @@ def save_shard(
     make_folder(to)
     _store_run(to, spec, run_file, run_folder)
     _store_votes(to, spec, votes)
-    specs = shard_specs(spec.model, trained, draft.left)
+    specs = shard_specs(spec.model, spec.inner.optimizer, trained, draft.left)
     values, numbers = _values(spec, found, unsent_C4096), itertools.count(1)
 
     def read(name: str) -> Tensor:
@@ -210,7 +211,9 @@ def _values(spec: RunSpec, found: LocalState, unsent_C4096: Tensor) -> Callable[
         kind, _, atom = name.partition("/")
         if kind == WEIGHT:
             return read_atom(tensors["final"], places[atom])
-        return _error(places[atom], tensors, unsent_C4096) if kind == ERROR else tensors[name]
+        if kind == ERROR:
+            return _error(places[atom], tensors, unsent_C4096)
+        return tensors[name] if kind == STEP else saved_moment(tensors, kind, atom, places[atom].shape)
 
     return value_of
 

@@ -16,7 +16,7 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner
 from atoll.protocols.errors import DecodeError, DiskFault
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.moments import KINDS, file_of
+from atoll.protocols.run.moments import file_of, kinds_of
 from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
@@ -57,10 +57,12 @@ class InitialMoments:
             return {}
 
     def _read(self, number: int, atoms: list[str]) -> dict[str, Tensor]:
-        file = TensorFile(self._paths[number], moment_specs(self._spec.model, number), MOMENTS_NOTE)
+        optimizer = self._spec.inner.optimizer
+        specs = moment_specs(self._spec.model, optimizer, number)
+        file = TensorFile(self._paths[number], specs, MOMENTS_NOTE)
         found: dict[str, Tensor] = {}
         for atom in atoms:
-            for kind in (ERROR, *((STEP, *KINDS) if is_optimised(atom) else ())):
+            for kind in (ERROR, *((STEP, *kinds_of(optimizer, atom)) if is_optimised(atom) else ())):
                 name = f"{kind}/{atom}"
                 found[name] = file.read(name)
                 if not is_valid(name, found[name]):

@@ -18,6 +18,7 @@ from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate, losses_of
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
+from atoll.node.learning.inner.quantized import saved_moment
 from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.multi_device.lead import Ranks
@@ -25,7 +26,7 @@ from atoll.node.worker.multi_device.replica import ALL_STORED, Replica, StepMemo
 from atoll.protocols.ledger.ownership import nothing, splits
 from atoll.protocols.run.experts import ALL, bitmap_of, experts_in
 from atoll.protocols.run.model_spec import expert_of
-from atoll.protocols.run.moments import places_of
+from atoll.protocols.run.moments import kinds_of, places_of
 from atoll.protocols.run.run_spec import RunSpec
 
 
@@ -155,10 +156,20 @@ class Learner:
         return True
 
     def _given_up(self, experts: bytes, moments: Mapping[str, Tensor]) -> dict[int, bytes]:
-        gone = self._trained(self.experts) - self._trained(experts)
-        names = {expert: [place.name for place in places_of(self._spec.model, expert)] for expert in gone}
-        found = {expert: pack(moments, names[expert]) for expert in sorted(gone)}
+        gone = sorted(self._trained(self.experts) - self._trained(experts))
+        found = {expert: self._packed(expert, moments) for expert in gone}
         return {expert: data for expert, data in found.items() if data}
+
+    def _packed(self, expert: int, moments: Mapping[str, Tensor]) -> bytes:
+        """The file of an expert's moments; empty if it has not been trained."""
+        places = places_of(self._spec.model, expert)
+        if any(f"step/{place.name}" not in moments for place in places):
+            return b""
+        floats = {f"step/{place.name}": moments[f"step/{place.name}"] for place in places}
+        for place in places:
+            for kind in kinds_of(self._spec.inner.optimizer, place.name):
+                floats[f"{kind}/{place.name}"] = saved_moment(moments, kind, place.name, place.shape)
+        return pack(floats, [place.name for place in places])
 
     def _trained(self, experts: bytes) -> frozenset[int]:
         return experts_in(experts, splits(self._spec))

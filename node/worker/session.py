@@ -105,7 +105,7 @@ class Session:
             start.frozen_on_host,
             self._ranks,
             anchor_on=encoder.device,
-            memory=StepMemory(start.micro_batch, start.recompute),
+            memory=StepMemory(start.micro_batch, start.recompute, start.quantized),
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
         arrays = MappedArrays(home / ARRAYS)

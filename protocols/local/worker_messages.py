@@ -65,8 +65,7 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Path of the run's `tokenizer.json`; empty if the run has none."""
     moments: tuple[str, ...] = ()
     """Paths of the moments files that the run begins with, in their order; each file may be absent."""
-    shard: bool = False
-    """Whether each of several devices holds a shard of what is trained, instead of a copy."""
+    shard: bool = False  # each of several devices holds a part of what is trained, not a copy
     exchange_on: str = "auto"
     """Memory that holds encoder, error feedback and anchor: `auto`, `host`, `device`."""
     micro_batch: int = 0
@@ -74,6 +73,7 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     recompute: bool = False  # layers, in the backward pass
     trains: bool = True  # else what only training needs takes no memory
     reads_text: bool = True  # to train on, or to validate with
+    quantized: bool = False  # moments of the optimizer, in eight bits
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

@@ -3,8 +3,8 @@
 The moments of one expert, from its previous holder to the next:
 
     u32      steps, little-endian
-    bfloat16 Adam's first moments of all its values, atoms in the arena's order, each in its natural shape
-    bfloat16 the second moments, likewise
+    bfloat16 first moments of all its values, atoms in the arena's order, each in its natural shape
+    bfloat16 the second moments, likewise; not in a run whose inner.optimizer is muon, which has none
 
 Moments decay within 1 / (1 − β₂) steps, so bfloat16 is precise enough. A file has one legal size in a run.
 
@@ -14,12 +14,16 @@ file a group of experts with consecutive numbers.
 """
 
 from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 from atoll.protocols.run.arena import Placement, arena_of
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
 
+Optimizer: TypeAlias = Literal["adamw", "muon"]
 KINDS = ("exp_avg", "exp_avg_sq")
 """Adam's first and second moment, by their names in torch and in files."""
+MOMENTUM = KINDS[:1]
+"""Muon's only moment, by the name of Adam's first one: both are means of gradients."""
 HEAD_BYTES = 4
 """Bytes of the step count in front of an expert's moments."""
 MAX_STEPS = 1 << 24
@@ -28,6 +32,17 @@ MAX_OFFERED = 48
 """Most experts whose moments one register may offer."""
 MAX_GROUPS = 255
 """Most groups of experts in a checkpoint: the RunSpec names every file and has a size limit."""
+
+
+def is_orthogonalized(optimizer: Optimizer, atom: str) -> bool:
+    """Whether Muon moves an atom: projections of attention and feed-forward, also those of experts. AdamW moves
+    embeddings, the head, routers and vectors."""
+    return optimizer == "muon" and atom.endswith("_proj.weight")
+
+
+def kinds_of(optimizer: Optimizer, atom: str) -> tuple[str, ...]:
+    """The moments of an atom that is trained, beside its step count."""
+    return MOMENTUM if is_orthogonalized(optimizer, atom) else KINDS
 
 
 def file_count(model: ModelSpec) -> int:
@@ -56,8 +71,10 @@ def places_of(model: ModelSpec, expert: int) -> tuple[Placement, ...]:
     return tuple(place for place in arena_of(model).placements if expert_of(place.name) == expert)
 
 
-def moments_bytes(model: ModelSpec) -> int:
+def moments_bytes(model: ModelSpec, optimizer: Optimizer) -> int:
     """The only legal size, in bytes, of one expert's moments; 0 if the model has no experts or FFN slices."""
     if not model.expert_count:
         return 0
-    return HEAD_BYTES + 4 * sum(place.shape[0] * place.shape[1] for place in places_of(model, 0))
+    places = places_of(model, 0)
+    each = (2 * len(kinds_of(optimizer, place.name)) * place.shape[0] * place.shape[1] for place in places)
+    return HEAD_BYTES + sum(each)

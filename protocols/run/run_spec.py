@@ -17,7 +17,7 @@ from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.moments import MAX_GROUPS, file_count
+from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.payload import check_codec
 from atoll.protocols.run.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
@@ -49,6 +49,7 @@ Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
 DEFAULT_MOMENTUM_256 = 230
 """β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
 MAX_EXCISE_ROUNDS = 1024
+DEFAULT_MUON_MOMENTUM = 0.95
 _MOMENTUM_RULES = ("nesterov", "slowmo")
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
@@ -90,7 +91,7 @@ class StartSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """AdamW and the learning-rate schedule of the inner steps."""
+    """The optimizer and the learning-rate schedule of the inner steps."""
 
     lr: Annotated[float, Meta(ge=1e-9, le=1)]
     """Peak learning rate."""
@@ -112,6 +113,13 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Learning rate of experts, in units of `lr`; above 1 if each has few holders (docs/experts.md)."""
     first_step: TotalSteps = 0
     """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
+    optimizer: Optimizer = "adamw"
+    """What moves the matrices of attention and feed-forward: `adamw`, or `muon` (docs/inner-optimizer.md). AdamW
+    moves everything else."""
+    muon_momentum: Annotated[float, Meta(ge=0, le=0.9999)] = DEFAULT_MUON_MOMENTUM
+    """Decay of Muon's momentum."""
+    muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
+    """Learning rate of Muon, in units of `lr`."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -295,6 +303,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_names(self)
         if self.inner.expert_lr != 1 and not self.model.expert_count:
             raise ConfigError("inner.expert_lr is for runs whose model has experts or ffn_slices")
+        _check_optimizer(self.inner)
         _check_outer(self.outer, self.model)
         _check_rule(self)
         self.admission.check()
@@ -404,6 +413,13 @@ def _check_given(spec: RunSpec) -> None:
     files = file_count(spec.model)
     if spec.start and len(spec.start.moments) not in (0, files * DIGEST_BYTES):
         raise ConfigError(f"start.moments must have 32 bytes for each of {files} files, or none")
+
+
+def _check_optimizer(inner: InnerSpec) -> None:
+    """Refuse Muon's keys in a run that it does not train."""
+    given = {"muon_lr": inner.muon_lr != 1.0, "muon_momentum": inner.muon_momentum != DEFAULT_MUON_MOMENTUM}
+    for key in (key for key, is_set in given.items() if is_set and inner.optimizer != "muon"):
+        raise ConfigError(f"inner.{key} is for runs with inner.optimizer muon")
 
 
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:

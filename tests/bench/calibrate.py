@@ -24,6 +24,7 @@ from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
 from tests.bench.delayed import LateRule, delayed_sparse
 
+KEPT = (64, 128, 256)
 OWNER = peer_id_of(bytes(range(32)))
 
 
@@ -45,7 +46,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--delay", type=int, default=0, help="inner steps until a fold is merged")
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
-    for name in ("--lr", "--lr-min", "--beta2", "--feedback"):
+    parser.add_argument("--quantized", action="store_true", help="moments in eight bits")
+    parser.add_argument("--optimizer", choices=["adamw", "muon"])
+    for name in ("--lr", "--lr-min", "--beta2", "--feedback", "--muon-lr", "--muon-momentum"):
         parser.add_argument(name, type=float)
     for name in (
         "--rounds",
@@ -82,7 +85,8 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
         model=msgspec.structs.replace(spec.model, **pick(spec.model, layers="layers", dim="dim", ffn="ffn")),
         compress=msgspec.structs.replace(spec.compress, **pick(spec.compress, k="k", feedback="feedback")),
     )
-    names = {"lr": "lr", "lr_min": "lr_min", "batch": "batch", "warmup_steps": "warmup_steps", "beta2": "beta2"}
+    keys = "lr", "lr_min", "batch", "warmup_steps", "beta2", "optimizer", "muon_lr", "muon_momentum"
+    names = {key: key for key in keys}
     inner = msgspec.structs.replace(
         spec.inner, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
     )
@@ -91,18 +95,41 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
     return spec
 
 
+class Captured:
+    """How much of the pseudo-gradients' squared norm the k largest values of each chunk hold."""
+
+    def __init__(self) -> None:
+        self._kept = dict.fromkeys(KEPT, 0.0)
+        self._whole = 0.0
+
+    def add(self, number: int, delta_F4096: torch.Tensor) -> None:
+        """One contribution."""
+        squares_F4096, _ = delta_F4096.double().square().sort(descending=True)
+        self._whole += float(squares_F4096.sum())
+        for k in KEPT:
+            self._kept[k] += float(squares_F4096[:, :k].sum())
+
+    def shares(self) -> dict[str, float]:
+        """By k, of all contributions since the last call."""
+        found = {f"captured_{k}": self._kept[k] / self._whole for k in KEPT} if self._whole else {}
+        self._kept, self._whole = dict.fromkeys(KEPT, 0.0), 0.0
+        return found
+
+
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     spec = spec_of(given)
     data = open_dataset(spec.data, spec.model.context, "", default_cache())
-    task = Task(spec, data, given.members, spec.outer.rounds, given.device)
-    rule = LateRule(given.rule, given.keep)
+    task = Task(spec, data, given.members, spec.outer.rounds, given.device, quantized=given.quantized)
+    rule, captured = LateRule(given.rule, given.keep), Captured()
     arms = {
         "dp": lambda: data_parallel(task, given.lr_scale),
         "diloco": lambda: dense_diloco(task, DILOCO._replace(rate=given.outer_rate)),
         "average": lambda: dense_diloco(task, AVERAGE),
-        "sparse": lambda: delayed_sparse(task, rule, given.delay, given.fragments, given.present, given.reduced_k),
+        "sparse": lambda: delayed_sparse(
+            task, rule, given.delay, given.fragments, given.present, given.reduced_k, captured.add
+        ),
     }
     for point in arms[given.arm]():
         last = point.round == spec.outer.rounds - 1
@@ -112,7 +139,7 @@ def main() -> None:
                 "parameters": spec.model.parameters,
                 "steps": spec.steps_before(point.round + 1),
             }
-            print(json.dumps({**row, **msgspec.to_builtins(point)}), flush=True)
+            print(json.dumps({**row, **msgspec.to_builtins(point), **captured.shares()}), flush=True)
 
 
 if __name__ == "__main__":

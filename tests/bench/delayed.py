@@ -5,7 +5,7 @@ is merged by a LateRule. With no delay and one fragment this is the blocking rou
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +25,8 @@ from tests.plain import feedback, sparse2
 from tests.plain.mean import PLAIN
 
 _WEIGHT = 64
+Seen = Callable[[int, Tensor], None]
+"""Is shown the pseudo-gradient `[F, 4096]` of each contribution, with its round, without error feedback."""
 
 
 class LateRule(NamedTuple):
@@ -49,8 +51,9 @@ class LateRule(NamedTuple):
 class _Member:
     """One member: its weights (in the module), anchor and residuals."""
 
-    def __init__(self, task: Task, slot: int, rule: LateRule, rows: list[Tensor]) -> None:
+    def __init__(self, task: Task, slot: int, rule: LateRule, rows: list[Tensor], seen: Seen) -> None:
         self._task, self._slot, self._rule, self._rows = task, slot, rule, rows
+        self._seen = seen
         self._arena = arena_of(task.spec.model)
         self._inner: Inner = task.inner()
         self._anchor = to_float(to_fixed(task.genesis_C4096()))
@@ -63,11 +66,12 @@ class _Member:
             run_steps(self._inner.step, lambda i: self._task.batch(number, self._slot, first + i), before, steps)
         )
 
-    def send(self, fragment: int) -> Weighted:
+    def send(self, number: int, fragment: int) -> Weighted:
         """This round's contribution for a fragment."""
         rows, compress = self._rows[fragment], self._task.spec.compress
         local_C4096 = self._local()
         delta_F4096 = self._anchor[rows] - local_C4096[rows]
+        self._seen(number, delta_F4096)
         payload = feedback.feed(self._residuals[fragment], delta_F4096, compress.feedback, compress.k)
         sent = sparse2.decode(payload, len(rows), compress.k)
         if self._rule.name == "forecast":
@@ -96,6 +100,7 @@ def delayed_sparse(
     fragments: int = 1,
     present: float = 1.0,
     reduced_k: int | None = None,
+    seen: Seen = lambda number, delta_F4096: None,
 ) -> Iterator[Point]:
     """The sparse swarm; round r exchanges fragment r mod `fragments`. A Point for every turn of all fragments.
 
@@ -108,7 +113,7 @@ def delayed_sparse(
     arena = arena_of(task.spec.model)
     rows = [_rows(cover) for cover in coverage.fragments(task.spec.model, fragments)]
     theta = to_fixed(task.genesis_C4096())
-    members = [_Member(task, slot, rule, rows) for slot in range(task.members)]
+    members = [_Member(task, slot, rule, rows, seen) for slot in range(task.members)]
     judge = task.inner().module
     dice = torch.Generator().manual_seed(task.spec.seed)
     losses: list[float] = []
@@ -125,7 +130,7 @@ def delayed_sparse(
                 member.merge(past, view_F4096)
             if here:
                 losses += member.train(number, wait, task.spec.steps(number) - wait)
-                sent.append(member.send(now))
+                sent.append(member.send(number, now))
         if sent and reduced_k is not None:
             payload, kept[now] = reduce_rows(kept[now], sent, reduced_k, task.spec.outer.floor_256, PLAIN)
             sent = [(1, *sparse2.decode(payload, len(rows[now]), reduced_k))]

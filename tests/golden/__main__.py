@@ -19,6 +19,7 @@ SOURCES = {
     "payload": "tests.node.learning.compress.test_sparse2",
     "codecs": "tests.node.learning.compress.test_codecs",
     "trajectory": "tests.node.learning.outer.test_fold",
+    "muon": "tests.node.learning.inner.test_muon",
 }
 """The module whose function `golden()` returns the content of each file."""
 

@@ -53,9 +53,14 @@ class MomentTransfer:
     _busy: bool = False
     _retry_at: float = 0.0
 
+    @property
+    def _size(self) -> int:
+        spec = self.context.spec
+        return moments_bytes(spec.model, spec.inner.optimizer)
+
     def drop_old(self, needed: set[Digest]) -> None:
         """Delete what an earlier life of this node offered or fetched, except `needed`. All have one size."""
-        size = moments_bytes(self.context.spec.model)
+        size = self._size
         if size:
             found = set(self.net.blobs_above(size - 1)).difference(self.net.blobs_above(size))
             for blob in found - needed - self.context.kept:
@@ -122,7 +127,7 @@ class MomentTransfer:
             if self.net.has_blob(blob):  # it has another use, and must not be deleted with this one
                 raise AtollError("what is offered as moments is another blob of the run")
             async with asyncio.timeout(ATTEMPT_S):
-                await self.net.fetch_blob(blob, [peer], moments_bytes(self.context.spec.model))
+                await self.net.fetch_blob(blob, [peer], self._size)
             self._fetched.add(blob)
         return (await self.worker.ask(InheritRequest(expert, str(self.net.blob_path(blob))), InheritReply)).used
 

@@ -29,6 +29,7 @@ from atoll.protocols.ledger.coverage import Cover, cover_of
 from atoll.protocols.ledger.records import MAX_WEIGHT
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
+from atoll.protocols.run.moments import is_orthogonalized
 from atoll.protocols.run.payload import VALUE_BITS
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -49,6 +50,8 @@ class Atom(NamedTuple):
     is_expert: bool
     is_rest: bool
     """Whether these are the vectors."""
+    is_projection: bool = False
+    """Whether Muon moves these, in a run that it trains."""
 
 
 class Aggregation:
@@ -109,6 +112,9 @@ def limits(spec: RunSpec, number: int, atoms: Sequence[Atom]) -> list[int]:
         rate = Fraction(inner.lr) * Fraction(inner.expert_lr if atom.is_expert else 1)
         if atom.is_rest and spec.model.experts is not None:
             rate = max(rate, Fraction(spec.model.experts.bias_rate))
+        if atom.is_projection and inner.optimizer == "muon":
+            # A move has the norm 0.2·√max(M, N)·√min(M, N), as singular values are about 1: at most 1.25.
+            rate *= Fraction(inner.muon_lr) / 4
         # AdamW moves a value by about its rate a step: m / √v is at most about 1 where gradients last.
         most = int(rate * steps * share * (1 << VALUE_BITS))
         found.append(most * most * atom.values)
@@ -139,4 +145,8 @@ def atoms_of(model: ModelSpec, cover: Cover) -> tuple[Ints32, tuple[Atom, ...]]:
         of_chunk[place.first_chunk : stop] = number
     atom_C = np.concatenate([of_chunk[span.start : span.stop] for span in cover])
     atom_C.setflags(write=False)
-    return atom_C, tuple(Atom(values[at], name.isdecimal(), name == _REST) for name, at in numbers.items())
+    found = (
+        Atom(values[at], name.isdecimal(), name == _REST, name.isdecimal() or is_orthogonalized("muon", name))
+        for name, at in numbers.items()
+    )
+    return atom_C, tuple(found)

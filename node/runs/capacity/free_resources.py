@@ -70,9 +70,34 @@ def offer_of(spec: RunSpec, config: NodeConfig, free: Free | None) -> tuple[Room
     None too where this node does not train. `free`: what the machine has free when the node starts; None where
     nobody measured it.
     """
-    if free is None or not config.work.trains or (room := room_of(spec, config, free)) is None:
+    if free is None or not config.work.trains:
+        return None, config
+    room = room_of(spec, config, free)
+    config = states_of(spec, config, free, room.experts if room else None)
+    if room is None:
         return None, config
     return room, msgspec.structs.replace(config, exchange_on=encoding_of(spec, config, free, room))
+
+
+def states_of(
+    spec: RunSpec, config: NodeConfig, free: Free, experts: int | None = None, *, spare: float = SPARE
+) -> NodeConfig:
+    """`config` with moments in eight bits if `optimizer_states` is `auto`, and the run fits only with them.
+
+    `spare`: share of the memory that is left alone. Steps differ a little with them, so no node that has the
+    memory takes them by itself.
+    """
+    if config.optimizer_states != "auto" or len(devices_of(config.device)) > 1:
+        return config
+    quantized = msgspec.structs.replace(config, optimizer_states="int8")
+    if _fits(needs_of(spec, config, experts), free, spare):
+        return config
+    return quantized if _fits(needs_of(spec, quantized, experts), free, spare) else config
+
+
+def _fits(needs: Needs, free: Free, spare: float = SPARE) -> bool:
+    is_on_host = needs.host <= (1 - spare) * free.memory_bytes
+    return is_on_host and (free.gpu_bytes is None or needs.device <= (1 - spare) * free.gpu_bytes)
 
 
 def passes_of(spec: RunSpec, config: NodeConfig, free: Free, experts: int | None = None) -> tuple[int, bool]:
@@ -91,9 +116,7 @@ def passes_of(spec: RunSpec, config: NodeConfig, free: Free, experts: int | None
     ways = [config.recompute == "on"] if config.recompute != "auto" else [False, True]
     for recompute, count in itertools.product(ways, counts):
         chosen = msgspec.structs.replace(config, micro_batch=count, recompute="on" if recompute else "off")
-        needs = needs_of(spec, chosen, experts)
-        fits = needs.host <= (1 - SPARE) * free.memory_bytes
-        if fits and (free.gpu_bytes is None or needs.device <= (1 - SPARE) * free.gpu_bytes):
+        if _fits(needs_of(spec, chosen, experts), free):
             return count, recompute
     return counts[-1], ways[-1]
 

@@ -7,7 +7,7 @@ import msgspec
 import psutil
 
 from atoll.node.config.node_config import NodeConfig, devices_of
-from atoll.node.runs.capacity.free_resources import gpu_memory, room_of, trained_of
+from atoll.node.runs.capacity.free_resources import gpu_memory, room_of, states_of, trained_of
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
 from atoll.node.runs.presets import NAMES, preset
@@ -60,9 +60,13 @@ def measure_machine(device: str) -> Machine:
 
 
 def needs_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> Needs:
-    """Memory that the run needs here; of a mixture that members share, with our share of the experts."""
-    room = room_of(spec, config, Free(machine.memory_bytes, 0, machine.device_bytes))
-    return needs_of(spec, config, trained_of(spec, room, max(MEMBERS, spec.pace.min_members)))
+    """Memory that the run needs here; of a mixture that members share, with our share of the experts.
+
+    With moments in eight bits where it fits the machine with them alone.
+    """
+    whole = Free(machine.memory_bytes, 0, machine.device_bytes)
+    experts = trained_of(spec, room_of(spec, config, whole), max(MEMBERS, spec.pace.min_members))
+    return needs_of(spec, states_of(spec, config, whole, experts, spare=0.0), experts)
 
 
 def shortage(needs: Needs, machine: Machine) -> str:

@@ -19,6 +19,14 @@ from atoll.protocols.run.run_spec import RunSpec
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter on its device: weight, gradient and two moments in float32."""
+MOMENT_BYTES = 4
+"""Of a value that Muon moves, the second of the two moments is not there."""
+QUANTIZED_BYTES = 1 + 4 / 256
+"""The same in eight bits: a code, and its share of a block's scale."""
+_QUANTIZED_SLAB = 32 << 20
+"""Of what is float32 for a while when moments are in eight bits, but for the largest matrix of Muon."""
+_MUON_ARRAYS = 20
+"""Bytes of a value of the largest matrix, while Muon moves it: its direction, and products with it."""
 FROZEN_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 FOLD_BYTES = 20
 """Bytes of a parameter on the host."""
@@ -74,27 +82,52 @@ def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
     return model.parameters - frozen, frozen
 
 
+def muon_parameters(spec: RunSpec, experts: int | None = None) -> int:
+    """Parameters trained here that Muon moves (protocols/run/moments.py: is_orthogonalized)."""
+    if spec.inner.optimizer != "muon":
+        return 0
+    model = spec.model
+    attention = 2 * model.dim * (model.heads + model.kv_heads) * model.head_dim
+    if not model.expert_count:
+        return model.layers * (attention + 3 * model.dim * model.ffn)
+    count = model.expert_count if experts is None else experts
+    return model.layers * (attention + count * _expert(model))
+
+
+def trained_bytes(spec: RunSpec, experts: int | None = None, *, quantized: bool = False) -> int:
+    """Bytes of weights, gradients and moments of all that is trained here. `quantized`: moments in eight bits."""
+    trained = parts_of(spec.model, experts)[0]
+    moments = 2 * trained - muon_parameters(spec, experts)
+    each = QUANTIZED_BYTES if quantized else MOMENT_BYTES
+    return (TRAINED_BYTES - 2 * MOMENT_BYTES) * trained + int(each * moments)
+
+
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
     """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`.
 
     Of a node that does not train, what its roles need.
 
     With `micro_batch` 0 and `recompute` `auto` the least that will do: one sequence at once, layers recomputed.
+    `optimizer_states` `auto` counts as `float32`; see `states_of` (node/runs/capacity/free_resources.py).
     """
     if not config.work.trains:
         return _needs_to_observe(spec, config)
     trained, frozen = parts_of(spec.model, experts)
+    held, saved = (
+        trained_bytes(spec, experts, quantized=_is_quantized(config)),
+        MOMENT_BYTES * muon_parameters(spec, experts),
+    )
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
-    taken = _TAKEN_BYTES * trained if splits(spec) else 0
+    taken = _TAKEN_BYTES * trained - saved if splits(spec) else 0
     folds = (FOLD_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * spec.model.parameters
     if devices[0] == "cpu":
-        each = _CPU_BASE_BYTES + TRAINED_BYTES * trained + shelf
+        each = _CPU_BASE_BYTES + held + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
         steps = _pass_bytes(spec, config, experts, cast=False) * (_GAPS if spec.model.experts else 1)
         work = len(devices) * int(steps) + _validation(spec.model)
         return Needs(len(devices) * each + folds + max(work, taken), 0)
     built = _GPU_HOST_BASE_BYTES + _WEIGHT_BYTES * trained + shelf
-    whole = TRAINED_BYTES * trained + shelf if config.shard else 0
+    whole = held + shelf if config.shard else 0
     return Needs(len(devices) * built + folds + taken + whole, _gpu_bytes(spec, config, experts))
 
 
@@ -126,7 +159,7 @@ def memory_shortage(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:
     `spare`: it must have twice what these and training together need (16 bytes a parameter).
     """
     own = encoder_bytes(spec)
-    need = 2 * (own + TRAINED_BYTES * spec.model.parameters) if spare else own
+    need = 2 * (own + trained_bytes(spec)) if spare else own
     if need <= free_bytes:
         return ""
     return f"it has {free_bytes / 1e9:.1f} GB free, and {need / 1e9:.1f} GB are wanted for that"
@@ -175,7 +208,9 @@ def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
     devices, model = len(devices_of(config.device)), spec.model
     whole = devices > 1 and not config.shard  # gradients lie in buckets for the other devices
     shelf = 0 if config.frozen_on_host else FROZEN_BYTES[config.frozen] * frozen
-    kept = TRAINED_BYTES * trained // (devices if config.shard else 1) + shelf
+    kept = (
+        trained_bytes(spec, experts, quantized=_is_quantized(config)) // (devices if config.shard else 1) + shelf
+    )
     step = _pass_bytes(spec, config, experts, cast=True) + _cast(model, config)
     validation = _validation(model) + _cast(model, config) + (_WEIGHT_BYTES * trained if whole else 0)
     kept += encoder_bytes(spec) if config.exchange_on == "device" and not config.shard else 0
@@ -189,10 +224,27 @@ def _pass_bytes(spec: RunSpec, config: NodeConfig, experts: int | None, *, cast:
     # All devices make as many passes: one that has a sequence more takes two in one of them.
     passes = min(-(-here // (config.micro_batch or 1)), fewest)
     held = activation_bytes(spec.model, -(-here // passes), experts, recompute=recompute, cast=cast)
+    held = max(held, _optimizer_bytes(spec, config))  # a step's passes are over when its matrices move
     if devices == 1 or config.shard or passes == 1:
         return held
     # Until the last pass a device's own gradients lie beside the buckets in which those of all are summed.
     return held + _WEIGHT_BYTES * parts_of(spec.model, experts)[0]
+
+
+def _is_quantized(config: NodeConfig) -> bool:
+    """Whether moments are in eight bits. With `auto` they are not: `states_of` says when they are."""
+    return config.optimizer_states == "int8"
+
+
+def _optimizer_bytes(spec: RunSpec, config: NodeConfig) -> int:
+    """What one matrix needs while Muon moves it, or a slab of moments in eight bits while AdamW uses it."""
+    slab = _QUANTIZED_SLAB if _is_quantized(config) else 0
+    if spec.inner.optimizer != "muon":
+        return slab
+    model, wide = spec.model, spec.model.heads * spec.model.head_dim
+    ffn = model.experts.ffn if model.experts else model.slice_ffn
+    largest = model.dim * max(wide, ffn)
+    return max(slab, (_MUON_ARRAYS + (2 * MOMENT_BYTES if slab else 0)) * largest)
 
 
 def _cast(model: ModelSpec, config: NodeConfig) -> int:

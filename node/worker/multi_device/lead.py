@@ -68,7 +68,7 @@ class Ranks:
         self.shard = start.shard
         """Each rank has a part of what is trained; the worker has all of it once more on the host."""
         if self.shard:
-            check_shards(spec.model, len(devices))
+            check_shards(spec, len(devices))
         self._spec = spec
         self._frozen = getattr(torch, start.frozen), start.frozen_on_host
         self._memory = StepMemory(start.micro_batch, start.recompute)

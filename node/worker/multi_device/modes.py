@@ -2,7 +2,6 @@
 
 from atoll.node.worker.multi_device.group import Group, RankPlace
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 
 
@@ -16,12 +15,17 @@ def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
     return Shards(place, spec)
 
 
-def check_shards(model: ModelSpec, ranks: int) -> None:
-    """Raise ConfigError for a model whose experts cannot be cut: their matrices are, along their inputs."""
+def check_shards(spec: RunSpec, ranks: int) -> None:
+    """Raise ConfigError for a run whose weights cannot be cut: matrices of experts are, along their inputs."""
+    if spec.inner.optimizer == "muon":
+        raise ConfigError(
+            "shard cannot go with inner.optimizer muon, which needs whole matrices",
+            hint="leave out shard: then each device holds all that is trained",
+        )
+    model, experts = spec.model, spec.model.experts
     if model.ffn_slices:
         # A slice's product is of the whole stack at once, and its frozen part is not cut.
         raise ConfigError("a model with model.ffn_slices cannot be cut into shards", hint="leave out shard")
-    experts = model.experts
     if experts is not None and (model.dim % ranks or experts.ffn % ranks):
         raise ConfigError(
             f"experts of width {experts.ffn} in a model of width {model.dim} cannot be cut into {ranks}",

@@ -23,6 +23,8 @@ class StepMemory(NamedTuple):
     """Sequences that pass through the module at once; 0: all."""
     recompute: bool = False
     """Whether backward passes compute layers again; if not, they do after memory ran out with one sequence."""
+    quantized: bool = False
+    """Whether moments are stored in eight bits (node/learning/inner/quantized.py); steps then differ a little."""
 
 
 ALL_STORED = StepMemory()
@@ -57,12 +59,13 @@ class Replica:
             micro_batch=memory.micro_batch,
             recompute=self.module.recompute_layers,
             loads_of=loads_of if mixture and mixture.load_balance else None,
+            quantized=memory.quantized,
         )
 
     @property
     def memory(self) -> StepMemory:
         """What a step may hold at once by now: less than at first where memory has run out."""
-        return StepMemory(self.inner.passes.micro_batch, self.module.is_recomputed)
+        return StepMemory(self.inner.passes.micro_batch, self.module.is_recomputed, self.inner.quantized)
 
     def values(self) -> Iterator[Tensor]:
         """All tensors that a forward pass reads, by name."""

@@ -77,10 +77,16 @@ class Members:
     """`count` members with a home each below `folder`; they encode on the host, wherever they train."""
 
     def __init__(
-        self, folder: Path, spec: RunSpec, count: int, device: str = "cpu", frozen: str = "float32"
+        self,
+        folder: Path,
+        spec: RunSpec,
+        count: int,
+        device: str = "cpu",
+        frozen: str = "float32",
+        quantized: bool = False,
     ) -> None:
         self.folder, self.spec, self.count = folder, spec, count
-        self._device, self._frozen = device, frozen
+        self._device, self._frozen, self._quantized = device, frozen, quantized
         experts = splits(spec)
         self.shares = [bitmap_of(one, experts) for one in shares_of(spec, count)] if experts else [ALL] * count
 
@@ -97,7 +103,15 @@ class Members:
         """What a member's worker is told first."""
         peer, home = identity_of(number).peer_id, str(self.home(number))
         return StartRequest(
-            codec.encode(self.spec), peer, home, "", 1, self._device, self._frozen, exchange_on="host"
+            codec.encode(self.spec),
+            peer,
+            home,
+            "",
+            1,
+            self._device,
+            self._frozen,
+            exchange_on="host",
+            quantized=self._quantized,
         )
 
     @contextmanager

@@ -77,6 +77,8 @@ class Task(NamedTuple):
     """The file of Θ₀, of a run that has one."""
     present: Sequence[int] = ()
     """Members of each round, where their number changes."""
+    quantized: bool = False
+    """Whether moments are stored in eight bits."""
 
     def slots(self, number: int) -> int:
         """Members of a round."""
@@ -99,7 +101,8 @@ class Task(NamedTuple):
         # The factor of a run with few holders would do harm here, where all train all experts.
         expert_lr = 1.0 if self.spec.outer.holders else inner.expert_lr
         scaled = msgspec.structs.replace(inner, lr=inner.lr * lr_scale, expert_lr=expert_lr)
-        return Inner(model, loss_of, scaled, after_step=bias_updater(model, self.spec.model, ALONE.total))
+        after_step = bias_updater(model, self.spec.model, ALONE.total)
+        return Inner(model, loss_of, scaled, after_step=after_step, quantized=self.quantized)
 
     def batch(self, number: int, slot: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """Windows `[batch, context + 1]` that member `slot` reads in a step of a round."""

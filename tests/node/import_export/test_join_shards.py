@@ -59,10 +59,10 @@ RUN = replace(SPEC, owner=identity_of(0).peer_id, model=MODEL, outer=OUTER)
 SIGNED = sign_run(RUN, identity_of(0))
 
 
-def trained(folder, spec=RUN, count=4, rounds=2):
+def trained(folder, spec=RUN, count=4, rounds=2, *, quantized=False):
     """Members after some final rounds."""
     folder.mkdir()
-    members = Members(folder, spec, count)
+    members = Members(folder, spec, count, quantized=quantized)
     for at in range(rounds):
         sent = [members.contribute(number, at, share) for number, share in enumerate(members.shares)]
         assert len(members.finalize(at, sent)) == 1
@@ -246,9 +246,12 @@ def test_the_rest_of_the_run_is_what_goes_on(folder, tmp_path):
     assert spec.model == MODEL
 
 
-def test_a_dense_run_too(tmp_path):
-    spec = replace(SPEC, owner=identity_of(0).peer_id)
-    members = trained(tmp_path / "homes", spec, count=2, rounds=1)
+@pytest.mark.parametrize(
+    ("optimizer", "quantized"), [("adamw", False), ("muon", False), ("adamw", True), ("muon", True)]
+)
+def test_a_dense_run_too_with_any_optimizer(tmp_path, optimizer, quantized):
+    spec = replace(SPEC, owner=identity_of(0).peer_id, inner=replace(SPEC.inner, optimizer=optimizer))
+    members = trained(tmp_path / "homes", spec, count=2, rounds=1, quantized=quantized)
     checkpoint = join_shards(saved(members, tmp_path / "shards", sign_run(spec, identity_of(0))))
     assert set(checkpoint.manifest.holders) == {"shared"}
     onward, home = begun(checkpoint.folder, tmp_path / "runs")

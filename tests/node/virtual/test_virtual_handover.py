@@ -97,12 +97,14 @@ def test_who_lies_about_moments_stops_nobody(world):
 def test_what_an_earlier_life_offered_is_deleted_at_the_start(world):
     async def story() -> None:
         async with world(4, 1, holders=1, vocab=3 << 14) as w:
-            assert moments_bytes(w.spec.model) < largest_payload(w.spec), "what is larger is taken for a snapshot"
+            assert moments_bytes(w.spec.model, w.spec.inner.optimizer) < largest_payload(w.spec), (
+                "what is larger is taken for a snapshot"
+            )
             node = w.start(0)
             await w.until(lambda: node.worker.final >= 0)
             await w.kill(0)
             store = BlobStore(node.home / "blobs")
-            size = moments_bytes(w.spec.model)
+            size = moments_bytes(w.spec.model, w.spec.inner.optimizer)
             old, other = store.add_bytes(bytes(size)), store.add_bytes(bytes(size - 1))
             before = store.blobs()
             w.start(0)

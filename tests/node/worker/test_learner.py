@@ -51,12 +51,13 @@ def model(request):
         yield
 
 
-def spec_of(holders=1, overlap_steps=0, fragments=1, experts=None):
+def spec_of(holders=1, overlap_steps=0, fragments=1, experts=None, optimizer="adamw"):
     model = msgspec.structs.replace(MIXTURE, experts=experts) if experts else globals()["MODEL"]
     outer = msgspec.structs.replace(
         SPEC.outer, stages=(Stage(0, STEPS),), holders=holders, overlap_steps=overlap_steps, fragments=fragments
     )
-    return msgspec.structs.replace(SPEC, model=model, outer=outer)
+    inner = msgspec.structs.replace(SPEC.inner, optimizer=optimizer)
+    return msgspec.structs.replace(SPEC, model=model, outer=outer, inner=inner)
 
 
 class Node(Home):
@@ -217,8 +218,9 @@ def test_an_expert_that_comes_late_moves_as_in_a_first_step(nodes, beta2):
     assert float(sizes.median()) >= 1e-4 * 0.98, "neither 0.45 nor 3.2 of the rate"
 
 
-def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it(nodes):
-    spec = spec_of()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it(nodes, optimizer):
+    spec = spec_of(optimizer=optimizer)
     one, two = nodes("a", spec), nodes("b", spec, OTHER)
     one.train_some(0, LOW)
     kept = moments(one)
@@ -226,7 +228,7 @@ def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it
     (parted,) = trained.parted
     assert parted.expert == 0
     data = Path(parted.path).read_bytes()
-    assert len(data) == moments_bytes(spec.model)
+    assert len(data) == moments_bytes(spec.model, spec.inner.optimizer)
     two.train_some(0, HIGH)
     assert two.ask(InheritRequest(0, parted.path)) == InheritReply(False), "not its own yet"
     two.train_some(1, bitmap_of({0, 3}, E))
@@ -234,6 +236,9 @@ def test_moments_of_what_is_given_up_are_a_file_and_another_node_goes_on_from_it
     assert two.ask(InheritRequest(0, parted.path)) == InheritReply(True)
     after = moments(two)
     beta = {"exp_avg": spec.inner.beta1**STEPS, "exp_avg_sq": spec.inner.beta2**STEPS}
+    if optimizer == "muon":
+        beta = {"exp_avg": spec.inner.muon_momentum**STEPS}
+    assert {name.split("/")[0] for name in after if expert_of(name) == 0} == {"step", *beta}
     for name, value in after.items():
         kind = name.split("/")[0]
         if expert_of(name) != 0:
@@ -256,12 +261,41 @@ def test_files_of_moments_are_swept_and_junk_is_refused(nodes):
     node.train_some(2, HIGH)
     assert not list(spool.glob("*.moments"))
     junk = node.path / "junk"
-    for data in (b"", bytes(moments_bytes(spec.model)), b"\xff" * moments_bytes(spec.model)):
+    for data in (
+        b"",
+        bytes(moments_bytes(spec.model, spec.inner.optimizer)),
+        b"\xff" * moments_bytes(spec.model, spec.inner.optimizer),
+    ):
         junk.write_bytes(data)
         before = moments(node)
         with pytest.raises(DecodeError):
             node.ask(InheritRequest(2, str(junk)))
         assert all(torch.equal(value, before[name]) for name, value in moments(node).items())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_in_eight_bits_are_handed_over_and_survive_a_restart(nodes, optimizer):
+    spec = spec_of(optimizer=optimizer)
+    node = nodes("a", spec)
+    node.start = msgspec.structs.replace(node.start, quantized=True)
+    node.restart()
+    node.train_some(0, LOW)
+    assert any(name.startswith("exp_avg_int8/") for name in moments(node))
+    *_, trained = node.session.train(TrainRequest(Round(1), 0, 2, STEPS, -1, bitmap_of({1}, E)))
+    node.keep(1)
+    (parted,) = trained.parted
+    given = node.path / "given"
+    shutil.copy(parted.path, given)
+    assert len(given.read_bytes()) == moments_bytes(spec.model, optimizer)
+    before = moments(node)
+    node.restart()
+    after = moments(node)
+    assert after.keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    node.train_some(2, LOW)
+    assert node.ask(InheritRequest(0, str(given))) == InheritReply(True)
+    steps = moments(node)["step/model.layers.0.mlp.experts.0.up_proj.weight"]
+    assert steps == 2 * STEPS
 
 
 @pytest.mark.parametrize("frozen", ["float32", "bfloat16", "int8"])

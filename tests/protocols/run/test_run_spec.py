@@ -34,6 +34,7 @@ ILLEGAL = [
     ("inner.lr", math.nan), ("inner.lr", math.inf), ("inner.lr", -1e-3), ("inner.lr", 0.0),
     ("inner.beta1", 1.0), ("inner.beta2", math.nan), ("inner.eps", 0.0), ("inner.clip", -math.inf),
     ("inner.expert_lr", 0.0), ("inner.expert_lr", math.nan), ("inner.expert_lr", 65.0), ("inner.expert_lr", 2.0),
+    ("inner.optimizer", "sgd"), ("inner.muon_lr", 0.0), ("inner.muon_momentum", 1.0), ("inner.muon_lr", 2.0),
     ("inner.batch", 0), ("inner.total_steps", 10**400), ("inner.warmup_steps", -1),
     ("outer.rounds", 0), ("outer.rounds", 1 << 25), ("outer.alpha_256", 0), ("outer.alpha_256", 1025),
     ("outer.floor_256", -1), ("outer.floor_256", 257), ("outer.stages", ()),

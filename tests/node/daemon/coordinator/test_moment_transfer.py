@@ -47,7 +47,7 @@ def now():
 
 class Net:
     def __init__(self, more_bytes=0):
-        self.blob_bytes = moments_bytes(RUN.model) + more_bytes
+        self.blob_bytes = moments_bytes(RUN.model, RUN.inner.optimizer) + more_bytes
         self.fetched = []
 
     def holdings(self):

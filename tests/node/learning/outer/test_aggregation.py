@@ -122,6 +122,17 @@ def payload_of(seed, scale=1e-3, chunks=3):
     return encode(torch.randn((chunks, 4096), generator=torch.Generator().manual_seed(seed)) * scale, 64)
 
 
+def test_the_limit_of_a_matrix_follows_muons_rate():
+    plain = spec_of()
+    spec = replace(plain, inner=replace(plain.inner, optimizer="muon", muon_lr=8.0))
+    _, atoms = atoms_of(spec.model, cover_of(spec, 9))
+    before, found = limits(plain, 9, atoms), limits(spec, 9, atoms)
+    ratios = {atom.is_projection: now / old for atom, old, now in zip(atoms, before, found, strict=True)}
+    assert ratios == {True: pytest.approx(4.0), False: 1.0}
+    assert sum(atom.is_projection for atom in atoms) == 21
+    assert not atoms[0].is_projection, "the embeddings"
+
+
 def update_of(rule, payloads, weights=None, floor_256=64, threads=1, limits=None):
     judge = judge_of(rule, np.array([0, 1, 1], np.int32), limits)
     nothing = torch.zeros((3, 4096), dtype=torch.int32)

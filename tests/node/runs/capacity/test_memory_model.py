@@ -20,10 +20,12 @@ from atoll.node.runs.capacity.memory_model import (
     needs_of,
     parts_of,
     saved_bytes,
+    trained_bytes,
 )
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run.model_spec import atoms
+from atoll.protocols.run.model_spec import atoms, expert_of
+from atoll.protocols.run.moments import is_orthogonalized
 
 OWNER = peer_id_of(bytes(range(32)))
 CPU = NodeConfig(device="cpu", threads=1)
@@ -157,6 +159,22 @@ def test_an_expert_less_saves_what_it_costs_more_to_train(frozen):
     saved = needs_of(spec, config, 16).device - needs_of(spec, config, 15).device
     steps = activation_bytes(spec.model, 64, 16, cast=True) - activation_bytes(spec.model, 64, 15, cast=True)
     assert saved == (16 - FROZEN_BYTES[frozen]) * one + steps
+
+
+@pytest.mark.parametrize(("name", "experts"), [("tiny", None), ("50m", None), ("moe-12m", None), ("moe-12m", 3)])
+def test_muon_saves_one_moment_of_each_matrix_that_it_moves(name, experts):
+    plain = run_of(name, holders=int(name == "moe-12m"))
+    spec = msgspec.structs.replace(plain, inner=msgspec.structs.replace(plain.inner, optimizer="muon"))
+    ours = [
+        atom
+        for atom in atoms(spec.model)
+        if is_orthogonalized("muon", atom.name) and (experts is None or (expert_of(atom.name) or 0) < experts)
+    ]
+    values = sum(torch.Size(atom.shape).numel() for atom in ours)
+    assert trained_bytes(plain, experts) - trained_bytes(spec, experts) == 4 * values
+    large = msgspec.structs.replace(CPU, micro_batch=4, recompute="off")  # its passes need more than a matrix
+    saved = needs_of(plain, large, experts).host - needs_of(spec, large, experts).host
+    assert saved == 4 * values
 
 
 def test_frozen_experts_on_the_host_are_not_on_the_device():

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.runs.capacity.free_resources import PASS_TOKENS, SPARE, passes_of
+from atoll.node.runs.capacity.free_resources import PASS_TOKENS, SPARE, offer_of, passes_of, states_of
 from atoll.node.runs.capacity.memory_model import Free, memory_shortage, needs_of
 from atoll.node.runs.presets import preset
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
 
 OWNER = peer_id_of(bytes(range(32)))
@@ -51,6 +52,39 @@ def test_with_plenty_of_memory_passes_are_as_large_as_they_are_faster():
             assert not recompute
         mixture = preset("moe-12m", OWNER, 1)
         assert passes_of(mixture, config, free) == (mixture.inner.batch, False), "or it routes twice"
+
+
+@given(
+    name=st.sampled_from(["10m", "50m", "1b", "moe-12m"]), free=st.integers(1 << 28, 1 << 38), gpu=st.booleans()
+)
+def test_moments_are_in_eight_bits_where_the_run_fits_with_them_alone(name, free, gpu):
+    spec, config = preset(name, OWNER, 1), GPU if gpu else CPU
+    place = Free(MUCH if gpu else free, 0, free if gpu else None)
+    chosen = states_of(spec, config, place)
+    quantized = msgspec.structs.replace(config, optimizer_states="int8")
+    is_needed = not fits(spec, config, place, 1, True) and fits(spec, quantized, place, 1, True)
+    assert chosen == (quantized if is_needed else config)
+    assert states_of(spec, msgspec.structs.replace(config, optimizer_states="float32"), place) != quantized
+
+
+def test_eight_bits_save_what_they_should_and_one_node_takes_them_by_itself():
+    spec = preset("50m", OWNER, 1)
+    quantized = msgspec.structs.replace(GPU, optimizer_states="int8")
+    whole, small = needs_of(spec, GPU), needs_of(spec, quantized)
+    assert whole.device - small.device == pytest.approx(6 * spec.model.parameters, rel=0.01)
+    between = Free(MUCH, MUCH, int((whole.device + small.device) / 2 / (1 - SPARE)))
+    room, config = offer_of(spec, GPU, between)
+    assert (room, config.optimizer_states) == (None, "int8")
+    assert offer_of(spec, GPU, Free(MUCH, MUCH, MUCH))[1] == GPU
+    several = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")
+    assert states_of(spec, several, between).optimizer_states == "auto"
+
+
+@pytest.mark.parametrize("device", ["cpu,cpu", "cuda:0,cuda:1"])
+def test_eight_bits_on_several_devices_are_refused_in_one_line(device):
+    with pytest.raises(ConfigError, match="optimizer_states int8 is for one device") as caught:
+        NodeConfig(device=device, optimizer_states="int8").check()
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("recompute", ["auto", "on", "off"])

@@ -142,6 +142,18 @@ def test_devices_pass_their_sequences_one_by_one_with_layers_recomputed(tmp_path
     close(two)
 
 
+def test_two_devices_with_copies_take_muons_steps_and_parts_are_refused(tmp_path: Path) -> None:
+    plain = spec_of(MIXTURE, 0, 4)
+    spec = msgspec.structs.replace(plain, inner=msgspec.structs.replace(plain.inner, optimizer="muon"))
+    one, two = Node(tmp_path / "one", ME, spec), Node(tmp_path / "two", ME, spec, "cpu,cpu")
+    fold(0, compare(0, LOW, one, two), one, two)
+    compare(1, HIGH, one, two)
+    close(two)
+    two.start = msgspec.structs.replace(two.start, shard=True)
+    with pytest.raises(ConfigError, match=r"^shard cannot go with inner.optimizer muon"):
+        two.again()
+
+
 def go_on(node: Node, device: str, *, shard: bool) -> None:
     """Stop and start on other devices: every bit is as it was."""
     before = node.values()
