@@ -249,6 +249,9 @@ class PushTrees:
                 actions.append((peer, Ids(have=b"".join(each.have), prune=b"".join(each.prune))))
                 for name in each.have:
                     put_newest(each.offered, name, None, IDS_MAX)
+                # A message that is forgotten here cannot be sent any more.
+                while each.offered and next(iter(each.offered)) not in self.known:
+                    each.offered.popitem(last=False)
                 each.have.clear()
                 each.prune.clear()
         return actions

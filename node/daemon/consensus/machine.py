@@ -296,6 +296,9 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
     """The state that decides the round after, with the proven authors of the final set as its voters."""
     number = state.deciding
     proven = state.tally.proven(authors)
+    before = state.decided.get(number - 1)
+    if before is not None and before[1] == proven:
+        proven = before[1]  # one set in memory for a thousand rounds of the same members
     forks = {segment.first for segment in state.chain[1:]}
     books = {at: book for at, book in state.books.items() if at > number or at in forks}
     decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}

@@ -1,8 +1,9 @@
 """The contributions that the ledger knows, and the worker's requests about sets of them."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -141,6 +142,11 @@ class ContributionSets:
         mine = [record for _, author, record in self.index.find(names) if author == self.context.me]
         return tuple(Counted(record.payload, self._rows_of(record), number) for record in mine)
 
+    def counted_before(self, first: int, newest: int) -> Iterator[Counted]:
+        """What of this node counted in the rounds that were applied once, after `newest` and before `first`."""
+        for number in range(newest + 1, first):
+            yield from self._counted.get(number, ())
+
     def set_applied(self, number: Round, names: tuple[Digest, ...]) -> list[PeerId]:
         """Record that the worker's Θ_final holds this set, and return its authors.
 
@@ -196,7 +202,7 @@ class ContributionSets:
 
     def _rows_of(self, record: records.Contribution) -> tuple[Span, ...]:
         """Return all rows of a payload, as one span."""
-        return (Span(0, size_of(cover_of(self.context.spec, record.round, records.experts_of(record)))),)
+        return _whole(size_of(cover_of(self.context.spec, record.round, records.experts_of(record))))
 
 
 def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contribution, path: Path) -> Member:
@@ -229,6 +235,12 @@ def contribution_of(pending: Pending, verdicts: tuple[records.Verdict, ...] | No
     if pending.experts:
         return records.PartContribution(**fields, experts=pending.experts)
     return records.SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
+
+
+@lru_cache(maxsize=64)
+def _whole(chunks: int) -> tuple[Span, ...]:
+    # One object for payloads of one size: every own payload that counted is remembered.
+    return (Span(0, chunks),)
 
 
 def _joined(*sets: tuple[Digest, ...]) -> tuple[Digest, ...]:

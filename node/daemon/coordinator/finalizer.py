@@ -32,8 +32,9 @@ from atoll.protocols.run.bounds import snapshot_max_bytes
 
 SNAPSHOT_EVERY = 5
 """Final rounds between two snapshots of this node."""
-REMEMBERED = 1024
-"""Applied rounds that a worker may have to apply again: it saves a final round with the next trained one."""
+REMEMBERED = 64
+"""Applied rounds that a worker may have to apply again: it saves a final round with the next trained one. What was
+ours in older rounds `sets` remembers; a worker that lacks them adopts a snapshot."""
 SNAPSHOT_S = 3600.0
 """Deadline of one snapshot download."""
 RETRY_S = 5.0
@@ -326,7 +327,8 @@ class Finalizer:
 
     def _ours_up_to(self, number: Round) -> tuple[worker_messages.Counted, ...] | None:
         """Return what of this node counts in the queued sets up to `number`; None if the ledger lacks part."""
-        counted: list[worker_messages.Counted] = []
+        # The worker may lack rounds that are not queued any more, and hold work that counted in them.
+        counted = [*self.sets.counted_before(min(self._waiting_rounds), self.applied)]
         for at in sorted(at for at in self._waiting_rounds if at <= number):
             action = self._waiting_rounds[at]
             ours = self.sets.counted(action.round, action.contributions)

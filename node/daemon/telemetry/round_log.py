@@ -1,13 +1,12 @@
 """Records what happened in each round on this node: one row per round, and a journal of events.
 
-Rows are in memory and in `rounds.jsonl`, which gets a line each time a row changes; a round's last line counts.
+Rows are in `rounds.jsonl`, the newest ones in memory too (round_rows.py).
 This is telemetry only: nothing that a run computes is read from here.
 """
 
 import contextlib
 import json
 import logging
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -15,8 +14,9 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from atoll.node.daemon.telemetry.goodput import add, move_to_recompute
-from atoll.p2p.system.atomic_files import disk, write_whole
-from atoll.protocols.errors import DiskFault, counted
+from atoll.node.daemon.telemetry.round_rows import RoundRows
+from atoll.p2p.system.atomic_files import disk
+from atoll.protocols.errors import counted
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Validation
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
@@ -25,7 +25,6 @@ from atoll.protocols.local.worker_messages import StartReply, TrainReply
 log = logging.getLogger(__name__)
 
 LOG_FILE = "rounds.jsonl"
-KEEP_ROWS = 10_000
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
@@ -45,9 +44,7 @@ class RoundLog:
 
     def __init__(self, folder: Path, peer: PeerId, wall: Callable[[], float]) -> None:
         """`wall` gives seconds since 1970, which go to the journal only. Raises DiskFault."""
-        self._peer = peer
         self._wall = wall
-        self.rows: dict[int, RoundStatus] = {}
         self.newest_payload: tuple[int, int] | None = None
         """Round and size in bytes of the newest payload that this daemon's worker made."""
         self.tokens = 0
@@ -59,8 +56,8 @@ class RoundLog:
         self._moved = TrafficTotals(0, 0, 0, 0)
         path = folder / LOG_FILE
         with disk(folder):
-            self._load(path)
-            self._rows_file: TextIO = path.open("a", encoding="utf-8")
+            self.rows = RoundRows(path, peer)
+            """Known rows by round; `_row` gives one that may be changed."""
             journal = folder / "events.jsonl"
             if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
                 journal.replace(folder / "events.1.jsonl")
@@ -71,9 +68,9 @@ class RoundLog:
         if self._current is not None:
             self._save(self._current)
             self._current = None
-        for file in (self._rows_file, self._events_file):
-            with contextlib.suppress(OSError):
-                file.close()
+        self.rows.close()
+        with contextlib.suppress(OSError):
+            self._events_file.close()
 
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts."""
@@ -91,6 +88,7 @@ class RoundLog:
         if self._current is not None:
             self._save(self._current)
         self._current = number
+        self.rows.pin(number)
         row = self._row(number)
         if not row.payload_bytes:
             move_to_recompute([row], row.steps_s)
@@ -102,8 +100,8 @@ class RoundLog:
             return
         add(self._row(self._current), shares)
         if lost_s > 0.0:
-            newest_first = sorted((at for at in self.rows if at <= self._current), reverse=True)
-            move_to_recompute((self.rows[at] for at in newest_first), lost_s)
+            # What is lost was not saved: it is of the newest rounds, which are in memory.
+            move_to_recompute((row for row in self.rows.held() if row.round <= self._current), lost_s)
 
     def trained(self, done: TrainReply, overlap_allowed: int) -> None:
         """Record that our own work of a round is encoded, and being saved."""
@@ -126,13 +124,12 @@ class RoundLog:
         if started.settled <= started.final:
             return
         again, first = {pending.round for pending in started.pending}, started.settled + 1
-        for number in sorted(at for at, row in self.rows.items() if at >= first and row.digest):
+        for number in [at for at, row in self.rows.items() if at >= first and row.digest]:
             # The other chain decides these rounds anew. A fold unlike its certificate stays: that is a divergence.
-            row = self.rows[number]
-            own = "" if row.own_digest == row.digest else row.own_digest
-            self.rows[number] = msgspec.structs.replace(
-                row, final=False, digest="", set="", own_digest=own, contributors=(), val_bpb=None, val_by=""
-            )
+            row = self._row(number)
+            row.own_digest = "" if row.own_digest == row.digest else row.own_digest
+            row.final, row.digest, row.set, row.contributors = False, "", "", ()
+            row.val_bpb, row.val_by = None, ""
             self._save(number)
         lost = sum(number not in again for number in ours)
         self.event("chain_changed", round=first, again=len(again), lost=lost)
@@ -184,7 +181,7 @@ class RoundLog:
 
     def evaluated(self, number: Round, state: Digest, val_bpb: float) -> None:
         """Record the validation loss of this state, bits per byte, if it still is that of the round."""
-        row = self.rows.get(number)
+        row = self._known(number)
         if row is None or row.digest != state.hex():
             return
         row.val_bpb, row.val_by = val_bpb, ""
@@ -193,7 +190,7 @@ class RoundLog:
 
     def validated_by(self, peer: PeerId, said: Validation) -> None:
         """Record what another found of a round that this node did not validate, if it has the same state here."""
-        row = self.rows.get(said.round)
+        row = self._known(said.round)
         if row is not None and row.val_bpb is None and row.digest == said.state.hex():
             row.val_bpb, row.val_by = said.val_bpb, peer
             self._save(said.round)
@@ -201,42 +198,38 @@ class RoundLog:
 
     def newest_final(self) -> RoundStatus | None:
         """The row of the highest round that is final."""
-        return self._newest(lambda row: row.final)
+        return self.rows.newest("final")
 
     def newest_of(self, state: Digest) -> RoundStatus | None:
         """The row of the highest round that closed with this state; the highest closed one if none did."""
-        return self._newest(lambda row: row.digest == state.hex()) or self._newest(lambda row: bool(row.digest))
+        found = (row for row in self.rows.held() if row.digest == state.hex())
+        return next(found, None) or self.rows.newest("closed")
 
     def newest_trained(self) -> RoundStatus | None:
         """The row of the highest round that this node worked in."""
-        return self._newest(lambda row: row.payload_bytes > 0)
+        return self.rows.newest("trained")
 
     def newest_validated(self) -> RoundStatus | None:
         """The row of the highest round with a validation loss."""
-        return self._newest(lambda row: row.val_bpb is not None)
+        return self.rows.newest("validated")
 
-    def _newest(self, wanted: Callable[[RoundStatus], bool]) -> RoundStatus | None:
-        newest_first = sorted(self.rows, reverse=True)
-        return next((self.rows[number] for number in newest_first if wanted(self.rows[number])), None)
-
-    @staticmethod
-    def _set_state(row: RoundStatus, members: Digest, state: Digest, authors: list[PeerId]) -> None:
+    def _set_state(self, row: RoundStatus, members: Digest, state: Digest, authors: list[PeerId]) -> None:
         if row.digest != state.hex():
             # The loss is that of a state: a set that grew has another one.
             row.val_bpb, row.val_by = None, ""
-        row.digest = state.hex()
+        # One text for both digests: hundreds of rows are in memory.
+        row.digest = row.own_digest if row.own_digest == state.hex() else state.hex()
         row.set = members.hex()
-        row.contributors = _shared(authors)
+        row.contributors = self.rows.share(authors)
 
     def _row(self, number: int) -> RoundStatus:
-        if number not in self.rows:
-            self.rows[number] = RoundStatus(round=number, peer=self._peer)
-            while len(self.rows) > KEEP_ROWS:
-                del self.rows[min(self.rows)]
-        return self.rows[number]
+        return self.rows.open(number)
+
+    def _known(self, number: int) -> RoundStatus | None:
+        return self.rows.open(number) if number in self.rows else None
 
     def _save(self, number: int) -> None:
-        self._write(self._rows_file, _line(self._row(number)))
+        self.rows.save(self._row(number))
 
     @staticmethod
     def _write(file: TextIO, line: str) -> None:
@@ -246,19 +239,6 @@ class RoundLog:
             file.flush()
         except OSError:
             return
-
-    def _load(self, path: Path) -> None:
-        """Read the rows. A file that consists mostly of replaced rows is rewritten."""
-        lines = read_rows(path)
-        self.rows = {row.round: row for row in lines}
-        for row in self.rows.values():
-            row.contributors = _shared(row.contributors)
-        for number in sorted(self.rows)[:-KEEP_ROWS]:
-            del self.rows[number]
-        if len(lines) > 100 + 2 * len(self.rows):
-            kept = "".join(f"{_line(self.rows[number])}\n" for number in sorted(self.rows))
-            with contextlib.suppress(DiskFault):
-                write_whole(path, kept.encode())
 
 
 def read_rows(path: Path) -> list[RoundStatus]:
@@ -290,12 +270,3 @@ def sent_per_round(rows: Iterable[RoundStatus], fp32_bytes: int) -> SentPerRound
         below_fp32=fp32_bytes * len(rows) / total,
         per_copy=sum(row.blob_bytes_up for row in rows) / copies,
     )
-
-
-def _shared(authors: Iterable[str]) -> tuple[PeerId, ...]:
-    """Sorted; equal names of all rows are one object: thousands of rows name the same members."""
-    return tuple(PeerId(sys.intern(author)) for author in sorted(authors))
-
-
-def _line(row: RoundStatus) -> str:
-    return msgspec.json.encode(row).decode()

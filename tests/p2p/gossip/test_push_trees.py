@@ -326,6 +326,16 @@ def test_a_lost_neighbour_leaves_nothing_and_is_pushed_to_when_it_is_back():
     assert step(state, Arrived(message_id(2), A, peer(50), [A, B]), 1.0) == [Push(B, message_id(2))]
 
 
+def test_what_is_forgotten_is_not_offered_any_more(monkeypatch):
+    monkeypatch.setattr(push_trees, "KNOWN_S", 10.0)
+    state = fresh()
+    state.lazy[ME] = {A}
+    for number in range(40):
+        step(state, Arrived(message_id(number), None, ME, [A]), float(number))
+        step(state, Ticked(), number + ANNOUNCE_S)
+    assert {*state.neighbours[A].offered} == {*state.known} == {message_id(number) for number in range(29, 40)}
+
+
 NAMES = st.sampled_from([peer(number) for number in range(1, 6)])
 SOME_IDS = st.lists(st.integers(0, 40).map(message_id), max_size=8).map(b"".join)
 EVENTS = st.one_of(

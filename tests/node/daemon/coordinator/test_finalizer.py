@@ -9,6 +9,7 @@ import torch
 
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
+from atoll.node.daemon.coordinator import finalizer
 from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
@@ -78,6 +79,7 @@ class Sets:
 
     def __init__(self, worker, is_held):
         self.worker, self.is_held = worker, is_held
+        self.seen = {}
 
     def is_available(self, number, names):
         return self.is_held
@@ -86,9 +88,13 @@ class Sets:
         assert not self.is_held
 
     def counted(self, number, names):
-        return ()
+        return (number,)
+
+    def counted_before(self, first, newest):
+        return [each for at in range(newest + 1, first) for each in self.seen[at]]
 
     def set_applied(self, number, names):
+        self.seen[number] = self.counted(number, names)
         return [OTHER]
 
     def drop(self, before, needed):
@@ -102,13 +108,14 @@ class Worker:
     """Its fold gives `states`."""
 
     def __init__(self, states):
-        self.states, self.adopted = states, []
+        self.states, self.adopted, self.ours = states, [], ()
 
     async def ask(self, ask, kind):
         match ask:
             case FinalizeRequest(number):
                 return FinalizeReply(number, self.states[number])
-            case AdoptRequest(number, _, state):
+            case AdoptRequest(number, _, state, ours):
+                self.ours = ours
                 self.adopted.append((number, state))
                 return AdoptReply(number, state)
         return SnapshotReply(Round(0), STATES[0], "", 1)
@@ -187,6 +194,25 @@ def test_a_snapshot_that_is_needed_is_adopted(tmp_path):
     assert rig.process.adopted == [(2, STATES[2])]
     assert rig.finalizer.applied == 2
     assert rig.net.blamed == []
+
+
+def test_a_worker_that_lost_more_than_is_remembered_is_told_of_all_its_work_that_counted(tmp_path, monkeypatch):
+    """Else it would give it once more."""
+    monkeypatch.setattr(finalizer, "REMEMBERED", 1)
+    rig = Rig(tmp_path)
+    rig.net.size_bytes = 1
+    play(rig, (0, 1, 2))
+    rig.finalizer.sets.is_held = False
+
+    async def again():
+        async with asyncio.TaskGroup() as rig.group:
+            rig.finalizer.on_worker_started(StartReply(-1, digest(b"start"), (), 1, "cpu", b""))
+            for _ in range(int(PATIENCE_S + 5)):
+                await asyncio.sleep(1.0)
+                rig.finalizer.step()
+
+    run_virtual(again())
+    assert (rig.process.adopted, rig.process.ours) == ([(2, STATES[2])], (0, 1, 2))
 
 
 def test_a_snapshot_above_its_legal_size_is_not_fetched(tmp_path):

@@ -98,7 +98,7 @@ def source(tmp_path: Path, ledger: Ledger) -> Iterator[Callable[..., tuple[PageS
     """Makes the source of a page, and the node whose reports it has."""
     log = RoundLog(tmp_path, ONE.peer_id, lambda: 0.0)
     for number in range(5):
-        log.rows[number] = msgspec.structs.replace(ROUND_ROW, round=number)
+        log.rows.save(msgspec.structs.replace(ROUND_ROW, round=number))
 
     def make(spec: RunSpec = SPEC, web: str = "localhost:0") -> tuple[PageSource, Node]:
         node, run = Node(), SimpleNamespace(spec=spec)

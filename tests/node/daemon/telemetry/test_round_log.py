@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon.telemetry import round_log as roundlog
+from atoll.node.daemon.telemetry import round_rows
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, newest_rows, sent_per_round
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
@@ -216,13 +217,73 @@ def test_a_long_journal_is_set_aside_at_the_next_start(opened, tmp_path, monkeyp
 
 
 def test_memory_is_bounded(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(roundlog, "KEEP_ROWS", 10)
+    monkeypatch.setattr(round_rows, "KEEP_ROWS", 10)
+    monkeypatch.setattr(round_rows, "HELD_ROWS", 4)
     log = opened(tmp_path)
     for number in range(30):
-        found(log, number, 1.0)
-    assert sorted(log.rows) == list(range(20, 30))
+        found(log, number, float(number))
+    for now in (log, opened(tmp_path)):
+        assert [row.round for row in now.rows.held()] == [29, 28, 27, 26]
+        assert [(at, row.val_bpb) for at, row in now.rows.items()] == [(at, float(at)) for at in range(20, 30)]
+
+
+def test_a_row_that_left_the_memory_can_still_change(opened, tmp_path, monkeypatch):
+    """After a restart all rounds are said to be final again; another chain decides old ones anew."""
+    monkeypatch.setattr(round_rows, "HELD_ROWS", 4)
+    log = opened(tmp_path)
+    for number in range(20):
+        found(log, number, 3.0)
+        log.finalized(Round(number), digest(b"set"), digest(b"view"), [ME, YOU])
+    lines = len((tmp_path / "rounds.jsonl").read_bytes().splitlines())
+    for number in range(20):
+        log.finalized(Round(number), digest(b"set"), digest(b"view"), [ME, YOU])
+    assert len((tmp_path / "rounds.jsonl").read_bytes().splitlines()) == lines, "written once"
+    log.finalized(Round(3), digest(b"other set"), digest(b"other"), [ME])
+    for now in (log, opened(tmp_path)):
+        assert [row.val_bpb for row in now.rows.values()] == [3.0] * 3 + [None] + [3.0] * 16
+        assert (now.rows[3].contributors, now.rows[4].contributors) == (("me",), ("me", "you"))
+    log.finalized(Round(100), digest(b"set"), digest(b"leap"), [ME])
+    assert sorted(log.rows) == [*range(20), 100]
+
+
+def test_the_newest_row_of_a_kind_is_known_after_it_left_the_memory(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(round_rows, "HELD_ROWS", 4)
+    log = opened(tmp_path)
+    found(log, 0, 2.5)
+    log.finalized(Round(0), digest(b"set"), digest(b"view"), [ME])
+    for number in range(1, 20):
+        log.closed(Round(number), digest(b"set"), digest(b"view"), [ME], NOBODY)
+    for now in (log, opened(tmp_path)):
+        assert (now.newest_final().round, now.newest_validated().val_bpb) == (0, 2.5)
+        assert (now.newest_of(digest(b"another")).round, now.newest_trained()) == (19, None)
+    log.finalized(Round(0), digest(b"set"), digest(b"other"), [ME])
+    log.closed(Round(20), digest(b"set"), digest(b"view"), [ME], NOBODY)
+    assert log.newest_validated() is None, "its state is another one"
+    assert log.newest_final().digest == digest(b"other").hex()
+
+
+def test_the_time_of_a_round_that_is_trained_for_long_is_not_lost(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(round_rows, "HELD_ROWS", 4)
+    log = opened(tmp_path)
+    log.training_started(Round(0))
+    for number in range(1, 20):
+        log.add_time(TimeShares(steps_s=1.0), 0.0)
+        log.closed(Round(number), digest(b"set"), digest(b"view"), [ME], NOBODY)
     log.close()
-    assert sorted(opened(tmp_path).rows) == list(range(20, 30))
+    assert opened(tmp_path).rows[0].steps_s == 19.0
+
+
+def test_a_line_that_the_disk_cut_off_spoils_no_other(opened, tmp_path):
+    log = opened(tmp_path)
+    found(log, 0, 1.0)
+    log.close()
+    with (tmp_path / "rounds.jsonl").open("ab") as file:
+        file.write(b'{"round":1,"pe')
+    log = opened(tmp_path)
+    found(log, 1, 2.0)
+    found(log, 2, 3.0)
+    assert [row.val_bpb for row in newest_rows(tmp_path / "rounds.jsonl")] == [1.0, 2.0, 3.0]
+    assert [row.val_bpb for row in opened(tmp_path).rows.values()] == [1.0, 2.0, 3.0]
 
 
 def test_rows_share_the_names_of_members(opened, tmp_path):
