@@ -95,6 +95,9 @@ class Daemon:
     async def _start_parts(self, group: asyncio.TaskGroup, on_up: Callable[[], None]) -> None:
         """Start each part as soon as those that it needs are ready."""
         parts = self._parts
+        if self._plan.config.work.has_model:
+            # Its imports take longer than all that comes before it is needed.
+            await parts.trainer.prepare()
         await self._plan.host.start()
         self._begin(group, "host", self._plan.host.watch())
         await self._begin_ready(group, "network", parts.swarm.serve)

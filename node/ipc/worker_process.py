@@ -83,6 +83,8 @@ class Trainer:
     given: WorkerPipe | None = None
     """A worker to begin with: of the daemon before, which changed its chain."""
     _pipe: WorkerPipe | None = None
+    _prepared: tuple[WorkerPipe, int] | None = None
+    """A process that `prepare` began, until `serve` asks it to start, and where its log begins."""
     _pending: dict[int, asyncio.Future[worker_messages.Answer]] = field(default_factory=dict)
     _answers_since: int = 0
     """Replies to asks up to this one are for the daemon before."""
@@ -106,6 +108,15 @@ class Trainer:
         """What the user must set if the kernel ended the worker last, until a round is saved; else empty."""
         is_short = self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 0
         return f"{OUT_OF_MEMORY}: {MORE_MEMORY}" if is_short else ""
+
+    async def prepare(self) -> None:
+        """Begin the process that `serve` will ask first: it imports torch while the node's other parts start.
+
+        `stop` ends it, too. Raises DiskFault.
+        """
+        if self.given is None:
+            self._prepared = await self._spawn()
+            self._pipe = self._prepared[0]
 
     async def serve(self) -> None:
         """Run a worker, and restart it when it dies, until `stop`. Raises LocalFault when it dies too often."""
@@ -175,6 +186,9 @@ class Trainer:
         It lives on when `serve` is cancelled. The next Start saves what is not saved yet.
         """
         self._stopping = True
+        if self._prepared is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._prepared[0].process.kill()
         # Those of several devices begin anew: their other processes belong to the session.
         if not self._is_started or len(devices_of(self.start.device)) > 1:
             return None
@@ -185,8 +199,8 @@ class Trainer:
         given, self.given = self.given, None
         log_start = 0
         if given is None:
-            given, log_start = await self._spawn()
-            self.on_spent(TimeSpent())
+            given, log_start = self._prepared or await self._spawn()
+            self._prepared = None
         self._pipe, self._answers_since = given, given.asked
         self._kernel_kills = kernel_kills()
         try:
@@ -223,6 +237,7 @@ class Trainer:
                 start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
                 preexec_fn=die_with_parent(os.getpid(), self.nice),
             )  # fmt: skip
+        self.on_spent(TimeSpent())
         return WorkerPipe(process), log_start
 
     async def _announce(self) -> None:

@@ -87,7 +87,8 @@ class Node:
         return SimpleNamespace(
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
             trainer=SimpleNamespace(
-                serve=parts["worker"].serve, stop=self._save, hand_on=lambda: self.pipe, given=None
+                prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
+                hand_on=lambda: self.pipe, given=None,
             ),
             goodput=parts["goodput"],
             web=parts["web"],
@@ -107,6 +108,9 @@ class Node:
         self.story.append("looks")
         final = 4 if self.story.count("looks") > 1 else 3
         return {PeerId("other"): Lease("observing", Round(5), Round(final), b"", Round(-1), 0.0)}
+
+    async def _prepare(self) -> None:
+        self.before_worker = list(self.story)
 
     async def _start_host(self) -> None:
         await self.host_may_start.wait()
@@ -145,6 +149,7 @@ async def stop_when_up(node: Node, up: asyncio.Event) -> None:
 async def test_parts_start_and_end_in_order():
     node = Node()
     await node.run(lambda up: stop_when_up(node, up))
+    assert node.before_worker == [], "it imports torch while the others start"
     assert [line for line in node.story if line.endswith(" up")][:3] == ["host up", "network up", "control up"]
     order = ended(node.story)
     assert order[0] == "worker saved"

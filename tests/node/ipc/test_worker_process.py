@@ -187,6 +187,31 @@ def is_gone(pid: int) -> bool:
     return False
 
 
+async def test_a_process_that_was_prepared_is_the_one_that_is_served(rig, tmp_path):
+    one = rig()
+    await one.trainer.prepare()
+    pid = one.pid
+    await eventually(lambda: (tmp_path / "lives").exists())
+    with pytest.raises(WorkerDied):
+        await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
+    async with served(one):
+        await one.life(1)
+        assert one.pid == pid
+        assert one.spent[0] == TimeSpent(), "its life is told once, from the beginning on"
+        assert [spent.wait_ns for spent in one.spent[1:]] == [7] * (len(one.spent) - 1)
+        os.kill(pid, signal.SIGKILL)
+        await one.life(2)
+        assert one.pid != pid, "one that died is replaced"
+
+
+async def test_a_process_that_was_prepared_and_not_needed_is_ended(rig):
+    one = rig()
+    await one.trainer.prepare()
+    pid = one.pid
+    await one.trainer.stop()
+    assert is_gone(pid)
+
+
 async def test_asks_are_answered_and_faults_keep_their_name(rig):
     async with served(rig()) as one:
         await one.life(1)
