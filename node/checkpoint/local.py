@@ -67,6 +67,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Our payloads that a chain counted which the node left: a share of them returns; in order."""
 
 
+FINAL = "final"
+"""Of Θ_final."""
 LOCAL = "local/"
 """Of the local weights: `local/ATOM`."""
 ANCHOR, ANCHOR_ROWS = "anchor/values", "anchor/rows"

@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 
 ARRAYS = "arrays"
 """Folder of these files, beside that of the generations."""
-SPARE = 2
-"""Most dropped files that are used again: their pages are there already, which makes a fold twice as fast."""
+SPARE = 3
+"""Most dropped files that are used again: their pages are there already, which makes a fold twice as fast. That
+of a saved state is free when the two generations that are kept are newer."""
 _TRIED_BYTES = 1 << 12
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.EXDEV, errno.ENOSYS}
 """Errors of file systems that cannot give a file a second name."""
@@ -41,6 +42,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.E
 class _MappedFile(NamedTuple):
     path: Path
     memory: mmap.mmap
+    is_writable: bool = True
+    """Whether what is written goes to the file."""
 
 
 class MappedArrays:
@@ -88,7 +91,7 @@ class MappedArrays:
             with own.open("rb") as file:
                 # A private copy of each page that is written: a mistake here cannot change what was saved.
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        return self._lent(_MappedFile(own, memory), like.dtype, tuple(like.shape))
+        return self._lent(_MappedFile(own, memory, is_writable=False), like.dtype, tuple(like.shape))
 
     def _tried(self) -> bool:
         """Whether files can be mapped here, and the disk be told to have room for them."""
@@ -119,11 +122,14 @@ class MappedArrays:
         return self._folder / f"{self._token}-{next(self._names)}"
 
     def _reused(self, size_bytes: int) -> _MappedFile | None:
-        while self._spare:
-            file = self._spare.pop()
-            if len(file.memory) == size_bytes:
-                return file
-            file.path.unlink(missing_ok=True)
+        for file in list(self._spare):
+            with suppress(OSError):  # the folder may be another process's now; what stays the next one deletes
+                if len(file.memory) != size_bytes:
+                    self._spare.remove(file)
+                    file.path.unlink()
+                elif file.path.stat().st_nlink == 1:  # no generation has it
+                    self._spare.remove(file)
+                    return file
         return None
 
     def _lent(self, file: _MappedFile, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -135,13 +141,13 @@ class MappedArrays:
         return values
 
     def receive(self, address: int, file: _MappedFile) -> None:
-        """An array was dropped: its file is used again, unless a generation has it too."""
+        """An array was dropped: its file is used again, when no generation has it any more."""
         self._files.pop(address, None)
-        with suppress(OSError):  # the folder may be another process's now; what stays the next one deletes
-            if len(self._spare) < SPARE and file.path.stat().st_nlink == 1:
-                self._spare.append(file)
-            else:
-                file.path.unlink()
+        if file.is_writable and len(self._spare) < SPARE:
+            self._spare.append(file)
+            return
+        with suppress(OSError):
+            file.path.unlink()
 
 
 def _give_back(owner: "weakref.ref[MappedArrays]", address: int, file: _MappedFile) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.generations import SavedArray, Unfinished
-from atoll.node.checkpoint.local import SAVED, LocalBody, LocalState, begin_local, check_saved, load_local
+from atoll.node.checkpoint.local import FINAL, SAVED, LocalBody, LocalState, begin_local, check_saved, load_local
 from atoll.node.checkpoint.mapped_arrays import MappedArrays
 from atoll.node.checkpoint.tensorfile import all_finite
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
@@ -33,9 +33,6 @@ from atoll.protocols.local.worker_messages import TrainReply
 from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
-
-_FINAL = "final"
-"""Name of Θ_final in a generation."""
 
 
 class AsyncSave:
@@ -168,9 +165,8 @@ class WorkerState:
         """Θ_final as a tensor to write, or as the file that it is in already."""
         values_S4096 = self.fold.final_state_S4096
         path = self.arrays.path_of(values_S4096)
-        if path is None:
-            return {_FINAL: values_S4096}, {}
-        return {}, {_FINAL: SavedArray(values_S4096, path, state_header(len(values_S4096)), state)}
+        saved = path and SavedArray(values_S4096, path, state_header(len(values_S4096)), state)
+        return ({}, {FINAL: saved}) if saved else ({FINAL: values_S4096}, {})
 
     def restore(self) -> None:
         """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault.
@@ -221,21 +217,20 @@ class WorkerState:
             weights.load(found.tensors, found.body.sent, found.body.sent_experts, self.fold.view_C4096)
         else:  # they were the view, and will be
             weights.start(self.fold.view_C4096)
-        others = (_FINAL, "residual", "kept", *SAVED)
+        others = (FINAL, "residual", "kept", *SAVED)
         self.learner.inner.load({name: t for name, t in found.tensors.items() if not name.startswith(others)})
 
     def _load_final(self, found: LocalState) -> None:
-        values_S4096, path = found.tensors[_FINAL], found.arrays.get(_FINAL)
-        if path is None:
-            self.fold.adopt(values_S4096, found.body.final)
-        else:  # its hash was looked at, and is its state digest
-            self.fold.adopt(self.arrays.opened(path, values_S4096), found.body.final, known=found.body.state)
+        state_S4096, known = found.tensors[FINAL], None
+        if FINAL in found.arrays:  # its hash was looked at, and is its state digest
+            state_S4096, known = self.arrays.opened(found.arrays[FINAL], state_S4096), found.body.state
+        self.fold.adopt(state_S4096, found.body.final, known)
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
         residual = tensors.get("residual")
         shape = self.feedback.residual_C4096.shape
-        if _FINAL not in tensors or residual is None or residual.shape != shape:
+        if FINAL not in tensors or residual is None or residual.shape != shape:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")

@@ -225,9 +225,9 @@ class ErrorFeedback:
     def load(self, residual_C4096: Tensor, body: LocalBody) -> None:
         """Load what was saved. A payload that is not whole any more is not pending."""
         self._drop_residual()
-        for _, span in slabs((Span(0, len(residual_C4096)),), SLAB_CHUNKS):
-            rows = slice(span.start, span.stop)
-            if bool(residual_C4096[rows].any()):  # rows of experts that were never trained here take no memory
+        slices = (slice(at, at + SLAB_CHUNKS) for at in range(0, len(residual_C4096), SLAB_CHUNKS))
+        for rows in slices:  # those of experts that were never trained here take no memory
+            if bool(residual_C4096[rows].any()):
                 self.residual_C4096[rows] = residual_C4096[rows]
         self.pending = tuple(filter(_is_whole, body.pending))
         gone = (self._all_sent(one) for one in body.pending if one not in self.pending)

@@ -194,10 +194,7 @@ class LocalWeights:
         return {LOCAL + name for name in self._named} <= tensors.keys()
 
     def load(self, tensors: Mapping[str, Tensor], sent: int, sent_experts: bytes, view_C4096: Tensor) -> None:
-        """Load what `tensors` gave (`check_saved`) where the same experts were trained.
-
-        Frozen copies become V, as they do whenever a round begins.
-        """
+        """Load what `tensors` gave where the same experts were trained; frozen copies become V."""
         self.changes += 1
         for name, value in self._named.items():
             value.copy_(tensors[LOCAL + name])

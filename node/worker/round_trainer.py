@@ -1,13 +1,14 @@
 """The worker's part in a round: inner steps, the merge with the fold that they overlap, the encoded result."""
 
 import time
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Hashable
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 
 from atoll.node.learning.data.dataset import RunText
+from atoll.node.learning.data.prefetch import Load, NextBatch
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
@@ -89,6 +90,7 @@ class RoundTrainer:
     spent: TimeAccount
     moments: InitialMoments
     """Those that round 0 may begin with."""
+    batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
 
@@ -104,7 +106,7 @@ class RoundTrainer:
                 base = self.fold.view_digest()
             if len(losses) == budget.steps:
                 break
-            losses.append(self._step(turn, budget, self.spec.steps_before(ask.round) + len(losses)))
+            losses.append(self._step(turn, budget, self.spec.steps_before(ask.round) + len(losses), len(losses)))
             self.steps_taken += 1
             trained_s = max(1e-9, self._now_s() - began - overlap.held_s)
             budget.took_step(len(losses), trained_s)
@@ -155,12 +157,19 @@ class RoundTrainer:
         overlap.fold_arrived(taken)
         return True
 
-    def _step(self, turn: Turn, budget: Budget, at: int) -> float:
-        """Global step `at`, on the next windows of our turn; returns its loss."""
-        assert self.data is not None, "who trains has the text"
-        at_W = np.arange(budget.taken, budget.taken + budget.sequences)
+    def _step(self, turn: Turn, budget: Budget, at: int, number: int) -> float:
+        """Global step `at`, on the next windows of our turn; returns its loss. `number`: in the round, from 0."""
         with self.spent.one_step():
-            return self.learner.step(self.data.batch(self.data.windows_of(self.spec, turn, at_W)), at)
+            batch_BT1 = self.batches.get(*self._windows(turn, budget.taken, budget.sequences))
+            if number + 1 < budget.steps:  # of as many sequences; where these change, another batch is loaded
+                self.batches.begin(*self._windows(turn, budget.taken + budget.sequences, budget.sequences))
+            return self.learner.step(batch_BT1, at)
+
+    def _windows(self, turn: Turn, first: int, count: int) -> tuple[Hashable, Load]:
+        """A name of these windows of our turn, and what loads them."""
+        assert self.data is not None, "who trains has the text"
+        data, at_W = self.data, np.arange(first, first + count)
+        return (turn, first, count), lambda: data.batch(data.windows_of(self.spec, turn, at_W))
 
     def _pending(
         self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int

@@ -6,6 +6,7 @@ Not all shards are here: the daemon fetches those of a round before the round is
 
 from collections import OrderedDict
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ class PackedText:
         self._per = windows_a_shard(index, context)
         self._token = np.dtype(f"<u{index.token_bytes}")
         self._mapped = OrderedDict[int, NDArray[np.unsignedinteger]]()
+        self._lock = Lock()
+        """Of `_mapped`: an audit may read windows while a thread loads those of the next step."""
         if not self._per or index.held_out_tokens <= context:
             raise ConfigError(
                 f"the packed text has shards of {index.shard_tokens} and {index.held_out_tokens} held-out tokens, "
@@ -84,13 +87,14 @@ class PackedText:
         return found
 
     def _shard(self, at: int) -> NDArray[np.unsignedinteger]:
-        if at not in self._mapped:
-            data = self._map(self._index.shard(at), self._index.shard_bytes)
-            self._mapped[at] = self._checked(data.view(self._token), f"shard {at}")
-            if len(self._mapped) > MAX_MAPPED:
-                self._mapped.popitem(last=False)
-        self._mapped.move_to_end(at)
-        return self._mapped[at]
+        with self._lock:
+            if at not in self._mapped:
+                data = self._map(self._index.shard(at), self._index.shard_bytes)
+                self._mapped[at] = self._checked(data.view(self._token), f"shard {at}")
+                if len(self._mapped) > MAX_MAPPED:
+                    self._mapped.popitem(last=False)
+            self._mapped.move_to_end(at)
+            return self._mapped[at]
 
     def _map(self, blob: Digest, size: int) -> NDArray[np.uint8]:
         path = self._path(blob)

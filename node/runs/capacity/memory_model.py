@@ -153,7 +153,8 @@ def activation_bytes(
 
 def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = False) -> int:
     """Bytes that autograd saves of one layer and token, without copies of weights: residuals and norms, attention,
-    and feed-forward. Tests compare it with autograd's own tensors."""
+    and feed-forward. `cast`: as on a GPU, where a layer with some trained experts saves the input of all rows
+    (node/learning/model/expert_functions.py). Tests compare it with autograd's own tensors."""
     product, dim = 2 if cast else 4, model.dim
     wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
     attention = 4 * 8 * dim + 3 * product * wide
@@ -164,7 +165,7 @@ def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = Fa
         ours = model.ffn if experts is None else experts * model.slice_ffn
         return attention + 2 * product * (model.ffn + ours) - (0 if ours else 4 * dim)
     rows, count = model.experts.per_token * dim, model.experts.count
-    ours = count if experts is None else experts
+    ours = count if experts is None or (cast and experts) else experts
     return attention + 2 * product * model.ffn + 4 * rows + -(-product * rows * ours // count)
 
 

@@ -47,6 +47,11 @@ def test_the_file_of_a_dropped_array_is_used_again_unless_a_generation_has_it(tm
     for _ in range(3):
         arrays.fresh(LIKE).fill_(1)
     assert (tmp_path / "generation").read_bytes() == torch.full_like(LIKE, 7).numpy().tobytes()
+    (tmp_path / "generation").unlink()
+    count = len(files(tmp_path / "arrays"))
+    held = [arrays.fresh(LIKE), arrays.fresh(LIKE)]
+    assert len(files(tmp_path / "arrays")) == count, "its generation is gone"
+    assert held[0].data_ptr() != held[1].data_ptr()
 
 
 def test_few_dropped_files_stay_and_none_of_another_size(tmp_path):
@@ -75,6 +80,18 @@ def test_a_state_that_was_read_can_be_saved_after_its_generation_is_gone(tmp_pat
     again = arrays.opened(tmp_path / "saved", LIKE)
     (tmp_path / "saved").unlink()
     assert arrays.path_of(again).read_bytes() == again.numpy().tobytes()
+
+
+def test_what_is_written_into_an_array_that_was_made_after_one_was_read_is_in_its_file(tmp_path):
+    """A private copy of pages is no file to write a state into."""
+    arrays = MappedArrays(tmp_path / "arrays")
+    (tmp_path / "saved").write_bytes(torch.full_like(LIKE, 3).numpy().tobytes())
+    again = arrays.opened(tmp_path / "saved", LIKE)
+    (tmp_path / "saved").unlink()
+    del again
+    gc.collect()
+    made = arrays.fresh(LIKE).fill_(4)
+    assert arrays.path_of(made).read_bytes() == made.numpy().tobytes()
 
 
 def test_what_an_earlier_process_left_is_deleted(tmp_path):

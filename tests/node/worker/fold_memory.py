@@ -79,9 +79,11 @@ def main(spec: RunSpec, folder: Path) -> dict[str, object]:
         arrays = MappedArrays(folder / ARRAYS)
         fold, seen = folded(spec, members, arrays.fresh)
         values, path = fold.final_state_S4096, arrays.path_of(fold.final_state_S4096)
-        assert path is not None
-        saved = generations.SavedArray(values, path, state_header(len(values)), fold.state_digest())
-        generations.begin(folder / "state", {}, b"", arrays={"final": saved}).finish()
+        if path is None:
+            generations.begin(folder / "state", {"final": values}, b"").finish()
+        else:
+            saved = generations.SavedArray(values, path, state_header(len(values)), fold.state_digest())
+            generations.begin(folder / "state", {}, b"", arrays={"final": saved}).finish()
         found = generations.load(folder / "state")
         assert found is not None
     finally:

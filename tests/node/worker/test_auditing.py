@@ -99,7 +99,7 @@ def test_windows_are_those_that_a_member_trains_on(trained, monkeypatch):
         seen.clear()
         budget = Budget(ask, ask.steps, sequences)
         for step in range(STEPS):
-            rounds._step(Turn(ask.round, PEERS[0], ask.slot, ask.slots), budget, step)
+            rounds._step(Turn(ask.round, PEERS[0], ask.slot, ask.slots), budget, step, step)
             budget.took_step(step + 1, 1.0)
         assert np.array_equal(np.concatenate(seen), data.batch(assigned_W[: STEPS * sequences]))
     most = AUDITED.steps(3) * AUDITED.inner.batch

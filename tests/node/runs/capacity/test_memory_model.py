@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.learning.inner import evaluate
-from atoll.node.learning.model import token_loss
+from atoll.node.learning.model import moe, token_loss
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis_atom
@@ -123,7 +123,8 @@ def kept_by_autograd(model, owned, cast):
 @pytest.mark.parametrize(
     ("name", "owned"), [("tiny", None), ("10m", None), ("moe-smoke", 8), ("moe-smoke", 2), ("moe-12m", 0)]
 )
-def test_a_step_keeps_what_is_said(name, owned, cast):
+def test_a_step_keeps_what_is_said(name, owned, cast, monkeypatch):
+    monkeypatch.setattr(moe, "uses_grouped_product", lambda *_: cast)
     model = preset(name, OWNER, 1).model
     kept = kept_by_autograd(model, owned if owned is None else frozenset(range(owned)), cast)
     said = 3 * model.context * (model.layers * saved_bytes(model, owned, cast=cast) + 4 * model.dim)
