@@ -181,7 +181,7 @@ QUESTIONS = {
     "a new preset": "node/runs/presets.py",
     "the relay's cap": "p2p/nat/relay.py",
     "how long a lease lasts": "node/runs/presets.py",
-    "who may vote": "node/daemon/consensus/ballots.py",
+    "who may vote": "protocols/ledger/ballots.py",
     "the CSV/JSON of a bench": "tests/bench/report.py",
     "the invite's form": "protocols/run/invite.py",
     "what the page draws": "node/daemon/web/page.html",

@@ -15,7 +15,6 @@ from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
-from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import Finalizer
 from atoll.node.daemon.coordinator.interfaces import (
     Network,
@@ -36,6 +35,7 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     verification_of,
 )
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.removals import Removals

@@ -19,9 +19,9 @@ from functools import partial
 from typing import TypeGuard, TypeVar
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter
-from atoll.node.worker.background_fold import BackgroundFold
+from atoll.node.worker.schedule.background_fold import BackgroundFold
+from atoll.node.worker.schedule.time_account import Doing, TimeAccount
 from atoll.node.worker.session import Event, Session
-from atoll.node.worker.time_account import Doing, TimeAccount
 from atoll.protocols.errors import AtollError, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 

@@ -14,7 +14,7 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
-from atoll.node.worker.time_account import TimeAccount
+from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round

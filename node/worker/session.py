@@ -39,7 +39,7 @@ from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.precompile import warm
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
-from atoll.node.worker.time_account import TimeAccount
+from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault

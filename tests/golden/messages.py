@@ -11,7 +11,6 @@ import msgspec
 
 from atoll.node.checkpoint import generations, local, universal
 from atoll.node.daemon.certificates import certificate, summary
-from atoll.node.daemon.consensus import ballots
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
@@ -27,7 +26,7 @@ from atoll.protocols import blobs, codec, nat, wires
 from atoll.protocols.data.shard_index import ShardIndex
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId
-from atoll.protocols.ledger import records, reduction, registers
+from atoll.protocols.ledger import ballots, records, reduction, registers
 from atoll.protocols.local import control_messages
 from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker

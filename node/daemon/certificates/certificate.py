@@ -14,7 +14,12 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.node.daemon.consensus.ballots import (
+from atoll.node.daemon.consensus.epochs import ROOT, EpochId
+from atoll.node.daemon.consensus.types import RECENT_ROUNDS
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
     add_orphan,
@@ -23,11 +28,6 @@ from atoll.node.daemon.consensus.ballots import (
     voter_order,
     votes_for,
 )
-from atoll.node.daemon.consensus.epochs import ROOT, EpochId
-from atoll.node.daemon.consensus.types import RECENT_ROUNDS
-from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
-from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (

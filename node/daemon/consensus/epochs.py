@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import quorum
 from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.ballots import quorum
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Body, Epoch, Excise, Exclude, Follow, Leave, Vote, epoch_id
 

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.types import Choice, Correction, FinalityState
 from atoll.protocols.ids import Round
+from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.records import MAX_EXCISED, Excised
 
 MAX_CORRECTED = 8192

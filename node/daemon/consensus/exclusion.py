@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import Book, quorum
 from atoll.node.daemon.consensus.epochs import ROOT
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.ballots import Book, quorum
 from atoll.protocols.ledger.records import Proposal
 
 

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.ballots import Book, decided_proposal
 from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, best_of
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ledger.ballots import Book, decided_proposal
 from atoll.protocols.ledger.records import Follow
 
 

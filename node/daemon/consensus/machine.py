@@ -20,15 +20,6 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.ballots import (
-    Book,
-    add_entry,
-    add_orphan,
-    decided_proposal,
-    owner_of,
-    voter_order,
-    without,
-)
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
 from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
@@ -44,6 +35,15 @@ from atoll.node.daemon.consensus.succession import (
 )
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
+from atoll.protocols.ledger.ballots import (
+    Book,
+    add_entry,
+    add_orphan,
+    decided_proposal,
+    owner_of,
+    voter_order,
+    without,
+)
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
 

@@ -10,10 +10,10 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import Book, named_by, votes_for
 from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
 from atoll.node.daemon.consensus.voter import Out, is_stuck
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.ballots import Book, named_by, votes_for
 from atoll.protocols.ledger.records import Contribution, Epoch, Proposal, Reduction, Vote
 
 ORPHAN_BODIES = Contribution, Epoch, Proposal, Reduction, Vote

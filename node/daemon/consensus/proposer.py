@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 
-from atoll.node.daemon.consensus.ballots import bound_proposals, named_by, owner_of, quorum
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import Action, Choice, FinalityState, choice_of
@@ -16,6 +15,7 @@ from atoll.node.daemon.consensus.voter import (
     names_excluded,
 )
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.ballots import bound_proposals, named_by, owner_of, quorum
 from atoll.protocols.ledger.records import Ballot, ExcisingProposal, Prepare, Proposal, set_digest
 
 PATIENCE_ROUNDS = 2.0

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from atoll.node.daemon.consensus.ballots import Book
 from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     Body,

@@ -9,7 +9,6 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import Book, bound_proposals, owner_of
 from atoll.node.daemon.consensus.excision import corrections, is_due
 from atoll.node.daemon.consensus.types import (
     Action,
@@ -23,6 +22,7 @@ from atoll.node.daemon.consensus.types import (
     choice_of,
 )
 from atoll.protocols.ids import Digest
+from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
 from atoll.protocols.ledger.records import (
     Ballot,
     Epoch,

@@ -19,7 +19,6 @@ from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
-from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import Finalizer
 from atoll.node.daemon.coordinator.interfaces import Network, NodeView, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
@@ -27,6 +26,7 @@ from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals

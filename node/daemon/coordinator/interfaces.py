@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
+from atoll.node.daemon.experts.expert_assignment import HoldingRegisters
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.rounds.state import RoundState
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals
@@ -13,7 +14,7 @@ from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
-from atoll.protocols.ledger.registers import Holding, Lease, Validation
+from atoll.protocols.ledger.registers import Lease, Validation
 from atoll.protocols.local.standing import Exclusion, VotesAgainst
 from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
 from atoll.protocols.run.run_spec import RunSpec
@@ -127,16 +128,6 @@ class BlobShelf(BlobSource, Protocol):
 
     async def is_whole(self, blob: Digest) -> bool:
         """Return whether the bytes of a blob on disk still have its hash. Raises DiskFault."""
-
-
-class HoldingRegisters(Protocol):
-    """The registers in which members announce the experts that they train."""
-
-    def put_holding(self, holding: Holding, ttl_s: float) -> None:
-        """Announce the experts that this node trains."""
-
-    def holdings(self) -> dict[PeerId, Holding]:
-        """Return the live announcements of other members."""
 
 
 class LeaseRegisters(Protocol):

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.step_budget import round_seconds
 from atoll.node.daemon.rounds.trials import Trials

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
 from atoll.node.daemon.coordinator.interfaces import Network, RoundAssets, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.step_budget import Tempo, choose, least, limit_s, measured, shortened, tempo_of
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from atoll.node.daemon.consensus.ballots import voter_order
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.ballots import voter_order
 from atoll.protocols.ledger.records import Ballot, Body, Contribution, Entry, Proposal, Vote, sign_entry
 from atoll.protocols.run.run_spec import RunSpec
 

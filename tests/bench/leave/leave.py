@@ -15,8 +15,8 @@ from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.oracle import Violation, judge
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.swarm import Swarm, prepare, set_up, stop_all
-from atoll.node.daemon.consensus.ballots import quorum
 from atoll.protocols.errors import LocalFault
+from atoll.protocols.ledger.ballots import quorum
 from atoll_bench.report import Bar, Row, row
 
 NODES, QUICK_NODES = 4, 2

@@ -8,8 +8,8 @@ import pytest
 
 from atoll.node.worker import round_trainer
 from atoll.node.worker.round_trainer import Budget, weight_of
+from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.session import Session
-from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import TrainReply, TrainRequest
 from atoll.protocols.run.run_spec import Stage

@@ -18,8 +18,8 @@ import torch
 from atoll.node.checkpoint.local import load_local
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.worker.round_trainer import weight_of
+from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.session import Session
-from atoll.node.worker.time_account import TimeAccount
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DecodeError, DiskFault, Superseded

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
+from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
 from atoll.protocols.ids import Round
@@ -214,7 +214,7 @@ import sys
 from pathlib import Path
 from tests.node.worker.test_worker import Daemon
 from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.background_fold import BackgroundFold
+from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.main import Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()

@@ -5,11 +5,11 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.certificates import certificate as final_proof
 from atoll.node.daemon.certificates.certificate import PROOF_MAX_BYTES, FinalProof, gather, proven
-from atoll.node.daemon.consensus.ballots import voter_order
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, SignatureFault
 from atoll.protocols.ids import Digest, Round, digest
+from atoll.protocols.ledger.ballots import voter_order
 from atoll.protocols.ledger.records import (
     MAX_SET,
     Ballot,

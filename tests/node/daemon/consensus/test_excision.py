@@ -6,7 +6,6 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import excision
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import quorum
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -20,6 +19,7 @@ from atoll.node.daemon.consensus.types import (
     choice_of,
 )
 from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.ballots import quorum
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,

@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.node.daemon.consensus.types import (
     LEASE_S,
     Append,
@@ -30,6 +29,7 @@ from atoll.node.daemon.consensus.types import (
     RoundClosed,
 )
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.protocols.ledger.records import (
     Ack,
     Ballot,

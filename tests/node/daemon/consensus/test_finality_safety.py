@@ -10,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import owner_of, quorum
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -28,6 +27,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import owner_of, quorum
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,

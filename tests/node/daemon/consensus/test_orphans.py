@@ -6,7 +6,6 @@ Round 1 has four voters, FOURTH is the equivocator.
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.orphans import MAX_EPOCHS
 from atoll.node.daemon.consensus.presence import here_of
@@ -20,6 +19,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.consensus.voter import share_of_ours
 from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
 from atoll.protocols.ledger.records import Ballot, Contribution, Follow, Leave, Promise, Vote, epoch_id
 from tests.node.daemon.consensus.test_epochs import A, B, C, D, Node, epoch
 from tests.node.daemon.consensus.test_finality import (

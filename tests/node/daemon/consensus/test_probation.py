@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.ballots import quorum
 from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.ballots import quorum
 from atoll.protocols.ledger.probation import Tally
 from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
 from tests.node.daemon.consensus.test_vote_rule import Voter, named, peers, propose

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
@@ -23,6 +22,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.consensus.voter import is_broad
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order
 from atoll.protocols.ledger.records import Ballot, Contribution, Prepare, Promise, Proposal, Vote
 
 RUN = RunId(digest(b"breadth"))

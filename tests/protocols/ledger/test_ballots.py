@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.consensus.ballots import (
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
     decided_proposal,
@@ -15,7 +16,6 @@ from atoll.node.daemon.consensus.ballots import (
     voter_order,
     without,
 )
-from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 from atoll.protocols.run.arena import Span
 

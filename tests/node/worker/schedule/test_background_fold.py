@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from atoll.node.worker.background_fold import BackgroundFold
+from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.protocols.errors import Divergence
 from atoll.protocols.local.worker_messages import Answer, ReportReply, ReportRequest, RequestEnvelope
 from tests.waiting import HANGS_S

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.expert_assignment import ExpertAssignment
+from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.worker.time_account import TimeAccount
+from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.protocols.local.worker_messages import TimeSpent
 
 DOING = ("start", "steps", "encode", "fold", "checkpoint", "evaluate", "audit", "wait")

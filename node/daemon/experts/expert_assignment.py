@@ -4,8 +4,8 @@ The assignment is a function of the members' announcements; its rule is in proto
 """
 
 from collections.abc import Mapping
+from typing import Protocol
 
-from atoll.node.daemon.coordinator.interfaces import HoldingRegisters
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId
@@ -13,6 +13,16 @@ from atoll.protocols.ledger.ownership import Announced, assigned, nothing, short
 from atoll.protocols.ledger.registers import Holding
 from atoll.protocols.run.experts import ALL, bitmap_of, check_bitmap, experts_in
 from atoll.protocols.run.run_spec import RunSpec
+
+
+class HoldingRegisters(Protocol):
+    """The registers in which members announce the experts that they train."""
+
+    def put_holding(self, holding: Holding, ttl_s: float) -> None:
+        """Announce the experts that this node trains."""
+
+    def holdings(self) -> dict[PeerId, Holding]:
+        """Return the live announcements of other members."""
 
 
 def announced(spec: RunSpec, holding: Holding | None) -> Announced:
