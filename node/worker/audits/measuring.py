@@ -22,6 +22,7 @@ from atoll.node.learning.outer.fixed import FRACTION_BITS, SLAB_CHUNKS
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.data.shard_order import Turn
+from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
 from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
@@ -57,14 +58,12 @@ def audit(
     if sent.holds_like(ask.audited, ask.before):
         return AuditReply(-MAX_EXCESS, time.monotonic() - began)
     own_W = drawn(spec, data, ask, rng)
-    # From the same parts of the text: what is improved everywhere there is no sign of work on these windows. Of
-    # windows that the round does not have, more random ones are taken: both kinds have their part in the noise.
-    random_W = data.windows_beside(own_W, rng, 2 * spec.audit.windows - len(own_W))
+    other_W = compared(spec, data, ask, rng, own_W, sent)
     step_C4096 = whitened(difference(spec, ask), arena_of(spec.model), squares)
     found: list[NDArray[np.float64]] = []
     for sign in (1, -1):
         moved_C4096 = moved(view_C4096, step_C4096, sign)
-        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, random_W])))))
+        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, other_W])))))
     # The contribution is subtracted from the weights: what it improves is worse with the plus.
     gain_W = found[0] - found[1]
     return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
@@ -76,6 +75,25 @@ def drawn(spec: RunSpec, data: RunText, ask: AuditRequest, rng: Generator) -> ND
     said = claimed_windows(spec, ask)
     at_W = rng.choice(said, min(spec.audit.windows, said), replace=False)
     return data.windows_of(spec, Turn(ask.round, ask.audited.author), at_W)
+
+
+def compared(
+    spec: RunSpec, data: RunText, ask: AuditRequest, rng: Generator, own_W: NDArray[np.int64], sent: SentPayloads
+) -> NDArray[np.int64]:
+    """The windows that the assigned ones are compared with; of those that the round lacks more of these are drawn.
+
+    Where two contributions of the round are alike, these are the other author's: the copy improves them more, and
+    the original less. So order in time, which others can twist, says nothing of who copied.
+    """
+    assert spec.audit
+    count = 2 * spec.audit.windows - len(own_W)
+    # Shards of a packed text are fetched for the audited author alone.
+    twin = sent.twin(ask.audited, ask.sent) if spec.data.index is None else None
+    if twin is None:
+        # From the same parts of the text: what is improved everywhere there is no sign of work on these windows.
+        return data.windows_beside(own_W, rng, count)
+    most = spec.steps(ask.round) * spec.inner.batch
+    return data.windows_of(spec, Turn(ask.round, PeerId(twin.author)), rng.permutation(most)[:count])
 
 
 def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:

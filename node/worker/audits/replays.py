@@ -5,6 +5,8 @@ other values in each round, so honest payloads of two rounds have few of these i
 them, and noise that changes a quarter of them costs the copy a part of its worth.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
@@ -56,7 +58,19 @@ class SentPayloads:
         mine = self._signs(member)
         return any(number < before and _alike(mine, sent) for number, sent in self._sent.values())
 
+    def twin(self, member: Member, round_members: Sequence[Member]) -> Member | None:
+        """Another contribution of the same round that has three quarters of this one's values: one is a copy.
+
+        Raises DecodeError, CorruptFault.
+        """
+        if self._layout.is_dense:
+            return None
+        mine, others = self._signs(member), (each for each in round_members if each.entry != member.entry)
+        return next((each for each in others if _alike(mine, self._signs(each))), None)
+
     def _signs(self, member: Member) -> Signs:
+        if known := self._sent.get(Digest(member.payload)):
+            return known[1]
         payload = map_payload(member.path)
         check_frame(payload, self._layout)
         table = decode(_rows(payload, self._layout, self._chunks), self._sampled)

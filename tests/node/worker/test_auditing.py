@@ -13,13 +13,21 @@ from atoll.node.learning.data.dataset import assigned, windows
 from atoll.node.learning.inner import evaluate
 from atoll.node.learning.model import bridge
 from atoll.node.worker.audits.measuring import audit as measure
-from atoll.node.worker.audits.measuring import claimed_windows, difference, drawn, excess, moved, whitened
+from atoll.node.worker.audits.measuring import (
+    claimed_windows,
+    compared,
+    difference,
+    drawn,
+    excess,
+    moved,
+    whitened,
+)
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import Budget
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest, Member
 from atoll.protocols.run.arena import arena_of
@@ -86,6 +94,28 @@ def test_a_payload_of_an_earlier_round_has_the_lowest_verdict(trained, monkeypat
     assert homes[2].ask(asked(1, again, (three,))).excess == -MAX_EXCESS
     early = msgspec.structs.replace(asked(1, again, (three,)), before=Round(0))
     assert homes[2].ask(early).excess > -MAX_EXCESS, "it was known before round 0 was final"
+
+
+def test_of_two_contributions_that_are_alike_the_copy_improves_the_windows_of_the_other(trained):
+    homes, (one, _, three) = trained
+    copy = msgspec.structs.replace(one, author=PEERS[1], entry=digest(b"copy"))
+    spec, data = AUDITED, homes[2].session._data
+    rng, seen = np.random.default_rng(SEED), homes[2].session._sent
+
+    def windows_for(about):
+        ask = AuditRequest(
+            Round(0), STEPS * spec.inner.batch * CONTEXT, about, (three,), (one, copy, three), Round(0)
+        )
+        return set(compared(spec, data, ask, rng, drawn(spec, data, ask, rng), seen))
+
+    turns = {peer: data.windows_of(spec, Turn(Round(0), peer), np.arange(64)) for peer in PEERS}
+    assert windows_for(one) == set(turns[PEERS[1]])
+    assert windows_for(copy) == set(turns[PEERS[0]])
+    assert windows_for(three) != set(turns[PEERS[0]])
+    homes[2].session._audit_rng = np.random.default_rng(SEED)
+    found = [audit(homes[2], about, [other, three]) for about, other in ((one, copy), (copy, one))]
+    assert found[0] > 16
+    assert found[1] < -16
 
 
 def test_an_audit_changes_nothing_here(trained):

@@ -1,5 +1,6 @@
 """Payloads of earlier rounds are recognised, changed a little or not; those of honest members never are."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -49,6 +50,19 @@ def test_a_payload_of_an_earlier_round_is_found_at_any_scale_and_with_noise(rig)
     assert not rig.seen.holds_like(rig.sent(rig.randn()), Round(4))
     assert not rig.seen.holds_like(rig.sent(-values), Round(4)), "the same values the other way are no copy"
     assert not rig.seen.holds_like(rig.sent(values + rig.randn()), Round(4)), "half of this is noise"
+
+
+def test_the_twin_of_a_contribution_is_another_of_the_round_that_is_like_it(rig):
+    values = rig.randn()
+    one, like, other = rig.sent(values), rig.sent(values * 2 + 0.1 * rig.randn()), rig.sent(rig.randn())
+    one, like, other = (
+        msgspec.structs.replace(each, entry=digest(bytes([at]))) for at, each in enumerate((one, like, other))
+    )
+    assert rig.seen.twin(one, (one, other, like)) == like
+    assert rig.seen.twin(like, (one, other, like)) == one
+    assert rig.seen.twin(other, (one, other, like)) is None
+    same = msgspec.structs.replace(one, entry=digest(b"same bytes"))
+    assert rig.seen.twin(one, (one, same)) == same
 
 
 def test_only_earlier_rounds_count_and_of_equal_payloads_the_first(rig):
