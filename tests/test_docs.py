@@ -199,3 +199,42 @@ def test_a_newcomer_finds_the_file_and_the_name(question: str):
     sources = "\n".join(text_of(ROOT / path) for path in PATH.findall(places) if (ROOT / path).is_file())
     for name in re.findall(r"`([\w.]+)`", names):
         assert all(re.search(rf"\b{part}\b", sources) for part in name.split(".")), name
+
+
+def promises():
+    """Each row of README's table of promises: number, text, tests, measurements."""
+    _, _, part = text_of(ROOT / "README.md").partition("## Promises")
+    rows = [
+        line.strip("|").split("|") for line in part.partition("## Map")[0].splitlines() if line.startswith("|")
+    ]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_readme_has_each_promise_once():
+    """The same numbers as CONTRIBUTING, which says them in a line each."""
+    told = re.findall(r"^\| (P\d) \|", text_of(ROOT / "CONTRIBUTING.md"), re.M)
+    assert [row[0] for row in promises() if row[0]] == told == [f"P{number}" for number in range(1, 10)]
+
+
+def test_each_promise_names_tests_and_a_measurement_that_exist():
+    benches = text_of(ROOT / "tests" / "bench" / "command.py")
+    cases = text_of(ROOT / "tests" / "chaos" / "__main__.py") + text_of(ROOT / "tests" / "chaos" / "net_cases.py")
+    left_out = cases.partition("LEFT_OUT = {")[2].partition("}")[0]
+    wrong = []
+    for number, promise, tests, measured in promises():
+        files = re.findall(r"`(tests/[\w/]+\.py)`", tests)
+        wrong += [f"{number}: {file} has no tests" for file in files if "def test_" not in text_of(ROOT / file)]
+        named = re.findall(r"`atoll bench (\w+)`: “([^”]+)”", measured)
+        played = [case for part in re.findall(r"--only ([\w,-]+)`", measured) for case in part.split(",")]
+        for bench, row in named:
+            sources = "".join(map(text_of, (ROOT / "tests" / "bench" / bench).glob("*.py")))
+            if f'"{bench}": "' not in benches or row not in sources:
+                wrong.append(f"{number}: bench {bench} has no row {row}")
+        wrong += [
+            f"{number}: chaos does not play {case}"
+            for case in played
+            if f'"{case}"' not in cases or f'"{case}":' in left_out
+        ]
+        if not files or not (named or played or "`atoll sim`" in measured):
+            wrong.append(f"{number or promise}: nothing shows it")
+    assert not wrong, "\n".join(wrong)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.node.daemon.audits.standing import ENOUGH, Judgement
+from atoll.node.daemon.audits.standing import Judgement
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.probation import scaled
@@ -83,11 +83,11 @@ class MemberStandings:
             return None, None, None, 16, ""
         judgement, sharers = self.auditor.judgement, self.auditor.sharers.get(peer, 1)
         found = judgement.heard.get(peer)
-        shown, usual = judgement.shown(peer)
+        shown, usual, enough = judgement.shown(peer)
         count, auditors = (found.count, len(found.by_auditor)) if found else (0, 0)
         measured = f"{count} verdicts of {auditors} members show {shown:.1f} deviations of work"
         if peer in judgement.gone:
-            why, weight_16 = f"no weight: {measured}, {usual:.1f} are usual, {ENOUGH} would do", 0
+            why, weight_16 = f"no weight: {measured}, {usual:.1f} are usual, {enough:.1f} would do", 0
         elif sharers > 1:
             why, weight_16 = f"a share of a weight: {sharers} members sent one payload", max(1, 16 // sharers)
         else:

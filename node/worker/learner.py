@@ -106,6 +106,16 @@ class Learner:
             return self.inner.state(), None
         return self._ranks.moments(self._replica)
 
+    def squared_gradients(self) -> dict[str, Tensor]:
+        """Adam's mean of squared gradients, by atom; empty before the first step, and with further devices.
+
+        These have parts of them, which would have to be sent for each audit.
+        """
+        if self._ranks is not None:
+            return {}
+        state = self.inner.state()
+        return {name.split("/", 1)[1]: value for name, value in state.items() if name.startswith("exp_avg_sq/")}
+
     def _evaluated(self, windows_WT1: NDArray[np.int64], size_bytes: int = 0) -> ValidationLoss:
         loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
         return evaluate(self._replica.module, loss, windows_WT1, size_bytes)

@@ -28,6 +28,7 @@ from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.audits.measuring import audit
+from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
@@ -45,6 +46,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
+from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 SAVE_SHARE = 0.01
@@ -80,6 +82,10 @@ class Session:
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
         self._audit_rng = np.random.default_rng()
+        layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
+            arena_of(self._spec.model).chunks
+        )
+        self._sent = SentPayloads(layout, self._audit_rng)
         self._build(lost)
         self._state.restore()
 
@@ -175,9 +181,7 @@ class Session:
             case worker_messages.EvaluateRequest():
                 return self._evaluate()
             case worker_messages.AuditRequest():
-                losses_of, view_C4096 = self._learner.window_losses, self._fold.view_C4096
-                with self._spent.within("audit"):
-                    return audit(ask, self._spec, self._text, losses_of, view_C4096, self._audit_rng)
+                return self._audit(ask)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:
@@ -264,6 +268,19 @@ class Session:
         return worker_messages.EvaluateReply(
             self._fold.view_digest(), found.val_bpb, found.val_loss, time.monotonic() - began
         )
+
+    def _audit(self, ask: worker_messages.AuditRequest) -> worker_messages.AuditReply:
+        with self._spent.within("audit"):
+            return audit(
+                ask,
+                self._spec,
+                self._text,
+                self._learner.window_losses,
+                self._fold.view_C4096,
+                self._audit_rng,
+                self._learner.squared_gradients(),
+                self._sent,
+            )
 
     def _save_between_rounds(self) -> None:
         """Save now if the budget allows it. A round that is being trained saves everything when it ends.

@@ -226,12 +226,13 @@ class AuditRequest(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
     """Find how much more a contribution improves the windows assigned to it than random ones do."""
 
     round: Round
-    """Round of the contributions."""
-    tokens: int
-    """Tokens that the audited author says it trained on."""
+    tokens: int  # that the audited author says it trained on
     audited: Member
     others: tuple[Member, ...]
     """Some of the others of the round's set, at least one: what all of them improve is left out."""
+    sent: tuple[Member, ...]
+    """All contributions of the set whose payloads are here: those of later rounds must not be like them."""
+    before: Round  # rounds below it were final here when the audited contribution came
 
 
 class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -460,8 +461,7 @@ Answer: TypeAlias = FoldAnswer | RoundAnswer | ReductionAnswer | StateAnswer | F
 class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
     """One frame from the daemon to the worker."""
 
-    id: int
-    """Number of the request, which its answer repeats."""
+    id: int  # which the answer repeats
     ask: Ask
 
 

@@ -293,7 +293,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.SnapshotRequest("/snapshot"),
     worker.InheritRequest(3, "/moments"),
     worker.EvaluateRequest(),
-    worker.AuditRequest(ROUND, 15360, MEMBER, (MEMBER,)),
+    worker.AuditRequest(ROUND, 15360, MEMBER, (MEMBER,), (MEMBER, MEMBER), ROUND),
     worker.ReportRequest(),
     worker.StopRequest(),
 )

@@ -59,6 +59,8 @@ class Auditor:
     """Weights that the worker was given, for each set of an open round."""
     _unaudited: float = 0.0
     """Own work since the newest audits of this node, in rounds of nominal work; at most one."""
+    _known_before: dict[Digest, Round] = field(default_factory=dict)
+    """The first round that became final here after a contribution to a later one was known."""
     _waiting: dict[Digest, Verdict] = field(default_factory=dict)
     """Verdicts that are in no final set yet."""
 
@@ -91,6 +93,8 @@ class Auditor:
         said = (each.verdicts for each in self._sets[number] if each.author == self.context.me)
         for verdict in next(said, ()):
             self._waiting.pop(verdict.contribution, None)
+        for entry in self.contributions.later(number):
+            self._known_before.setdefault(entry, number)
         before = number - self.audits.memory - self.audits.lag
         self._sets = {at: members for at, members in self._sets.items() if at > before}
         self._given = {key: given for key, given in self._given.items() if key[0] > number}
@@ -147,8 +151,18 @@ class Auditor:
             others = [entry for entry in held if entry != drawn]
             chosen = self.rng.sample(others, min(OTHERS, len(others)))
             if drawn in held:
-                tokens = found[drawn][1].tokens
-                requests.append(AuditRequest(number, tokens, member(drawn), tuple(map(member, chosen))))
+                requests.append(
+                    AuditRequest(
+                        round=number,
+                        tokens=found[drawn][1].tokens,
+                        audited=member(drawn),
+                        others=tuple(map(member, chosen)),
+                        sent=tuple(map(member, held)),
+                        # Who sends another's newest payload in a round that is still open was not first.
+                        before=self._known_before.get(drawn, number),
+                    )
+                )
+        self._known_before = {at: first for at, first in self._known_before.items() if at not in found}
         return requests
 
     def _work(self, number: Round, record: Contribution) -> float:

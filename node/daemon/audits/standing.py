@@ -9,6 +9,7 @@ look otherwise if it worked like the others. Rule and figures: docs/audits.md.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import isqrt
 from typing import NamedTuple, TypeAlias
 
 from atoll.protocols.ids import Digest, PeerId, digest
@@ -17,13 +18,15 @@ from atoll.protocols.run.audits import AuditSpec
 
 LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 """Fewer auditors take nobody's weight: two, in larger runs half of the others, eight at most."""
-EVIDENCE, ENOUGH = 8, 3
-"""Verdicts on an author say something once usual ones would lie eight deviations above those on no work; three
-keep its weight."""
+DOUBT, ENOUGH = 10, 3
+"""Nats that the verdicts on an author must speak against its work, in Wald's sequential test of work against none;
+deviations above nothing that keep its weight whatever is usual."""
 FULL = 64
 """Weight of the round's nominal tokens. Who claims less work is expected to show less."""
 _UNIT = 16 * 256
 """Units of a score in a deviation: a verdict counts 16ths of it, means of verdicts 256ths of that."""
+_FINE = 10
+"""Bits behind the point of a root."""
 _DOMAIN = b"atoll/audit/1\0"
 
 
@@ -65,14 +68,24 @@ class Findings:
         return means[len(means) // 2]
 
     @property
-    def tells_of_work(self) -> bool:
-        """Whether the score is further above that of no work than chance would bring it; true without verdicts."""
-        score = max(0, self.score) if self.by_auditor else _UNIT * ENOUGH
-        return score * score * max(1, self.count) >= (_UNIT * ENOUGH) ** 2
+    def shown(self) -> int:
+        """How far all verdicts together lie above those on no work, in units of 1 / _UNIT deviation."""
+        return self.score * isqrt(self.count << 2 * _FINE) >> _FINE if self.by_auditor else 0
 
-    def would_tell(self, usual: int) -> bool:
-        """Whether so many verdicts with the usual score would leave no doubt."""
-        return usual > 0 and usual * usual * self.claimed2 >= (_UNIT * EVIDENCE * FULL) ** 2
+    def expected(self, usual: int) -> int:
+        """How far work would lie above them, in the same units: at least three quarters of the usual score.
+
+        Honest members differ: with all of it, one with a third less would fall by chance once in 40 runs.
+        """
+        return max(0, 3 * usual * isqrt(self.claimed2 << 2 * _FINE) // (4 * FULL) >> _FINE)
+
+    def speaks_against_work(self, usual: int) -> bool:
+        """Whether work would hardly have such verdicts. False while usual ones would not leave any doubt either.
+
+        For normal verdicts the logarithm of the likelihood ratio is shown · expected − expected² / 2.
+        """
+        shown, expected = self.shown, self.expected(usual)
+        return shown < ENOUGH * _UNIT and 2 * expected * shown < expected**2 - 2 * DOUBT * _UNIT**2
 
     def without(self, auditors: frozenset[PeerId]) -> "Findings":
         """What all others found."""
@@ -116,11 +129,13 @@ class Judgement(NamedTuple):
     usual: int
     """The score two thirds of the way up, in units of 1 / _UNIT."""
 
-    def shown(self, author: PeerId) -> tuple[float, float]:
-        """Deviations of work that all verdicts on an author show together, and that usual ones would show."""
+    def shown(self, author: PeerId) -> tuple[float, float, float]:
+        """Deviations of work that all verdicts on an author show together, that usual ones would show, and that
+        keep its weight."""
         found = self.heard.get(author, Findings())
-        score = found.score if found.by_auditor else 0
-        return score * found.count**0.5 / _UNIT, self.usual * found.claimed2**0.5 / (_UNIT * FULL)
+        expected = found.expected(self.usual) / _UNIT
+        enough = min(float(ENOUGH), expected / 2 - DOUBT / expected) if expected else 0.0
+        return found.shown / _UNIT, self.usual * found.claimed2**0.5 / (_UNIT * FULL), enough
 
 
 NOBODY = Judgement(frozenset(), {}, 0)
@@ -150,7 +165,7 @@ def _judged(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) 
     usual = scores[2 * (len(scores) - 1) // 3]
     least = max(LEAST_AUDITORS, min(MANY_AUDITORS, (len(found) - 1) // 2))
     judged = [author for author, each in found.items() if len(each.by_auditor) >= least]
-    gone = (author for author in judged if found[author].would_tell(usual) and not heard[author].tells_of_work)
+    gone = (author for author in judged if heard[author].speaks_against_work(usual))
     return Judgement(frozenset(gone), heard, usual)
 
 

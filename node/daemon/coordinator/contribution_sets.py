@@ -71,6 +71,10 @@ class ContributionIndex:
         """Return the authors of the known ones."""
         return [author for _, author, _ in self.find(entries)]
 
+    def later(self, number: int) -> list[Digest]:
+        """Return the entry ids of the known contributions to later rounds."""
+        return [entry for entry, (_, record) in self._found.items() if record.round > number]
+
     def newest_own(self) -> Round | None:
         """Return the newest round with a contribution of this node."""
         return Round(max(self._own_rounds)) if self._own_rounds else None

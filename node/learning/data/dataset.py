@@ -24,6 +24,8 @@ from atoll.protocols.ids import Digest, digest
 from atoll.protocols.run.run_spec import DataSpec, RunSpec
 
 MIN_WINDOWS = 8
+BESIDE = 128
+"""Windows on either side of one that are of the same kind of text, but not trained on with it."""
 _ASSIGNED = b"atoll assigned/1"
 _ROUNDS = 6
 
@@ -43,8 +45,8 @@ class RunText(Protocol):
         """Indices `[W]`, int64, of the windows with these numbers, from 0, of a member's turn."""
         ...
 
-    def random_windows(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Indices `[count]`, int64, of windows that `rng` draws."""
+    def windows_beside(self, at_W: NDArray[np.int64], rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Indices `[count]`, int64, of windows that `rng` draws from the parts of the text that these lie in."""
         ...
 
     def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -79,9 +81,11 @@ class Dataset(msgspec.Struct, frozen=True):
         """Indices `[W]`, int64, of the windows with these numbers, from 0, of a member's turn."""
         return windows_at(place_of(spec, turn), at_W, self.num_windows)
 
-    def random_windows(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Indices `[count]`, int64, of windows that `rng` draws."""
-        return rng.integers(0, self.num_windows, count)
+    def windows_beside(self, at_W: NDArray[np.int64], rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Indices `[count]`, int64, of windows that `rng` draws, each at most BESIDE away from one of these."""
+        away = rng.integers(1, BESIDE + 1, count) * rng.choice([-1, 1], count)
+        found: NDArray[np.int64] = (rng.choice(at_W, count) + away) % self.num_windows
+        return found
 
     def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens `[B, T + 1]`, int64, of training windows."""

@@ -56,11 +56,10 @@ class PackedText:
         windows_W: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *found])
         return windows_W[at_W]
 
-    def random_windows(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Indices `[count]`, int64, of windows that `rng` draws from the shards that are here."""
-        here = [at for at in range(self._index.count) if self._path(self._index.shard(at)).exists()]
-        drawn: NDArray[np.int64] = rng.choice(here, count) * self._per + rng.integers(0, self._per, count)
-        return drawn
+    def windows_beside(self, at_W: NDArray[np.int64], rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+        """Indices `[count]`, int64, of windows that `rng` draws from the shards of these."""
+        shard_W: NDArray[np.int64] = rng.choice(at_W, count) // self._per
+        return shard_W * self._per + rng.integers(0, self._per, count)
 
     def batch(self, windows_B: NDArray[np.int64]) -> NDArray[np.int64]:
         """Tokens `[B, T + 1]`, int64, of training windows. Raises CorruptFault, DiskFault."""

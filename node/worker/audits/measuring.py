@@ -4,8 +4,9 @@ Whoever trained on a window knows it better than a random one. What the others o
 taken away first, because windows differ in it much more. Nothing but forward passes is needed.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,12 +17,15 @@ from torch import Tensor
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.dataset import RunText
+from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import FRACTION_BITS, SLAB_CHUNKS
+from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.data.shard_order import Turn
+from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
-from atoll.protocols.run.arena import CHUNK, Arena, arena_of
+from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 WindowLosses = Callable[[Tensor, NDArray[np.int64]], list[float]]
@@ -29,21 +33,37 @@ WindowLosses = Callable[[Tensor, NDArray[np.int64]], list[float]]
 UNIT = 16
 """Units of a verdict in a standard deviation."""
 _LOW, _HIGH = -(2**31), 2**31 - 1
+_FLOOR = 1 / 16
+"""Least size of a value's gradients, as a share of their mean in its matrix: what hardly moved tells nothing."""
 
 
 def audit(
-    ask: AuditRequest, spec: RunSpec, data: RunText, losses_of: WindowLosses, view_C4096: Tensor, rng: Generator
+    ask: AuditRequest,
+    spec: RunSpec,
+    data: RunText,
+    losses_of: WindowLosses,
+    view_C4096: Tensor,
+    rng: Generator,
+    squares: Mapping[str, Tensor],
+    sent: SentPayloads,
 ) -> AuditReply:
-    """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault."""
+    """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault.
+
+    `squares`: mean squared gradients of this member, by atom, as Adam has them; empty if there are none. `sent`:
+    the payloads that this member saw.
+    """
     began = time.monotonic()
     assert spec.audit
+    sent.add(ask.round, *ask.sent)
+    if sent.holds_like(ask.audited, ask.before):
+        return AuditReply(-MAX_EXCESS, time.monotonic() - began)
     own_W = drawn(spec, data, ask, rng)
-    random_W = data.random_windows(rng, len(own_W))
-    step_C4096 = difference(spec, ask)
+    other_W = compared(spec, data, ask, rng, own_W, sent)
+    step_C4096 = whitened(difference(spec, ask), arena_of(spec.model), squares)
     found: list[NDArray[np.float64]] = []
     for sign in (1, -1):
         moved_C4096 = moved(view_C4096, step_C4096, sign)
-        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, random_W])))))
+        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, other_W])))))
     # The contribution is subtracted from the weights: what it improves is worse with the plus.
     gain_W = found[0] - found[1]
     return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
@@ -55,6 +75,25 @@ def drawn(spec: RunSpec, data: RunText, ask: AuditRequest, rng: Generator) -> ND
     said = claimed_windows(spec, ask)
     at_W = rng.choice(said, min(spec.audit.windows, said), replace=False)
     return data.windows_of(spec, Turn(ask.round, ask.audited.author), at_W)
+
+
+def compared(
+    spec: RunSpec, data: RunText, ask: AuditRequest, rng: Generator, own_W: NDArray[np.int64], sent: SentPayloads
+) -> NDArray[np.int64]:
+    """The windows that the assigned ones are compared with; of those that the round lacks more of these are drawn.
+
+    Where two contributions of the round are alike, these are the other author's: the copy improves them more, and
+    the original less. So order in time, which others can twist, says nothing of who copied.
+    """
+    assert spec.audit
+    count = 2 * spec.audit.windows - len(own_W)
+    # Shards of a packed text are fetched for the audited author alone.
+    twin = sent.twin(ask.audited, ask.sent) if spec.data.index is None else None
+    if twin is None:
+        # From the same parts of the text: what is improved everywhere there is no sign of work on these windows.
+        return data.windows_beside(own_W, rng, count)
+    most = spec.steps(ask.round) * spec.inner.batch
+    return data.windows_of(spec, Turn(ask.round, PeerId(twin.author)), rng.permutation(most)[:count])
 
 
 def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:
@@ -82,11 +121,30 @@ def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
     step_C4096.mul_(-1 / len(ask.others))
     codec.give_back(step_C4096, map_payload(ask.audited.path))
     first = 0
-    for start, stop in _matrices(arena):
-        step_C4096[first:start] = 0
-        first = stop
+    for _, rows in _matrices(arena):
+        step_C4096[first : rows.start] = 0
+        first = rows.stop
     step_C4096[first:] = 0
     return step_C4096
+
+
+def whitened(step_C4096: Tensor, arena: Arena, squares: Mapping[str, Tensor]) -> Tensor:
+    """The step with each value divided by the size of its gradients, in place; as it is without `squares`.
+
+    Few values, whose gradients differ most from window to window, make most of a verdict's noise otherwise. The
+    step as a whole stays as long as it was, measured in losses that it may change.
+    """
+    before = after = 0.0
+    for place, rows in _matrices(arena) if squares else ():
+        part_N4096 = step_C4096[rows]
+        size_N4096 = torch.empty_like(part_N4096)
+        bridge.read_rows({place.name: squares[place.name].to("cpu")}, arena, rows.start, size_N4096)
+        size_N4096.sqrt_()
+        floor = float(size_N4096.sum()) / math.prod(place.shape) * _FLOOR
+        before += float((part_N4096 * size_N4096).norm()) ** 2
+        part_N4096.div_(size_N4096 + floor if floor else math.inf)  # what never had a gradient tells nothing
+        after += float((part_N4096 * size_N4096).norm()) ** 2
+    return step_C4096.mul_(math.sqrt(before / after)) if after else step_C4096
 
 
 def moved(view_C4096: Tensor, step_C4096: Tensor, sign: int) -> Tensor:
@@ -111,8 +169,8 @@ def excess(own_W: Sequence[float] | NDArray[np.float64], random_W: Sequence[floa
     return int(np.clip(round(float((above - pairs / 2) / deviation * UNIT)), -MAX_EXCESS, MAX_EXCESS))
 
 
-def _matrices(arena: Arena) -> Iterable[tuple[int, int]]:
-    """First and last chunk + 1 of each matrix of a layer, rising."""
+def _matrices(arena: Arena) -> Iterator[tuple[Placement, slice]]:
+    """Each matrix of a layer with its chunks, rising."""
     for place in sorted(arena.placements, key=lambda place: place.first_chunk):
         if len(place.shape) == 2 and place.name.startswith("model.layers."):
-            yield place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1]
+            yield place, slice(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])

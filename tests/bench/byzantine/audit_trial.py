@@ -14,17 +14,21 @@ from torch.nn import functional
 
 from atoll.node.daemon.audits.standing import Named, audited_by, weights, without_weight
 from atoll.node.learning.compress.folding import OuterStep
-from atoll.node.learning.data.dataset import Dataset, assigned, windows
+from atoll.node.learning.data.dataset import Dataset, RunText
+from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import clear, to_float
 from atoll.node.worker.audits.measuring import audit
+from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import weight_of
+from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local.worker_messages import AuditRequest, Member
 from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.byzantine import trial
+from atoll_bench.byzantine.mixtures import dealt, mixtures
 
 HONEST, SLOW = 8, 0
 """Members that work; the number of one of them that takes a quarter of the steps."""
@@ -45,12 +49,34 @@ class Outcome(NamedTuple):
     """Mean of the honest members' verdicts about others that work, in standard deviations."""
 
 
+class DealtText:
+    """The text of members that are unlike: each is dealt its windows, those beside them are anybody's."""
+
+    def __init__(self, data: Dataset, dealt_MW: Ints) -> None:
+        self._data, self._dealt_MW = data, dealt_MW
+        self.batch, self.windows_beside = data.batch, data.windows_beside
+        self.validation, self.validation_bytes = data.validation, data.validation_bytes
+
+    def windows_of(self, spec: RunSpec, turn: Turn, at_W: Ints) -> Ints:
+        """The windows with these numbers of a member's round."""
+        first, of_member = turn.round * STEPS * BATCH, self._dealt_MW[slot_of(turn.author)]
+        found: Ints = of_member[(first + at_W) % len(of_member)]
+        return found
+
+
 class AuditTrial(trial.Trial):
     """Honest members first. Idlers do no work, audits included."""
 
-    def __init__(self, seed: int, data: Dataset) -> None:
+    def __init__(
+        self, seed: int, data: Dataset, dirichlet: float | None = None, *, class_W: Ints | None = None
+    ) -> None:
         idle = trial.MEMBERS - HONEST
         super().__init__(trial.Case("mean", "free ride", idle, seed), data, audited_spec(seed))
+        self._text: RunText = data
+        if dirichlet is not None:
+            assert class_W is not None, "unlike members need classes"
+            each = min(ROUNDS * STEPS * BATCH, len(class_W) // MEMBERS)
+            self._text = DealtText(data, dealt(mixtures(dirichlet, class_W, MEMBERS, seed), class_W, each, seed))
         self._folder = tempfile.TemporaryDirectory()
         self._sets: dict[int, list[Named]] = {}
         self._waiting: dict[PeerId, tuple[Verdict, ...]] = {}
@@ -58,6 +84,8 @@ class AuditTrial(trial.Trial):
         self._slow = trial.Members(self.spec, 1)
         self._slow_C4096 = torch.zeros(self.theta_C4096.shape)
         self._said: list[int] = []
+        # All have seen the same payloads, so they may share what is remembered of them.
+        self._sent = SentPayloads(self._codec.layout(self._arena.chunks), self._rng)
 
     def outcome(self, rounds: int = ROUNDS) -> Outcome:
         """Train some rounds."""
@@ -126,27 +154,41 @@ class AuditTrial(trial.Trial):
     def _batch(self, number: int, step: int) -> Tensor:
         found = []
         for slot in range(self._members.count):
-            place = assigned(self.spec.seed, number, peer(slot), BATCH)
-            found.append(torch.from_numpy(self._data.batch(windows(place, step, self._data.num_windows))))
+            at_W = np.arange(step * BATCH, (step + 1) * BATCH)
+            mine_W = self._text.windows_of(self.spec, Turn(number, peer(slot)), at_W)
+            found.append(torch.from_numpy(self._data.batch(mine_W)))
         return torch.stack(found)
 
     def _audit_all(self, number: int, members: list[Named], paths: list[Path]) -> None:
         slots = {each.entry: slot for slot, each in enumerate(members)}
         for auditor, drawn in audited_by(slots, EACH).items():
             if slots[auditor] < HONEST:
-                said = {audited: self._audit(number, members, paths, slots[audited]) for audited in drawn}
+                said = {
+                    audited: self._audit(number, members, paths, slots[auditor], slots[audited])
+                    for audited in drawn
+                }
                 self._said += [found for audited, found in said.items() if SLOW < slots[audited] < HONEST]
                 self._waiting[peer(slots[auditor])] = tuple(map(Verdict, said, said.values()))
 
-    def _audit(self, number: int, members: list[Named], paths: list[Path], slot: int) -> int:
+    def _audit(self, number: int, members: list[Named], paths: list[Path], auditor: int, slot: int) -> int:
         def member(at: int) -> Member:
             each = members[at]
             return Member(each.entry, each.author, each.weight, each.payload, str(paths[at]))
 
         others = self._rng.choice([at for at in range(MEMBERS) if at != slot], OTHERS, replace=False)
         tokens = (STEPS // 4 if slot == SLOW else STEPS) * BATCH * self.spec.model.context
-        ask = AuditRequest(Round(number), tokens, member(slot), tuple(member(int(at)) for at in others))
-        return audit(ask, self.spec, self._data, self._window_losses, self.theta_C4096, self._rng).excess
+        ask = AuditRequest(
+            Round(number),
+            tokens,
+            member(slot),
+            tuple(member(int(at)) for at in others),
+            tuple(map(member, range(MEMBERS))),
+            Round(number),
+        )
+        trained, at = (self._slow, 0) if auditor == SLOW else (self._members, auditor)
+        squares = {name: second[at] for name, (_, second) in trained.moments.items()}
+        losses_of, theta_C4096 = self._window_losses, self.theta_C4096
+        return audit(ask, self.spec, self._text, losses_of, theta_C4096, self._rng, squares, self._sent).excess
 
     def _window_losses(self, theta_C4096: Tensor, windows_WT1: NDArray[np.int64]) -> list[float]:
         """The same as one window after the other, in one batch."""
@@ -171,15 +213,19 @@ def peer(slot: int) -> PeerId:
     return PeerId(f"member {slot}")
 
 
+def slot_of(author: str) -> int:
+    return int(author.removeprefix("member "))
+
+
 def audited_spec(seed: int) -> RunSpec:
-    """The spec of `trial` with longer rounds and audits that look at all windows."""
+    """The spec of `trial` with longer rounds and audits of all windows and of three times as many others."""
     spec = trial.spec_of(trial.Case("mean", None, 0, seed))
     replace = msgspec.structs.replace
     made: RunSpec = replace(
         spec,
         inner=replace(spec.inner, total_steps=ROUNDS * STEPS, batch=BATCH),
         outer=replace(spec.outer, rounds=ROUNDS, stages=(Stage(0, STEPS),)),
-        audit=AuditSpec(windows=BATCH * STEPS, each=EACH),
+        audit=AuditSpec(windows=2 * BATCH * STEPS, each=EACH),
     )
     made.check()
     return made

@@ -14,7 +14,7 @@ TRIAL_S = 900.0
 
 
 async def audited_rows(
-    arms: Sequence[Child], seeds: Sequence[int], rounds: int, say: Callable[[str], None]
+    arms: Sequence[Child], seeds: Sequence[int], rounds: int, say: Callable[[str], None], dirichlet: float | None
 ) -> list[Row]:
     """A row for each kind of idler, and one for the honest. Raises LocalFault."""
     found: list[Mapping[str, Any]] = []
@@ -22,25 +22,25 @@ async def audited_rows(
 
     async def work(arm: Child, left: Iterator[int]) -> None:
         for seed in left:
-            found.append(await arm.ask("audited", TRIAL_S, seed=seed, rounds=rounds))
+            found.append(await arm.ask("audited", TRIAL_S, seed=seed, rounds=rounds, dirichlet=dirichlet))
             say(f"audits, seed {seed}: {found[-1]}")
 
     async with asyncio.TaskGroup() as group:
         for arm in arms:
             group.create_task(work(arm, waiting))
-    return rows_of(found, rounds)
+    return rows_of(found, rounds, dirichlet)
 
 
-def rows_of(found: Sequence[Mapping[str, Any]], rounds: int) -> list[Row]:
+def rows_of(found: Sequence[Mapping[str, Any]], rounds: int, dirichlet: float | None = None) -> list[Row]:
     """The rows of runs of so many rounds."""
     usual = ", ".join(f"{each['usual']:.1f}" for each in found)
-    rows = []
+    rows, audits = [], "audits" if dirichlet is None else f"audits, Dirichlet {dirichlet:g}"
     for name in IDLERS:
         first = [min(each["idle"][name], default=rounds) for each in found]
         note = f"seeds {', '.join(map(str, first))}; {rounds}: never"
-        rows.append(row(f"audits: {name} has no weight from round", max(first), "", WITHIN, note=note))
+        rows.append(row(f"{audits}: {name} has no weight from round", max(first), "", WITHIN, note=note))
     lost = sum(len(each["honest"]) for each in found)
     note = (
         f"of {len(found) * rounds * HONEST}, one of {HONEST} slow; usual verdicts of the seeds {usual} deviations"
     )
-    return [*rows, row("audits: rounds of honest members without weight", lost, "", NEVER, note=note)]
+    return [*rows, row(f"{audits}: rounds of honest members without weight", lost, "", NEVER, note=note)]

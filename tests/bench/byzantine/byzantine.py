@@ -66,7 +66,7 @@ async def measure(
         arms = await enter_all(stack, [started(ARM) for _ in range(os.cpu_count() or 1)])
         audited: list[Row] = []
         if AUDITS in rules.split(","):
-            audited = await audited_rows(arms, drawn, 2 if quick else AUDITED_ROUNDS, say)
+            audited = await audited_rows(arms, drawn, 2 if quick else AUDITED_ROUNDS, say, dirichlet)
         if not names:
             return audited
         losses = Losses(arms, rounds, say)

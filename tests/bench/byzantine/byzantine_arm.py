@@ -34,9 +34,11 @@ async def loss(case: Any, rounds: int) -> float:
     return Trial(known, _data(), class_W=class_W).loss(rounds)
 
 
-async def audited(seed: int, rounds: int) -> dict[str, Any]:
+async def audited(seed: int, rounds: int, dirichlet: float | None) -> dict[str, Any]:
     """Who had no weight in which rounds of an audited run. Raises ConfigError, NetworkFault."""
-    found = await asyncio.to_thread(AuditTrial(seed, _data()).outcome, rounds)
+    class_W = None if dirichlet is None else _works()
+    trial = AuditTrial(seed, _data(), dirichlet, class_W=class_W)
+    found = await asyncio.to_thread(trial.outcome, rounds)
     return {"idle": found.idle, "honest": found.honest, "usual": found.usual}
 
 

@@ -34,7 +34,7 @@ def test_who_does_no_work_has_no_weight_and_is_told_why():
     assert works.shown > 3
     assert idle.why == (
         f"no weight: {idle.verdicts} verdicts of 7 members show {idle.shown:.1f} deviations of work,"
-        f" {idle.usual:.1f} are usual, 3 would do"
+        f" {idle.usual:.1f} are usual, 3.0 would do"
     )
     assert works.why == ""
     assert standings(me=IDLE).trouble().startswith("this node's work has no weight: ")

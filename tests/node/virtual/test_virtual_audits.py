@@ -39,7 +39,9 @@ class AuditedWorker(FakeWorker):
 
     async def _answer(self, ask):
         match ask:
-            case AuditRequest(number, _, audited, others):
+            case AuditRequest(number, _, audited, others, sent, before):
+                assert {audited, *others} <= set(sent)
+                assert before <= number
                 assert audited.author != self.me
                 assert audited.entry not in {other.entry for other in others}
                 luck = random.Random(f"{self.me} {number}")

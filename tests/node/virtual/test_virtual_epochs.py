@@ -2,11 +2,15 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
+from atoll.node.runs.presets import preset
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.identity import Identity
 
 ROUND_S = 10.0
+OWNER = Identity(bytes([1]) * 32).peer_id
 
 
 def finals(w, *numbers):
@@ -57,5 +61,39 @@ def test_both_sides_of_a_cut_go_on_and_meet(world, sizes):
             await w.until(lambda: min(finals(w, *range(count))) > healed + 5)
             w.check_agreement()
             assert len(w.changes) == min(sizes)
+
+    run_virtual(story())
+
+
+def is_one_chain(w):
+    """Whether all nodes have one digest of the newest round that is final on all of them."""
+    rows = [
+        {row.round: row.digest for row in node.driver.context.log.rows.values() if row.final}
+        for node in w.nodes.values()
+        if node.driver is not None
+    ]
+    common = min(max(each, default=-1) for each in rows)
+    return len(rows) == len(w.nodes) and len({each.get(common) for each in rows}) == 1
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (3, 1)])
+def test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace(world, sizes):
+    async def story() -> None:
+        count, pace = sum(sizes), msgspec.structs.asdict(preset("tiny", OWNER, 1).pace)
+        pace = {key: value for key, value in pace.items() if value is not msgspec.UNSET and key != "min_members"}
+        async with world(200, 1, **pace) as w:
+            for number in range(count):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(count))) >= 4)
+            peers = [w.nodes[number].peer for number in range(count)]
+            w.network.cut(peers[: sizes[0]], peers[sizes[0] :])
+            await asyncio.sleep(w.spec.pace.lease_s + 30 * ROUND_S)
+            assert not is_one_chain(w)
+            w.network.heal()
+            healed = max(finals(w, *range(count)))
+            took_s = await w.until(lambda: min(finals(w, *range(count))) > healed and is_one_chain(w))
+            assert took_s <= 3 * ROUND_S
+            assert max(finals(w, *range(count))) - healed <= 3
+            w.check_agreement()
 
     run_virtual(story())

@@ -65,14 +65,15 @@ class Rig:
                 raise self.text_fault
 
         self.prepare = prepare
-        self.held = set(by_entry)
+        self.held, self.known = set(by_entry), set()
+        self.number_of = {entry: number for entry, (_, number) in by_entry.items()}
         self.auditor = Auditor(
             audits=spec.audit,
             context=SimpleNamespace(
                 spec=spec, me=me, now=lambda: 1.0,
                 log=SimpleNamespace(event=lambda name, **facts: self.events.append((name, facts))),
             ),
-            contributions=SimpleNamespace(find=find, is_held=self.held.__contains__),
+            contributions=SimpleNamespace(find=find, is_held=self.held.__contains__, later=self.later),
             blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
             queue=SimpleNamespace(
                 post=lambda event: event(), start_task=lambda work, name: self.tasks.append(work)
@@ -82,6 +83,9 @@ class Rig:
             prepare=self.prepare,
             rng=random.Random(1),
         )  # fmt: skip
+
+    def later(self, number):
+        return [entry for entry in self.known if self.number_of[entry] > number]
 
     def names(self, number):
         return tuple(sorted(each.entry for each in self.sets[number]))
@@ -239,3 +243,24 @@ def test_what_the_author_read_is_fetched_first_and_no_text_is_no_verdict():
     assert not mute.auditor.verdicts()
     [why] = {facts["error"] for name, facts in mute.events if name == "not_audited"}
     assert why == "nobody sends the text that it is about"
+
+
+def test_a_contribution_is_compared_with_rounds_that_were_final_before_it_was_known():
+    """Else who copies it into a round that is still open would make its author the one that repeats."""
+    rig = Rig()
+    early = rig.names(6)
+    rig.finish(0, 1, 2)
+    rig.known.update(early)
+    rig.finish(3, 4, 5, 6, 7)
+    before = {ask.round: ask.before for ask in rig.asked}
+    assert before == {number: 3 if number == 6 else number for number in range(8)}
+
+
+def test_all_payloads_of_a_set_that_are_here_are_remembered():
+    rig = Rig(members=12)
+    gone = rig.names(0)[-1]
+    rig.held.discard(gone)
+    rig.finish(0)
+    (ask,) = rig.asked
+    assert {each.entry for each in ask.sent} == {*rig.names(0)} - {gone}
+    assert len(ask.others) == OTHERS

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.audits.standing import (
+    DOUBT,
+    ENOUGH,
+    Findings,
     Named,
     audited_by,
     judge,
@@ -83,7 +86,7 @@ def test_three_audits_a_round_tell_sooner_who_does_no_work():
         assert all(set().union(*one.values()) <= {IDLE} for one in found), "nobody else at any time"
         return [next((number for number, gone in one.items() if gone), 24) for one in found]
 
-    assert max(first(3)) <= 10
+    assert max(first(3)) <= 8
     assert sum(first(3)) < sum(first(1)) - 6 * 4
 
 
@@ -98,13 +101,14 @@ def test_one_more_contribution_changes_who_audits_whom():
 
 
 def test_who_does_no_work_has_no_weight_within_ten_rounds():
-    stays = 0
+    stays = soon = 0
     for seed in range(8):
         found = fallen(history(seed=seed))
-        assert {IDLE} in [found[number] for number in range(11)]
+        soon += {IDLE} in [found[number] for number in range(11)]
         assert set().union(*found.values()) == {IDLE}, "nobody else at any time"
         stays += sum(IDLE in found[number] for number in range(10, 24))
-    # Chance may give nothing the look of work for a while.
+    # Chance may give nothing the look of work for a while: in one of these runs it does until round 23.
+    assert soon >= 7
     assert stays > 0.75 * 8 * 14
 
 
@@ -145,6 +149,49 @@ def test_nobody_falls_where_audits_tell_nothing():
     """All score alike: a small model, or a text that everybody knows."""
     assert not any(fallen(history(usual=0.5)).values())
     assert not any(fallen(history(idle=frozenset(PeerId(f"a{n}") for n in range(5)))).values()), "idlers are most"
+
+
+def unlike(usual, seed):
+    """Sets of honest members whose verdicts are up to a third more or less than usual, in all rounds."""
+    rng = random.Random(seed)
+    share = {f"a{number}": rng.uniform(0.7, 1.3) for number in range(12)}
+
+    def lies(auditor, author):
+        return max(-MAX_EXCESS, min(MAX_EXCESS, round(16 * rng.gauss(usual * share[author], 1.0))))
+
+    return history(members=12, usual=usual, each=3, seed=seed, idle=frozenset(), lies=lies)
+
+
+@pytest.mark.parametrize("usual", [1.3, 2.0, 4.0])
+def test_members_that_show_less_than_others_keep_their_weight(usual):
+    for seed in range(8):
+        assert not any(fallen(unlike(usual, seed), AuditSpec(each=3)).values())
+
+
+def test_few_verdicts_are_enough_where_they_speak_clearly_against_work():
+    """Those of a contribution that was sent before, for instance: each is the lowest there is."""
+    sets = history(members=12, each=3, lies=lambda auditor, author: -MAX_EXCESS if author == IDLE else None)
+    found = fallen(sets, AuditSpec(each=3))
+    assert min(number for number, gone in found.items() if IDLE in gone) <= 5
+    assert set().union(*found.values()) == {IDLE}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.integers(-96, 96), st.integers(1, 64)), min_size=1, max_size=30)
+)
+def test_the_rule_is_the_sequential_test_of_the_usual_score_against_none(said):
+    found = Findings()
+    for auditor, excess, weight in said:
+        found.by_auditor.setdefault(PeerId(auditor), []).append((excess, weight))
+    for usual in (-500, 0, 900, 8000, 20000):
+        shown = found.score * len(said) ** 0.5 / 4096
+        expected = 0.75 * usual * sum(weight * weight for _, _, weight in said) ** 0.5 / (64 * 4096)
+        assert found.shown / 4096 == pytest.approx(shown, abs=1e-2)
+        evidence = expected * shown - expected**2 / 2
+        if expected > 0 and abs(evidence + DOUBT) > 0.5 and abs(shown - ENOUGH) > 0.1:
+            assert found.speaks_against_work(usual) == (shown < ENOUGH and evidence < -DOUBT)
+        elif expected <= 0:
+            assert not found.speaks_against_work(usual)
 
 
 def test_who_works_again_gets_its_weight_back():

@@ -66,14 +66,14 @@ def test_a_turn_has_the_windows_of_its_stretches(made):
     assert set((most // per).tolist()) == set(shards_of(spec, index, turn))
 
 
-def test_only_shards_that_are_here_are_drawn_from(made):
+def test_windows_beside_some_are_of_their_shards(made):
     spec, index, store, folder = made()
-    text = open_packed(spec, folder)
+    text, per = open_packed(spec, folder), windows_a_shard(index, CONTEXT)
     for at in range(COUNT):
         if at not in (3, 11):
             store.delete(index.shard(at))
-    drawn = text.random_windows(np.random.default_rng(1), 100)
-    assert {window // windows_a_shard(index, CONTEXT) for window in drawn.tolist()} == {3, 11}
+    drawn = text.windows_beside(np.array([3 * per, 11 * per + 1]), np.random.default_rng(1), 100)
+    assert {window // per for window in drawn.tolist()} == {3, 11}
     text.batch(drawn)
     with pytest.raises(DiskFault):
         text.batch(np.array([0]))
