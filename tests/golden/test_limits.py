@@ -30,6 +30,7 @@ FOREIGN_DECODERS = {
     "node/daemon/loggers/child.py": "events of this node's own daemon",
     "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",
+    "node/daemon/telemetry/round_rows.py": "this node's own log",
     "node/learning/data/documents.py": "the user's own text",
     "node/serving/requests.py": "the local user's own requests, after the cap of a body",
     "p2p/membership/address_book.py": "this node's own cache",

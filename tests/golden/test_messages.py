@@ -20,6 +20,7 @@ from tests.golden.reading import ROOT, nodes, parts, path_of, structs
 
 NOT_SENT = {
     "cli/stopped_node.py": "printed",
+    "cli/top/reading.py": "printed",
     "node/config": "the user's own files, TOML and JSON",
     "node/daemon/consensus": "states in memory",
     "node/daemon/loggers": "lines of JSON to the node's own child, and files of the user",
@@ -36,6 +37,7 @@ NOT_SENT = {
     "protocols/local/control_lines.py": "the version in front of a line",
     "protocols/local/control_messages.py": "lines of JSON: tests/protocols/local/test_control_messages.py",
     "protocols/local/standing.py": "parts of these lines",
+    "protocols/ledger/ballots.py": "states in memory",
     "protocols/ledger/probation.py": "a state in memory",
     "protocols/wires.py": "the table of wires itself",
     "node/checkpoint/universal.py:_Versioned": "the version in front of a file",
