@@ -56,7 +56,8 @@ def test_there_is_something_to_check():
 
 
 def test_pages_are_short():
-    sizes = {name_of(page): page.stat().st_size for page in PAGES}
+    # A list of all changes only grows; nobody reads it from the top to the end.
+    sizes = {name_of(page): page.stat().st_size for page in PAGES if page.name != "CHANGELOG.md"}
     assert not {name: size for name, size in sizes.items() if size > PAGE_BYTES}
 
 
