@@ -126,7 +126,7 @@ class Daemon:
             self._parts.log.event("failed", error=self._fault.line())
         await self._end("start-up", "finish", "host")
         if self.is_outranked and self._fault is None:
-            self._worker.put(self._parts.trainer.hand_on())
+            self._worker.put(await self._parts.trainer.hand_on())
         else:
             async with _deadline("the worker", WORKER_S):
                 await self._parts.trainer.stop()

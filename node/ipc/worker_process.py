@@ -180,15 +180,14 @@ class Trainer:
             process.kill()
             await process.wait()
 
-    def hand_on(self) -> WorkerPipe | None:
+    async def hand_on(self) -> WorkerPipe | None:
         """The worker that another trainer goes on with; None where there is none to go on with.
 
         It lives on when `serve` is cancelled. The next Start saves what is not saved yet.
         """
         self._stopping = True
         if self._prepared is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._prepared[0].process.kill()
+            await self._prepared[0].kill()
         # Those of several devices begin anew: their other processes belong to the session.
         if not self._is_started or len(devices_of(self.start.device)) > 1:
             return None

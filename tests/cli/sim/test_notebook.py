@@ -9,6 +9,15 @@ import pytest
 from atoll.cli.sim import notebook
 from atoll.cli.sim.notebook import Swarm
 from atoll.protocols.errors import ConfigError, LocalFault
+from tests.waiting import poll
+
+
+def lives(pid: int) -> bool:
+    """A worker and a host's process end a moment after their daemon; then the system reaps them."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_swarm_trains_and_leaves_nothing(monkeypatch):
@@ -30,7 +39,7 @@ def test_a_swarm_trains_and_leaves_nothing(monkeypatch):
         assert frame.groupby("round").digest.nunique().tolist() == [1, 1], "both have one model"
         assert len(owner.rows()) == len(frame)
         assert len(seen) >= 4, "daemons and workers"
-        assert not any(map(psutil.pid_exists, seen))
+        poll("all processes have ended", lambda: not any(map(lives, seen)))
         with pytest.raises(ConfigError, match="this swarm has run"):
             owner.run()
     assert not owner.folder.exists()
@@ -48,7 +57,7 @@ def test_a_failure_ends_all_processes(monkeypatch, tmp_path):
     with pytest.raises(LocalFault):
         owner.run(rounds=2)
     assert seen
-    assert not any(map(psutil.pid_exists, seen))
+    poll("all processes have ended", lambda: not any(map(lives, seen)))
     owner.close()
     assert (tmp_path / "node-0").is_dir(), "a folder that was given stays"
 

@@ -88,7 +88,7 @@ class Node:
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
             trainer=SimpleNamespace(
                 prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
-                hand_on=lambda: self.pipe, given=None,
+                hand_on=self._hand_on, given=None,
             ),
             goodput=parts["goodput"],
             web=parts["web"],
@@ -108,6 +108,9 @@ class Node:
         self.story.append("looks")
         final = 4 if self.story.count("looks") > 1 else 3
         return {PeerId("other"): Lease("observing", Round(5), Round(final), b"", Round(-1), 0.0)}
+
+    async def _hand_on(self):
+        return self.pipe
 
     async def _prepare(self) -> None:
         self.before_worker = list(self.story)

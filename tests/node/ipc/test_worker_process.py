@@ -212,6 +212,14 @@ async def test_a_process_that_was_prepared_and_not_needed_is_ended(rig):
     assert is_gone(pid)
 
 
+async def test_a_process_that_was_prepared_is_not_handed_on(rig):
+    one = rig()
+    await one.trainer.prepare()
+    pid = one.pid
+    assert await one.trainer.hand_on() is None
+    assert is_gone(pid), "nobody else would wait for it"
+
+
 async def test_asks_are_answered_and_faults_keep_their_name(rig):
     async with served(rig()) as one:
         await one.life(1)
@@ -244,7 +252,7 @@ async def test_a_worker_is_handed_on_to_the_next_trainer(rig):
         await first.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
         assert first.trainer._pipe is not None
         first.trainer._pipe.write(TrainRequest(Round(4), 0, 1, 40, -1))
-        second.trainer.given = first.trainer.hand_on()
+        second.trainer.given = await first.trainer.hand_on()
         serving.cancel()
         await asyncio.wait([serving])
         serving = group.create_task(second.trainer.serve())
@@ -266,7 +274,7 @@ async def test_a_worker_that_loads_is_not_handed_on(rig):
         serving = group.create_task(one.trainer.serve())
         await eventually(lambda: one.pid)
         pid = one.pid
-        assert one.trainer.hand_on() is None
+        assert await one.trainer.hand_on() is None
         serving.cancel()
     assert is_gone(pid)
 
@@ -277,7 +285,7 @@ async def test_a_worker_that_nobody_takes_is_ended(rig):
         serving = group.create_task(one.trainer.serve())
         await one.life(1)
         pid = one.pid
-        kept.put(one.trainer.hand_on())
+        kept.put(await one.trainer.hand_on())
         serving.cancel()
         await asyncio.wait([serving])
         assert not is_gone(pid)

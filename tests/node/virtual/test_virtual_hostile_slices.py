@@ -210,7 +210,7 @@ def test_a_worker_that_lost_much_is_told_in_which_slices_its_payloads_were_used(
 
 def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
     """All would fold such a set alike; but the authors of a set decide the next round, and it has none."""
-    real, tried = proposer._set_to_propose, set[int]()
+    real, tried = proposer._choice_to_propose, set[int]()
 
     async def story() -> None:
         async with world(10, 4, reduce=CAREFUL) as w:
@@ -221,12 +221,12 @@ def test_who_proposes_reductions_alone_stops_nobody(world, monkeypatch):
             def value(state, ballot):
                 found = real(state, ballot)
                 book = state.book
-                if found is None or state.me != liar or book.reductions.keys().isdisjoint(found):
+                if found is None or state.me != liar or book.reductions.keys().isdisjoint(found.names):
                     return found
                 tried.add(state.last_final + 1)
-                return tuple(name for name in found if name in book.reductions)
+                return found._replace(names=tuple(name for name in found.names if name in book.reductions))
 
-            monkeypatch.setattr(proposer, "_set_to_propose", value)
+            monkeypatch.setattr(proposer, "_choice_to_propose", value)
             await w.until(w.all_final)
             w.check_agreement()
 
