@@ -53,24 +53,28 @@ def spec_of(arm: str, preset_name: str, rounds: int, steps: int, seed: int) -> R
     return spec
 
 
-class Arm:
-    """The trial that the child runs."""
+class TrialRounds:
+    """Rounds of a trial, one for each order of the bench."""
 
     def __init__(self) -> None:
-        self._points: Iterator[Point] = iter(())
+        self.points: Iterator[Point] = iter(())
+
+    async def trial_round(self) -> Any:
+        """Train the next round; its Point. Raises LocalFault when all are trained."""
+        point = next(self.points, None)
+        if point is None:
+            raise LocalFault("this arm is at its end")
+        return msgspec.to_builtins(point)
+
+
+class Arm(TrialRounds):
+    """The trial that the child runs."""
 
     async def trial(self, folder: str, arm: str, preset: str, rounds: int, steps: int, seed: int) -> None:
         """Make ready. Raises ConfigError, NetworkFault."""
         spec = spec_of(arm, preset, rounds, steps, seed)
         data = open_dataset(spec.data, spec.model.context, "", default_cache(), None)
-        self._points = Trial(spec, data, MEMBERS, Path(folder)).rounds(plan_of(spec, arm))
-
-    async def trial_round(self) -> Any:
-        """Train the next round; its Point. Raises LocalFault when all are trained."""
-        point = next(self._points, None)
-        if point is None:
-            raise LocalFault("this arm is at its end")
-        return msgspec.to_builtins(point)
+        self.points = Trial(spec, data, MEMBERS, Path(folder)).rounds(plan_of(spec, arm))
 
 
 async def main() -> None:

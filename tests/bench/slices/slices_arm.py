@@ -1,41 +1,28 @@
 """Child of `bench slices`: one arm, round by round; or what a member with one slice costs."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
-from atoll.protocols.errors import LocalFault
 from atoll_bench.child import Orders, obey
+from atoll_bench.experts.experts_arm import TrialRounds
 from atoll_bench.experts.experts_trial import Trial
-from atoll_bench.reference_arms.baselines import Point
 from atoll_bench.slices.slices_costs import held, paces, payloads
 from atoll_bench.slices.slices_plans import Arm, shares_of, spec_of
 
 
-class Training:
+class Training(TrialRounds):
     """The trial that the child runs."""
-
-    def __init__(self) -> None:
-        self._points: Iterator[Point] = iter(())
 
     async def trial(self, folder: str, arm: Sequence[Any]) -> None:
         """Make ready. Raises ConfigError, NetworkFault."""
         chosen = Arm(*arm)
         spec, shares = spec_of(chosen), shares_of(chosen)
         data = open_dataset(spec.data, spec.model.context, "", default_cache(), None)
-        self._points = Trial(spec, data, len(shares), Path(folder)).rounds(lambda _: shares)
-
-    async def trial_round(self) -> Any:
-        """Train the next round; its Point. Raises LocalFault when all are trained."""
-        point = next(self._points, None)
-        if point is None:
-            raise LocalFault("this arm is at its end")
-        return msgspec.to_builtins(point)
+        self.points = Trial(spec, data, len(shares), Path(folder)).rounds(lambda _: shares)
 
 
 async def main() -> None:
