@@ -26,9 +26,19 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
                 hint="it comes from NAME, --data, --from-hf, --admission and the key",
             )
         _put(tree, key.split("."), _value(text))
+        if key == "inner.optimizer":
+            _forget_numbers(tree["inner"], changes)
     changed = to_struct(tree, RunSpec, strict=False)
     changed.check()
     return changed
+
+
+def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
+    """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked."""
+    given = {change.partition("=")[0] for change in changes}
+    for name in ("muon_lr", "muon_momentum"):
+        if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
+            inner.pop(name, None)
 
 
 def _value(text: str) -> Any:

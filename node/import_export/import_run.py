@@ -31,7 +31,7 @@ from atoll.node.import_export.source_options import CheckpointSource, HuggingFac
 from atoll.node.learning.data.given import open_tokenizer
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.node.runs.presets import continuation_of
+from atoll.node.runs.presets import continuation_of, with_adamw
 from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
@@ -77,7 +77,15 @@ class Imported(NamedTuple):
         model = replace(self.model, context=min(context, self.model.context))
         # As in the presets: members may share a mixture's experts, and such rounds are not reduced.
         reduced = None if model.experts else spec.reduce
-        return replace(spec, model=model, data=data, start=self.start, serving=self.serving, reduce=reduced)
+        return replace(
+            spec,
+            model=model,
+            data=data,
+            start=self.start,
+            serving=self.serving,
+            reduce=reduced,
+            inner=with_adamw(spec.inner),
+        )
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError if a spec made from this source has another model."""

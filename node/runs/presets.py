@@ -18,6 +18,7 @@ from atoll.protocols.ids import PeerId
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.run_spec import (
+    DEFAULT_MUON_MOMENTUM,
     SPEC_VERSION,
     CompressSpec,
     DataSpec,
@@ -81,6 +82,9 @@ def preset(
     model = model_of(name)
     tokenizer: Tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
     inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
+    if name == "tiny":
+        # Measured with three seeds at this size alone, from scratch (docs/calibration.md#muon).
+        inner = replace(inner, optimizer="muon", muon_lr=2.0)
     spec = RunSpec(
         version=SPEC_VERSION,
         name=name,
@@ -176,6 +180,11 @@ def finer(outer: OuterSpec, count: int) -> OuterSpec:
 def _nearest(total: int, parts: int) -> int:
     """total / parts, rounded to the nearest integer, halves up."""
     return (2 * total + parts) // (2 * parts)
+
+
+def with_adamw(inner: InnerSpec) -> InnerSpec:
+    """The schedule with AdamW for all weights: for weights that somebody has trained, most likely with AdamW."""
+    return replace(inner, optimizer="adamw", muon_lr=1.0, muon_momentum=DEFAULT_MUON_MOMENTUM)
 
 
 def continuation_of(recipe: RunSpec, done: int) -> RunSpec:

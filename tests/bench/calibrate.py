@@ -18,7 +18,7 @@ import torch
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs import presets
-from atoll.node.runs.presets import finer
+from atoll.node.runs.presets import finer, with_adamw
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
@@ -87,8 +87,9 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
     )
     keys = "lr", "lr_min", "batch", "warmup_steps", "beta2", "optimizer", "muon_lr", "muon_momentum"
     names = {key: key for key in keys}
+    recipe = with_adamw(spec.inner) if given.optimizer == "adamw" else spec.inner
     inner = msgspec.structs.replace(
-        spec.inner, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
+        recipe, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
     )
     spec = msgspec.structs.replace(spec, inner=inner)
     spec.check()

@@ -90,7 +90,8 @@ def test_each_arm_trains_by_its_own_rule(tmp_path):
     task = task_of(swarm.spec, 2, tmp_path)._replace(rounds=1, present=[2])
     dense = {name: dense_diloco(task, rule) for name, rule in (("diloco", TUNED), ("average", AVERAGE))}
     found = set()
-    for name, points in {**dense, "adamw": data_parallel(task)}.items():
+    plain = task._replace(spec=msgspec.structs.replace(task.spec, inner=presets.with_adamw(task.spec.inner)))
+    for name, points in {**dense, "adamw": data_parallel(plain)}.items():
         (trained,) = trained_arm(name, swarm.run_file, tmp_path, [2], 1)["points"]
         (point,) = points
         assert (trained["val_bpb"], trained["tokens"]) == (point.val_bpb, 2 * 8 * 128), name

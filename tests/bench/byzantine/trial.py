@@ -23,7 +23,7 @@ from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.aggregation import aggregation_of
 from atoll.node.learning.outer.fixed import clear, padding_of, to_float
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import preset, with_adamw
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import digest
@@ -68,7 +68,7 @@ def spec_of(case: Case) -> RunSpec:
     made: RunSpec = replace(
         spec,
         model=replace(spec.model, **shape),
-        inner=replace(spec.inner, **inner),
+        inner=replace(with_adamw(spec.inner), **inner),  # `Members` trains them as one batch with AdamW
         outer=replace(spec.outer, **outer),
         reduce=None,
     )

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import preset, with_adamw
 from atoll.protocols import codec
 from atoll.protocols.ids import digest
 from atoll.protocols.ledger.ownership import Announced, assigned
@@ -66,7 +66,7 @@ def spec_of(arm: Arm) -> RunSpec:
         holders={"one": 1, "two": 2, "mixed": MEMBERS}.get(arm.kind, 0),
     )
     inner = replace(
-        spec.inner,
+        with_adamw(spec.inner),  # as its figures were measured, whatever the preset has
         total_steps=rounds * arm.steps,
         warmup_steps=rounds * arm.steps // WARMUP,
         batch=arm.batch or spec.inner.batch,

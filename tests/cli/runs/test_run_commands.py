@@ -43,6 +43,27 @@ def test_set_reaches_every_depth(atoll):
     assert (spec["outer"]["rounds"], spec["outer"]["stages"], spec["inner"]["lr"]) == (7, [[0, 3]], 0.001)
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ((), ("muon", 2.0)),
+        (("inner.optimizer=adamw",), ("adamw", None)),
+        (("inner.optimizer=muon",), ("muon", 2.0)),
+        (("inner.muon_lr=4", "inner.optimizer=muon"), ("muon", 4.0)),
+    ],
+)
+def test_the_presets_numbers_of_muon_go_with_it(atoll, changes, found):
+    words = [word for change in changes for word in ("--set", change)]
+    inner = made(atoll, "t", *words)["spec"]["inner"]
+    assert (inner.get("optimizer", "adamw"), inner.get("muon_lr")) == found
+
+
+def test_a_number_of_muon_that_the_user_gave_is_not_dropped(atoll):
+    ran = atoll("run", "new", "t", *MARKOV, "--set", "inner.muon_lr=2", "--set", "inner.optimizer=adamw")
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert "inner.muon_lr is for runs with inner.optimizer muon" in ran.err
+
+
 def test_set_turns_audits_on(atoll):
     spec = made(atoll, "t", "--set", "audit={}", "--set", "reduce=null", "--set", "audit.windows=32")["spec"]
     assert spec["audit"] == {"windows": 32, "lag": 2, "memory": 32}

@@ -1,5 +1,6 @@
 """Presets: legal, near the size they are named for, and a payload at least 100 times smaller than fp32 weights."""
 
+import msgspec
 import pytest
 
 from atoll.node.runs import presets
@@ -42,6 +43,13 @@ def test_mixtures_have_the_experts_of_their_names():
 def test_rounds_of_dense_runs_are_reduced_above_sixteen_members(name):
     reduce, k = presets.preset(name, OWNER, 3).reduce, presets.preset(name, OWNER, 3).compress.k
     assert reduce == (None if name.startswith("moe") else ReduceSpec(above=16, k=2 * k))
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_muon_trains_the_preset_for_which_it_was_measured(name):
+    inner = presets.preset(name, OWNER, 3).inner
+    assert (inner.optimizer, inner.muon_lr) == (("muon", 2.0) if name == "tiny" else ("adamw", 1.0))
+    assert presets.with_adamw(inner) == msgspec.structs.replace(inner, optimizer="adamw", muon_lr=1.0)
 
 
 def test_what_the_caller_chooses():

@@ -25,7 +25,7 @@ from atoll.node.learning.outer.judging import (
     shares_of,
     threshold,
 )
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import preset, with_adamw
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.coverage import cover_of, size_of
 from atoll.protocols.run.arena import Span
@@ -123,7 +123,7 @@ def payload_of(seed, scale=1e-3, chunks=3):
 
 
 def test_the_limit_of_a_matrix_follows_muons_rate():
-    plain = spec_of()
+    plain = replace(spec_of(), inner=with_adamw(spec_of().inner))
     spec = replace(plain, inner=replace(plain.inner, optimizer="muon", muon_lr=8.0))
     _, atoms = atoms_of(spec.model, cover_of(spec, 9))
     before, found = limits(plain, 9, atoms), limits(spec, 9, atoms)

@@ -22,7 +22,7 @@ from atoll.node.runs.capacity.memory_model import (
     saved_bytes,
     trained_bytes,
 )
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import preset, with_adamw
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.model_spec import atoms, expert_of
 from atoll.protocols.run.moments import is_orthogonalized
@@ -164,6 +164,7 @@ def test_an_expert_less_saves_what_it_costs_more_to_train(frozen):
 @pytest.mark.parametrize(("name", "experts"), [("tiny", None), ("50m", None), ("moe-12m", None), ("moe-12m", 3)])
 def test_muon_saves_one_moment_of_each_matrix_that_it_moves(name, experts):
     plain = run_of(name, holders=int(name == "moe-12m"))
+    plain = msgspec.structs.replace(plain, inner=with_adamw(plain.inner))
     spec = msgspec.structs.replace(plain, inner=msgspec.structs.replace(plain.inner, optimizer="muon"))
     ours = [
         atom
