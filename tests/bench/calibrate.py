@@ -11,6 +11,7 @@ Everything after the arm's name replaces a number of the preset.
 
 import argparse
 import json
+import sys
 
 import msgspec
 import torch
@@ -47,7 +48,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
     parser.add_argument("--quantized", action="store_true", help="moments in eight bits")
-    parser.add_argument("--optimizer", choices=["adamw", "muon"])
+    # Interned: msgspec leaves out a default only where it is the same object.
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], type=sys.intern)
     for name in ("--lr", "--lr-min", "--beta2", "--feedback", "--muon-lr", "--muon-momentum"):
         parser.add_argument(name, type=float)
     for name in (

@@ -88,10 +88,10 @@ def test_each_arm_trains_by_its_own_rule(tmp_path):
         tmp_path, nodes=2, rounds=2, steps=1, seed=1, preset_name="tiny", data="synthetic:markov?size=65536"
     )
     task = task_of(swarm.spec, 2, tmp_path)._replace(rounds=1, present=[2])
+    task = task._replace(spec=msgspec.structs.replace(task.spec, inner=presets.with_adamw(task.spec.inner)))
     dense = {name: dense_diloco(task, rule) for name, rule in (("diloco", TUNED), ("average", AVERAGE))}
     found = set()
-    plain = task._replace(spec=msgspec.structs.replace(task.spec, inner=presets.with_adamw(task.spec.inner)))
-    for name, points in {**dense, "adamw": data_parallel(plain)}.items():
+    for name, points in {**dense, "adamw": data_parallel(task)}.items():
         (trained,) = trained_arm(name, swarm.run_file, tmp_path, [2], 1)["points"]
         (point,) = points
         assert (trained["val_bpb"], trained["tokens"]) == (point.val_bpb, 2 * 8 * 128), name

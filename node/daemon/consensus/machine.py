@@ -272,7 +272,7 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
         # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
         # ballots: each liar has one of these, and so many do not make the waits longer.
         turns = 0.5
-    return state.now - state.since >= turns * (1 + state.attempt / count) * state.patience_s
+    return state.now - state.since >= turns * (1 + state.attempt // count) * state.patience_s
 
 
 def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bool:

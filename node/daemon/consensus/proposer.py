@@ -60,7 +60,7 @@ def prepare(state: FinalityState) -> Out:
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
     # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
     # owners do not cut off each other's ballots for ever.
-    turns = waits(state, attempt) * (1 + state.attempt / count)
+    turns = waits(state, attempt) * (1 + state.attempt // count)
     if state.now - max(state.since, state.stable_since) < turns * state.patience_s:
         return state, []
     state, able, actions = _could_propose(state)

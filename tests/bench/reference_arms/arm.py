@@ -1,8 +1,8 @@
 """Run one reference arm in a process: `python -m atoll_bench.reference_arms.arm ARM RUN BLOBS MEMBERS ROUNDS
 OUT`.
 
-Arms: `adamw` (data-parallel at equal tokens, AdamW for all weights whatever the run has), `diloco` (dense,
-Nesterov, tuned), `average` (dense, plain mean), both with the run's own inner optimizer,
+Arms: `adamw` (data-parallel at equal tokens), `diloco` (dense, Nesterov, tuned), `average` (dense, plain mean),
+all with AdamW for all weights whatever the run has,
 and `unigram` (byte entropy of the validation text). BLOBS is a folder with the files that travel with the run.
 MEMBERS: their number, or one for each round with commas between. Writes JSON, whole or not at all; each trained
 round is a line on standard output.
@@ -44,8 +44,7 @@ def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: 
     tokenizer = spec.data.tokenizer_blob
     given = GivenTokenizer(blobs / f"{tokenizer.hex()}.blob", spec.model.vocab) if tokenizer else None
     data = open_dataset(spec.data, spec.model.context, "", default_cache(), given)
-    if name == "adamw":
-        spec = msgspec.structs.replace(spec, inner=with_adamw(spec.inner))
+    spec = msgspec.structs.replace(spec, inner=with_adamw(spec.inner))
     start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
     task = Task(spec, data, max(present), rounds, start=start, present=present)
     rule = TUNED if name == "diloco" else AVERAGE

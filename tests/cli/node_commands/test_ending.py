@@ -66,7 +66,8 @@ def test_a_node_that_was_starting_is_told_as_soon_as_it_answers(atoll, idle_daem
         poll("the node was told", lambda: idle_daemon.operator.orders)
     lock.give_back()
     waiting.join()
-    assert (ran[0].code, idle_daemon.operator.orders) == (0, ["stop finish=True"])
+    # Twice where the node ends before the answer to the first is sent: telling it again does no harm.
+    assert (ran[0].code, set(idle_daemon.operator.orders)) == (0, {"stop finish=True"})
 
 
 def test_no_node_is_no_error(atoll):

@@ -398,6 +398,20 @@ def test_patience_grows_with_the_attempts():
     assert node.appends()[-1] == Prepare(Round(1), Ballot(5, SECOND))
 
 
+def test_the_first_turn_of_each_owner_is_one_patience():
+    """Longer ones cost a minute each where many owners are liars or gone (seed 114 of the simulator)."""
+    node = ripe(SECOND)
+    for peer in (FIRST, THIRD, FOURTH):
+        node.hear(peer, Promise(Round(1), Ballot(3, FOURTH), ()))
+    node.hear(FOURTH, Prepare(Round(1), Ballot(3, FOURTH)))
+    node.echo()
+    before = len(node.appends())
+    node.feed(FinalityTick(2 * PATIENCE_S - 0.1))
+    assert len(node.appends()) == before
+    node.feed(FinalityTick(2 * PATIENCE_S))
+    assert node.appends()[-1] == Prepare(Round(1), Ballot(5, SECOND))
+
+
 def test_who_still_waits_for_its_round_does_not_prepare():
     node = Node(SECOND).feed(RoundClosed(Round(1), ALL)).feed(FinalityTick(1e6))
     assert node.appends() == []
