@@ -76,6 +76,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
     """(T, F): parameters that are trained, and frozen, with this many experts of each layer; None: all."""
+    if model.lora_rank:
+        return model.parameters, model.base.parameters
     if not model.expert_count or experts is None:
         return model.parameters, 0
     frozen = (model.expert_count - experts) * model.layers * _expert(model)
@@ -251,7 +253,7 @@ def _cast(model: ModelSpec, config: NodeConfig) -> int:
     """bfloat16 copies: of all but experts for a whole pass, or recomputed of one layer and the head; of one
     layer's experts, which int8 widens twice."""
     each = _expert(model) * model.expert_count
-    head, common = model.vocab * model.dim, model.parameters - model.layers * each
+    head, common = model.vocab * model.dim, model.base.parameters - model.layers * each
     if config.recompute != "off":
         common = head + (common - head) // model.layers
     return _CAST_BYTES * (common + (1 + (config.frozen == "int8")) * each)
