@@ -99,8 +99,8 @@ class Imported(NamedTuple):
         is_same = replace(spec.model.base, context=self.model.context) == self.model
         if not is_same or spec.model.context > self.model.context:
             raise ConfigError(
-                "the weights are given: of the model only model.context and model.lora_… can be set",
-                hint=f"model.context to at most {self.model.context}",
+                "the weights are given: of the model only model.context can be set",
+                hint=f"to at most {self.model.context}; or model.lora_rank, to train adapters beside them",
             )
 
 

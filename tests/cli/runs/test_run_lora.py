@@ -47,7 +47,7 @@ REFUSED = [
     (("--set", "model.lora_rank=33"), "above the smaller side of q_proj.weight, 32"),
     ((*RANK, "--set", "model.lora_targets=embed_tokens"), "embedding and head are frozen"),
     ((*RANK, "--set", "inner.optimizer=muon"), "model.lora_rank and inner.optimizer muon cannot go together"),
-    ((*RANK, "--set", "model.layers=1"), "only model.context and model.lora_"),
+    ((*RANK, "--set", "model.layers=1"), "or model.lora_rank, to train adapters"),
     ((*RANK, "--upcycle", "experts=4,per_token=2"), "model.lora_rank and model.experts cannot go together"),
     ((*RANK, "--set", "base=00"), "base cannot be set"),
     (("--set", "model.lora_alpha=8"), "are for runs with model.lora_rank"),
