@@ -182,7 +182,7 @@ class Daemon:
         work = self._plan.config.work
         if spec.data.tokenizer_blob and work.reads_text:
             await fetch_tokenizer(spec, net, driver.on_behind)
-        if work.has_model:
+        if spec.base and work.has_model:
             await fetch_base(spec, net, driver.on_behind)
         if spec.data.index is not None and (work.reads_text or work.seeds):
             await self._parts.text.begin(driver.on_behind)

@@ -10,7 +10,6 @@ from atoll.protocols.run.run_spec import RunSpec
 
 
 async def fetch_base(spec: RunSpec, net: BlobShelf, report: Callable[[str], None]) -> None:
-    """Return when the base is complete on disk; at once for a run without one. See `fetch_file`."""
-    if spec.base:
-        blob, most = Digest(spec.base), base_max_bytes(spec)
-        await fetch_file(blob, most, owner=spec.owner, net=net, report=report, what="the base")
+    """Return when the base of a LoRA run is complete on disk. See `fetch_file`."""
+    blob, most = Digest(spec.base or b""), base_max_bytes(spec)
+    await fetch_file(blob, most, owner=spec.owner, net=net, report=report, what="the base")

@@ -23,13 +23,13 @@ STORED = (torch.float32, torch.bfloat16)
 """How a base may be stored. Eight bits would need a scale for each row, which only experts have."""
 
 
-def check_storage(model: ModelSpec, dtype: torch.dtype, on_host: bool) -> None:
+def check_storage(dtype: torch.dtype, on_host: bool) -> None:
     """Raise ConfigError for a way of storing frozen values that the base of a LoRA run does not have."""
-    if model.lora_rank and dtype not in STORED:
+    if dtype not in STORED:
         raise ConfigError(
             "the base of a LoRA run is stored as float32 or bfloat16", hint="set frozen = bfloat16 in config.toml"
         )
-    if model.lora_rank and on_host:
+    if on_host:
         raise ConfigError("the base of a LoRA run lies where steps are taken", hint="unset frozen_on_host")
 
 

@@ -195,6 +195,8 @@ def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = Fa
     attention = 4 * 8 * dim + 3 * product * wide
     if model.qk_norm:
         attention += (6 + product) * (wide + narrow)
+    if model.lora_rank:  # the inputs of frozen products are saved by the factors A; of adapters, what A gives
+        attention += product * model.lora_rank * len(model.lora_sides)
     if model.experts is None:
         # Of frozen FFN slices only the pre-activations of gate and up are saved, and no input.
         ours = model.ffn if experts is None else experts * model.slice_ffn

@@ -47,7 +47,8 @@ class Replica:
 
         Raises ConfigError for a way in which the base of a LoRA run cannot be stored.
         """
-        check_storage(spec.model, *frozen)
+        if spec.model.lora_rank:
+            check_storage(*frozen)
         mixture, count = spec.model.experts, spec.model.expert_count
         owned = experts_in(experts, count) if count else None
         self.module = Decoder(spec.model, owned, *frozen).to(device)
