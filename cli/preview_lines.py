@@ -27,7 +27,7 @@ def preview_lines(
         f"invite     {_source(spec, invite, unix_s)}",
         *([f"roles      {', '.join(config.roles)}"] if config.roles else []),
         *([f"           {config.work.instead}"] if config.work.instead else []),
-        f"model      {costs.parameters:,} parameters, context {spec.model.context}, {spec.outer.rounds} rounds",
+        f"model      {model_size(spec)}, context {spec.model.context}, {spec.outer.rounds} rounds",
         f"now        {outlook_line(spec, outlook)}",
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
@@ -37,6 +37,13 @@ def preview_lines(
         f"admission  {_admission(spec, invite)}",
         "safety     the run sends no code; peers that you connect to see your address",
     ]
+
+
+def model_size(spec: RunSpec) -> str:
+    """Parameters of a run's model; of a LoRA run what is trained, and what is frozen."""
+    if not spec.model.lora_rank:
+        return f"{spec.model.parameters:,} parameters"
+    return f"{spec.model.parameters:,} parameters of adapters, {spec.model.base.parameters:,} frozen"
 
 
 def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:

@@ -65,6 +65,17 @@ def gguf(file: Path, **options: Any) -> None:
     _export(export_gguf, file, **options)
 
 
+@export.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--base", metavar="NAME", help="Folder or hub name of the weights that the run was made from.")
+@_export_options
+def peft(folder: Path, base: str | None, **options: Any) -> None:
+    """Write DIR as `peft` reads it: the adapter of a LoRA run, without its base. No node needs to run."""
+    from atoll.node.import_export.export_adapter import export_adapter
+
+    _export(partial(export_adapter, base=base), folder, **options)
+
+
 def _export(
     write: "Callable[..., Exported]",
     to: Path,
@@ -89,7 +100,8 @@ def _export(
         write = partial(write, rows=rows, replace=force, report=line.show)
         done = write(found.spec, run_folder, to, snapshot, text)
     newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
-    parameters = found.spec.model.parameters
+    model = found.spec.model
+    parameters = (model if done.class_name == "PeftModel" else model.base).parameters
     if as_json:
         about = {"run": found.spec.id.hex(), "path": str(to), "class": done.class_name, "parameters": parameters}
         print_json(about | {"round": done.round, "digest": done.state.hex(), "newer": newer})

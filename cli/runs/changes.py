@@ -9,7 +9,7 @@ from atoll.node.config.node_config import to_struct
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
-FIXED = ("version", "owner", "name", "data", "admission", "start", "serving")
+FIXED = ("version", "owner", "name", "data", "admission", "start", "base", "serving")
 """What `--set` may not touch."""
 
 
@@ -28,7 +28,7 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], changes)
-    changed = to_struct(tree, RunSpec, strict=False)
+    changed = _adapted(to_struct(tree, RunSpec, strict=False))
     changed.check()
     return changed
 
@@ -39,6 +39,13 @@ def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
     for name in ("muon_lr", "muon_momentum"):
         if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
             inner.pop(name, None)
+
+
+def _adapted(spec: RunSpec) -> RunSpec:
+    """Turn the given weights of a run into its base where it is a LoRA run; its start is then the seed's."""
+    if not (spec.model.lora_rank and spec.start) or spec.start.moments:
+        return spec
+    return msgspec.structs.replace(spec, base=spec.start.weights, start=msgspec.UNSET)
 
 
 def _value(text: str) -> Any:

@@ -6,7 +6,7 @@ import click
 
 from atoll.cli.client import call
 from atoll.cli.formatting import number, print_json, print_table, size, span
-from atoll.cli.preview_lines import expert_lines, need_lines, part_word
+from atoll.cli.preview_lines import expert_lines, model_size, need_lines, part_word
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
@@ -50,7 +50,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
     lines = (
         f"run        {spec.name}  {about['run']}",
         f"signed by  {spec.owner}",
-        f"model      {about['parameters']:,} parameters, context {spec.model.context}, {spec.data.tokenizer}",
+        f"model      {model_size(spec)}, context {spec.model.context}, {spec.data.tokenizer}",
         f"weights    {_start(spec)}",
         f"data       {spec.data.source}",
         f"admission  {_who(spec.admission)}",
@@ -73,6 +73,7 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "owner": spec.owner,
         "path": str(found.path),
         "parameters": spec.model.parameters,
+        "base": spec.base.hex() if spec.base else "",
         "payload_bytes": largest_payload(spec),
         "exchange_bytes": exchange_bytes(spec),
         "rounds": spec.outer.rounds,
@@ -92,6 +93,8 @@ def _who(admission: AdmissionSpec) -> str:
 
 
 def _start(spec: RunSpec) -> str:
+    if spec.base:
+        return f"adapters drawn from the seed {spec.seed}; frozen base: blob {spec.base.hex()[:16]}"
     if not spec.start:
         return f"drawn from the seed {spec.seed}"
     more = f", moments {spec.start.moments.hex()[:16]}" if spec.start.moments else ""

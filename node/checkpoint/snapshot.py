@@ -59,6 +59,12 @@ def read_snapshot(path: Path, arena: Arena, digest_of: DigestOf) -> Snapshot:
     return Snapshot(theta, number, state)
 
 
+def header_at(file: BinaryIO, size_bytes: int, arena: Arena) -> tuple[int, int]:
+    """Round that a file's header names, and where its values begin. Raises DecodeError for an illegal file."""
+    number, state = _check_header(file, size_bytes, arena)
+    return number, len(_header(arena, number, state))
+
+
 def read_own_snapshot(path: Path, arena: Arena, digest_of: DigestOf) -> Snapshot:
     """A snapshot that this node wrote. Raises CorruptFault, DiskFault."""
     try:

@@ -24,7 +24,7 @@ from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system.control_group import usable_cpus
 from atoll.protocols.errors import ConfigError, check_range
-from atoll.protocols.run.model_spec import MAX_EXPERTS
+from atoll.protocols.run.experts import MAX_EXPERTS
 
 MAX_DEVICES = 64
 _GPU = r"cuda:(0|[1-9][0-9]?)"
@@ -129,7 +129,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
     frozen: Literal["float32", "bfloat16", "int8"] = "float32"
-    """How experts that this node does not train are stored."""
+    """How experts that this node does not train, or the base of a LoRA run, are stored; a base not as `int8`."""
     frozen_on_host: bool = False
     """Experts that this node does not train stay in the host's memory."""
     dht: Setting = "auto"

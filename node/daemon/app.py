@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeAlias
 
+from atoll.node.daemon.assets.base_weights import fetch_base
 from atoll.node.daemon.assets.last_holder import stay_while_last
 from atoll.node.daemon.assets.moments import fetch_moments
 from atoll.node.daemon.assets.tokenizer import fetch_tokenizer
@@ -181,6 +182,8 @@ class Daemon:
         work = self._plan.config.work
         if spec.data.tokenizer_blob and work.reads_text:
             await fetch_tokenizer(spec, net, driver.on_behind)
+        if spec.base and work.has_model:
+            await fetch_base(spec, net, driver.on_behind)
         if spec.data.index is not None and (work.reads_text or work.seeds):
             await self._parts.text.begin(driver.on_behind)
         if self._plan.restored is None and work.trains:  # a restored state has moments of a later round

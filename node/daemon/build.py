@@ -236,6 +236,7 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         micro_batch=micro_batch,
         recompute=recompute,
         quantized=config.optimizer_states == "int8",
+        base=path_of(spec.base or b""),
         trains=config.work.trains,
         reads_text=config.work.reads_text,
     )

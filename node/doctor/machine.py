@@ -27,7 +27,7 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.control_group import usable_cpus
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.run.bounds import snapshot_max_bytes
+from atoll.protocols.run.bounds import base_max_bytes, snapshot_max_bytes
 
 GB = 1e9
 DISK_FAIL_BYTES = 200e6
@@ -88,7 +88,7 @@ def free_disk(given: DoctorInput) -> Iterator[Finding]:
     free = shutil.disk_usage(_existing(given.home.root)).free
     need = DISK_WARN_BYTES
     if given.run is not None:
-        need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(given.run))
+        need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(given.run) + base_max_bytes(given.run))
     text = f"{free / GB:.1f} GB free, about {need / GB:.1f} GB needed"
     if free < need:
         remedy = "free some space, or choose another --home"

@@ -11,15 +11,13 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
 
 from atoll.node.checkpoint.snapshot import Snapshot
-from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.generation.language_model import LanguageModel
-from atoll.node.import_export.export_run import tokenizer_json
+from atoll.node.import_export.export_run import atom_reader, tokenizer_json
 from atoll.node.import_export.huggingface.config import config_from_model
 from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.serving import sampling_fields, special_token_fields, tokenizer_fields
 from atoll.node.import_export.huggingface.weights import UNIT, tensor_names
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 
@@ -29,12 +27,12 @@ def load_run(spec: RunSpec, found: Snapshot, blobs: Path, data: str, device: str
     Raises ConfigError, also for a mixture without a class in transformers.
     """
     _quiet()
-    config = config_from_model(spec.model)
+    whole = spec.model.base
+    config = config_from_model(whole)
     serialised = tokenizer_json(spec.data, data, blobs)
-    serving, arena = spec.serving or None, arena_of(spec.model)
-    places = {place.name: place for place in arena.placements}
-    read = joined(spec.model, lambda name: read_atom(found.theta_C4096, places[name]))
-    names = tensor_names(dense_of(spec.model))
+    serving = spec.serving or None
+    read = joined(whole, atom_reader(spec, found, blobs))
+    names = tensor_names(dense_of(whole))
     tensors = {called: read(name).to(torch.float32) / UNIT for name, called in names.items()}
     kind = getattr(transformers, config["architectures"][0])
     model = kind.from_pretrained(
@@ -47,7 +45,7 @@ def load_run(spec: RunSpec, found: Snapshot, blobs: Path, data: str, device: str
         **tokenizer_fields(serving, serialised),
     )
     about = f"{spec.name}: final round {found.round}, digest {found.state.hex()[:16]}"
-    return LanguageModel(_moved(model, device), tokenizer, f"{about}, {spec.model.parameters:,} parameters")
+    return LanguageModel(_moved(model, device), tokenizer, f"{about}, {whole.parameters:,} parameters")
 
 
 def load_model_folder(folder: Path, device: str) -> LanguageModel:

@@ -72,7 +72,7 @@ def measure_fit(spec: RunSpec, weights: Path, tokenizer: bytes | None, path: str
         else open_tokenizer(tokenizer, spec.model.vocab)
     )
     windows_WT1 = _windows(tokens.encode(text.val[:TEXT_BYTES]), spec.model.context)
-    nats = evaluate(_model(spec.model, weights), loss_of, windows_WT1, 1).val_loss
+    nats = evaluate(_model(spec.model.base, weights), loss_of, windows_WT1, 1).val_loss
     unigram_bits = _unigram_bits(tokens.encode(text.train[:TEXT_BYTES]), windows_WT1[:, 1:], spec.model.vocab)
     return TokenizerFit(nats / math.log(2), unigram_bits)
 

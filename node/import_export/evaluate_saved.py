@@ -28,7 +28,8 @@ def evaluate_saved(spec: RunSpec, run_folder: Path, config: NodeConfig) -> Evalu
     blob = spec.data.tokenizer_blob
     given = GivenTokenizer(run_folder / BLOBS / f"{blob.hex()}.blob", spec.model.vocab) if blob else None
     data = open_text(spec, config.data, default_cache(), run_folder / BLOBS, given)
-    learner = Learner(spec, devices_of(config.device)[0], config.frozen, config.frozen_on_host)
+    base = run_folder / BLOBS / f"{spec.base.hex()}.blob" if spec.base else None
+    learner = Learner(spec, devices_of(config.device)[0], config.frozen, config.frozen_on_host, base=base)
     windows_WT1, size_bytes = data.validation(VAL_WINDOWS), data.validation_bytes(VAL_WINDOWS)
     loss = learner.evaluate(found.tensors["final"], windows_WT1, size_bytes)
     return EvaluationResult(found.body.final, loss.val_bpb, loss.val_loss)

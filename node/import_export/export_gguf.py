@@ -23,7 +23,7 @@ def export_gguf(
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write the file `to`; arguments and errors are those of `export_run`."""
-    check_gguf(spec.model)
+    check_gguf(spec.model.base)
     found = chosen_weights(spec, run_folder, snapshot)
     facts = model_facts(spec, found.round, found.state, rows)
     about = {
@@ -34,8 +34,8 @@ def export_gguf(
     }
     named = save_gguf(
         to,
-        spec.model,
-        atom_reader(spec.model, found, report),
+        spec.model.base,
+        atom_reader(spec, found, run_folder / BLOBS, report),
         tokenizer_json(spec.data, data, run_folder / BLOBS),
         spec.serving or None,
         about,

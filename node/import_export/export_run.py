@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from atoll.node.checkpoint.base_weights import open_base
 from atoll.node.checkpoint.local import LocalState, load_local
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
 from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
+from atoll.node.import_export.huggingface.lora import merged_reader
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
 from atoll.node.import_export.model_card import MODEL_CARD, model_card
 from atoll.node.learning.data import corpus
@@ -28,7 +30,7 @@ from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of, state_arena_of
-from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.model_spec import ModelSpec, atoms
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
 
 STATE = "state"
@@ -65,22 +67,37 @@ def export_run(
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
     files[MODEL_CARD] = model_card(spec, found.round, found.state, rows)
-    named = save_folder(to, spec.model, atom_reader(spec.model, found, report), files, serving, replace=replace)
+    read = atom_reader(spec, found, run_folder / BLOBS, report)
+    named = save_folder(to, spec.model.base, read, files, serving, replace=replace)
     return Exported(named, found.round, found.state)
 
 
 def atom_reader(
-    model: ModelSpec, weights: Snapshot, report: Callable[[int, int], None]
+    spec: RunSpec, weights: Snapshot, blobs: Path, report: Callable[[int, int], None] = lambda done, of: None
 ) -> Callable[[str], Tensor]:
-    """Atoms of these weights by name, as int32 in their shape; `report` is told of each."""
-    places = {place.name: place for place in arena_of(model).placements}
-    numbers = itertools.count(1)
+    """Atoms of `spec.model.base` by name, as int32 in their shape; `report` is told of each.
+
+    Those of a LoRA run are merged with its base, which is in the folder `blobs`. Raises ConfigError, CorruptFault.
+    """
+    numbers, count = itertools.count(1), len(atoms(spec.model.base))
+    own = trained_reader(spec.model, weights)
+    atom = (
+        own
+        if not spec.base
+        else merged_reader(spec.model, own, open_base(spec, blobs / f"{spec.base.hex()}.blob"))
+    )
 
     def read(name: str) -> Tensor:
-        report(next(numbers), len(places))
-        return read_atom(weights.theta_C4096, places[name])
+        report(next(numbers), count)
+        return atom(name)
 
     return read
+
+
+def trained_reader(model: ModelSpec, weights: Snapshot) -> Callable[[str], Tensor]:
+    """Atoms that a run trains by name, as int32 in their shape."""
+    places = {place.name: place for place in arena_of(model).placements}
+    return lambda name: read_atom(weights.theta_C4096, places[name])
 
 
 def chosen_weights(spec: RunSpec, run_folder: Path, snapshot: Path | None) -> Snapshot:

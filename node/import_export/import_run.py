@@ -36,13 +36,15 @@ from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.system.atomic_files import disk, make_folder, read_whole
 from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import ConfigError, CorruptFault
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import DIGEST_BYTES, Digest
 from atoll.protocols.run.arena import Arena, arena_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.moments import file_count
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
 from atoll.protocols.run.serving import ServingSpec
 
+_NOT_YET = Digest(bytes(DIGEST_BYTES))
+"""In the place of digests of weights that were not read yet."""
 _WEIGHTS, _MOMENTS = "start.safetensors", "moments-{}.safetensors"
 
 
@@ -89,13 +91,16 @@ class Imported(NamedTuple):
 
     def check(self, spec: RunSpec) -> None:
         """Raise ConfigError if a spec made from this source has another model."""
-        if (
-            replace(spec.model, context=self.model.context) != self.model
-            or spec.model.context > self.model.context
-        ):
+        if spec.model.lora_rank and self.recipe is not None:
+            raise ConfigError(
+                "a run from a checkpoint goes on as it was",
+                hint="export the weights, and give them with --from-hf",
+            )
+        is_same = replace(spec.model.base, context=self.model.context) == self.model
+        if not is_same or spec.model.context > self.model.context:
             raise ConfigError(
                 "the weights are given: of the model only model.context can be set",
-                hint=f"to at most {self.model.context}",
+                hint=f"to at most {self.model.context}; or model.lora_rank, to train adapters beside them",
             )
 
 
@@ -105,7 +110,8 @@ def described(source: RunSource) -> Imported:
         spec, manifest = checkpoint_described(source.folder)
         return Imported(spec.model, recipe=continuation_of(spec, manifest.round + 1))
     model = model_of(source.folder)
-    return Imported(upcycled(model, _experts(source.upcycle, model)) if source.upcycle else model)
+    made = upcycled(model, _experts(source.upcycle, model)) if source.upcycle else model
+    return Imported(made, start=StartSpec(weights=_NOT_YET, state=_NOT_YET))
 
 
 def _experts(options: UpcycleOptions, dense: ModelSpec) -> ExpertsSpec:

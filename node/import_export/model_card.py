@@ -35,7 +35,7 @@ def model_facts(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundS
         "run": f"{_code(spec.name)}, id {_code(spec.id.hex())}, owner {_code(spec.owner)}",
         "round": f"{round_ + 1} of {spec.outer.rounds} rounds are in these weights",
         "state digest": _code(state.hex()),
-        "parameters": f"{spec.model.parameters:,}",
+        "parameters": f"{spec.model.base.parameters:,}{_adapters(spec)}",
         "context": f"{spec.model.context} tokens, tokenizer {_code(spec.data.tokenizer)}",
         "data": f"{_code(spec.data.source)}, digest {_code(spec.data.digest.hex() or 'none')}",
         "tokens": f"{sum(row.tokens for row in seen.values()):,} by this node; each contributor has its own",
@@ -44,6 +44,13 @@ def model_facts(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundS
         else "none in the log of this node",
         "contributors": counted(len(authors), "member") if authors else "not in the log of this node",
     }
+
+
+def _adapters(spec: RunSpec) -> str:
+    """What of the parameters a LoRA run trained."""
+    if not spec.model.lora_rank:
+        return ""
+    return f", of which adapters of rank {spec.model.lora_rank} were trained: {spec.model.parameters:,}"
 
 
 def _seen(rows: Sequence[RoundStatus], round_: int) -> dict[int, RoundStatus]:

@@ -64,6 +64,8 @@ def save_shard(
             f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
             hint="export the weights: atoll export",
         )
+    if spec.base:
+        raise ConfigError("shards have no place for the base of a LoRA run", hint="export it: atoll export")
     found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")

@@ -8,18 +8,22 @@ Where the node has more devices, their processes take their part of each step (m
 """
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from atoll.node.checkpoint.base_weights import open_base
 from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate, losses_of
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.inner.quantized import saved_moment
 from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
+from atoll.node.learning.model.lora import load_base
+from atoll.node.learning.outer.fixed import to_float
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.multi_device.lead import Ranks
 from atoll.node.worker.multi_device.replica import ALL_STORED, Replica, StepMemory
@@ -42,13 +46,17 @@ class Learner:
         ranks: Ranks | None = None,
         anchor_on: torch.device | str = "cpu",
         memory: StepMemory = ALL_STORED,
+        base: Path | None = None,
     ) -> None:
-        """Values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other devices."""
+        """Trained values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other
+        devices. `base`: file of the frozen base, in a LoRA run. Raises ConfigError, CorruptFault, DiskFault.
+        """
         self._spec = spec
         self._device = device
         self._ranks = ranks
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         self._memory = memory
+        self._base = base
         experts = nothing(spec)
         self._build(experts)
         self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
@@ -189,6 +197,9 @@ class Learner:
             self._replica = self._ranks.build(experts)
         else:
             self._replica = Replica(self._spec, experts, self._device, self._storage, memory=self._memory)
+        if self._spec.base:
+            read = open_base(self._spec, self._base or Path())
+            load_base(self._replica.module, self._spec.model, lambda name: to_float(read(name)))
 
 
 def experts_among(names: Iterable[str], spec: RunSpec) -> bytes:

@@ -112,6 +112,7 @@ class Session:
             self._ranks,
             anchor_on=encoder.device,
             memory=StepMemory(start.micro_batch, start.recompute, start.quantized),
+            base=Path(start.base) if start.base else None,
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
         arrays = MappedArrays(home / ARRAYS)

@@ -13,7 +13,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RecordRound, RunId
-from atoll.protocols.run.model_spec import MAX_EXPERTS
+from atoll.protocols.run.experts import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
 from atoll.protocols.wires import REGISTER
 

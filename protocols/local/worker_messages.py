@@ -74,6 +74,8 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     trains: bool = True  # else what only training needs takes no memory
     reads_text: bool = True  # to train on, or to validate with
     quantized: bool = False  # moments of the optimizer, in eight bits
+    base: str = ""
+    """Path of the frozen base of a LoRA run; empty in other runs."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

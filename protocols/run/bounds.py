@@ -17,3 +17,11 @@ def snapshot_max_bytes(spec: RunSpec) -> int:
     """Return an upper bound of a snapshot: 4 bytes a value and a header entry per atom, again for a momentum."""
     one = 4 * spec.model.parameters + 512 * len(atoms(spec.model))
     return (1 + spec.outer.momenta) * one + 4096
+
+
+def base_max_bytes(spec: RunSpec) -> int:
+    """Return an upper bound of the frozen base, a snapshot of the whole model; 0 for a run without one."""
+    if not spec.base:
+        return 0
+    base = spec.model.base
+    return 4 * base.parameters + 512 * len(atoms(base)) + 4096

@@ -6,63 +6,34 @@ per expert and projection, however a node stacks them in memory. Shapes follow `
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, check_range
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.run.experts import MAX_EXPERTS, Size
+from atoll.protocols.run.experts import ExpertsSpec as ExpertsSpec
+from atoll.protocols.run.lora import (
+    ALL_TARGETS,
+    Alpha,
+    Rank,
+    Targets,
+    check_rank,
+    check_targets,
+    factors_of,
+    is_target,
+)
 
 MAX_PARAMETERS = 1 << 37
-MAX_EXPERTS = 4096
 MAX_EXPERT_LAYERS = 1 << 16
 """Most experts times layers: each pair has three atoms, and a peer's RunSpec decides the length of their table."""
 SLICE_MULTIPLE = 64
 """A slice is so many hidden units wide, or a multiple: its matrices then fill whole blocks of the arena."""
-Size: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 22)]
-Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 _EXPERTS = ".mlp.experts."
 BIAS = "mlp.gate.e_score_correction_bias"
 """Name of the one atom that a controller changes, not a gradient (node/learning/model/moe.py)."""
-
-
-class ExpertsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A mixture of experts as every layer's feed-forward, routed token by token; no token is dropped."""
-
-    count: Annotated[int, Meta(ge=1, le=MAX_EXPERTS)]
-    """Number of experts with parameters (E)."""
-    per_token: Annotated[int, Meta(ge=1)]
-    """Number of slots that each token chooses (k)."""
-    ffn: Size
-    """Width of one expert."""
-    normalise: bool = True
-    """Whether the k weights of a token are divided by their sum (`norm_topk_prob`)."""
-    zero: Annotated[int, Meta(ge=0, le=MAX_EXPERTS)] = 0
-    """Number of slots that return the token unchanged (zero-computation experts, arXiv 2509.01322)."""
-    computed: Annotated[float, Meta(ge=0, le=MAX_EXPERTS)] | None = None
-    """Target for the mean number of experts with parameters per token; None: `per_token`."""
-    bias_rate: Share = 0.0
-    """Step size of the controller of the choice bias; 0: there is no bias."""
-    load_balance: Share = 0.01
-    """Weight of the load-balance loss, mean over layers."""
-    router_z: Share = 0.001
-    """Weight of the router's z-loss, mean over layers."""
-
-    @property
-    def slots(self) -> int:
-        """Number of slots that the router chooses from: experts 0 … E − 1, then the zero experts."""
-        return self.count + self.zero
-
-    def check(self) -> None:
-        """Raise ConfigError, with the key's name, for values that no mixture can have."""
-        check_range("model.experts.per_token", self.per_token, 1, self.slots)
-        if self.computed is not None:
-            check_range("model.experts.computed", self.computed, 0, min(self.per_token, self.count))
-        if self.zero and (self.computed is None or not self.bias_rate):
-            raise ConfigError("model.experts.zero needs model.experts.computed and model.experts.bias_rate")
-        if not self.zero and self.computed is not None:
-            raise ConfigError("model.experts.computed is for runs with model.experts.zero")
 
 
 class RopeStretch(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -122,6 +93,12 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     A SwiGLU is the sum of its slices, so the model computes the same function with any number of them. Atoms are
     named as those of a mixture in which all experts fire with weight 1. 0: members train all of it.
     """
+    lora_rank: Rank = 0
+    """Rank r of the adapters that are trained while the rest is frozen (docs/lora.md); 0: all is trained."""
+    lora_alpha: Alpha | None = None
+    """α: an adapter's output counts α/r times; None: r, as in peft, whose defaults are 8 and 8."""
+    lora_targets: Targets = ALL_TARGETS
+    """Matrices that get an adapter: `all`, as QLoRA advises (arXiv 2305.14314 §4), `attention`, `ffn`, `qv`."""
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
@@ -133,8 +110,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             self._check_experts(self.experts)
         if self.ffn_slices:
             self._check_slices()
-        if self.parameters > MAX_PARAMETERS:
-            raise ConfigError(f"model has {self.parameters} parameters; at most {MAX_PARAMETERS} are legal")
+        self._check_lora()
+        if self.base.parameters > MAX_PARAMETERS:
+            raise ConfigError(f"model has {self.base.parameters} parameters; at most {MAX_PARAMETERS} are legal")
 
     def _check_heads(self) -> None:
         if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
@@ -168,6 +146,32 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.layers * self.ffn_slices > MAX_EXPERT_LAYERS:
             raise ConfigError(f"model.layers × model.ffn_slices is above {MAX_EXPERT_LAYERS}")
 
+    def _check_lora(self) -> None:
+        if self.lora_rank and self.expert_count:
+            kind = "experts" if self.experts is not None else "ffn_slices"
+            raise ConfigError(f"model.lora_rank and model.{kind} cannot go together: adapters are of dense layers")
+        is_given = self.lora_alpha is not None or self.lora_targets != ALL_TARGETS
+        check_targets(self.lora_rank, self.lora_targets, is_given=is_given)
+        if self.lora_rank:
+            check_rank(self.lora_rank, self.lora_sides)
+
+    @property
+    def base(self) -> "ModelSpec":
+        """The frozen model below the adapters; the model itself where all is trained."""
+        return msgspec.structs.replace(self, lora_rank=0, lora_alpha=None, lora_targets=ALL_TARGETS)
+
+    @property
+    def lora_scale(self) -> float:
+        """α/r, by which an adapter's output counts."""
+        return 1.0 if self.lora_alpha is None else self.lora_alpha / self.lora_rank
+
+    @property
+    def lora_sides(self) -> dict[str, tuple[int, ...]]:
+        """Shapes `(out, in)` of the matrices of one layer that get an adapter, by name."""
+        layer = (*_attention("", self), *_swiglu("", self.dim, self.ffn))
+        known = {atom.name: atom.shape for atom in layer if len(atom.shape) == 2}
+        return {name: shape for name, shape in known.items() if is_target(name, self.lora_targets)}
+
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
@@ -191,7 +195,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the model."""
+        """Number of parameters that the run trains: of the model, or of its adapters."""
+        if self.lora_rank:
+            return self.layers * sum(self.lora_rank * (out + into) for out, into in self.lora_sides.values())
         attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
         attention += sum(self.qk_widths) if self.qk_norm else 0
         heads = 1 if self.tied else 2
@@ -213,7 +219,9 @@ class Atom(msgspec.Struct, frozen=True):
 
 
 def atoms(model: ModelSpec) -> tuple[Atom, ...]:
-    """All atoms of a model, in the order that all members share."""
+    """All atoms that a run trains, in the order that all members share: of the model, or of its adapters."""
+    if model.lora_rank:
+        return _adapters(model)
     wide = model.dim
     found = [Atom("model.embed_tokens.weight", (model.vocab, wide))]
     for layer in range(model.layers):
@@ -225,6 +233,17 @@ def atoms(model: ModelSpec) -> tuple[Atom, ...]:
     found.append(Atom("model.norm.weight", (wide,)))
     if not model.tied:
         found.append(Atom("lm_head.weight", (model.vocab, wide)))
+    return tuple(found)
+
+
+def _adapters(model: ModelSpec) -> tuple[Atom, ...]:
+    """Factors as vectors: as matrices of the arena they would fill `lora_rank` of the 64 rows of their blocks."""
+    found: list[Atom] = []
+    for atom in atoms(model.base):
+        if is_target(atom.name, model.lora_targets):
+            out, into = atom.shape
+            first, second = factors_of(atom.name)
+            found += [Atom(first, (model.lora_rank * into,)), Atom(second, (out * model.lora_rank,))]
     return tuple(found)
 
 

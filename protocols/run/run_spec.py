@@ -15,6 +15,7 @@ from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RunId, digest, public_key_of
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.lora import check_lora
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
@@ -243,6 +244,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Use of the trained model (docs/huggingface.md); unset: not specified."""
     audit: AuditSpec | msgspec.UnsetType = msgspec.UNSET
     """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
+    base: Digest | msgspec.UnsetType = msgspec.UNSET
+    """Blob id of the frozen base of a LoRA run, a snapshot file of round −1; unset: members train all."""
 
     @property
     def probation(self) -> int:
@@ -253,7 +256,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     def given(self) -> tuple[Digest, ...]:
         """Blob ids of the files that travel with the run."""
         start = (self.start.weights, *self.start.moment_blobs) if self.start else ()
-        found = (*start, self.data.tokenizer_blob, self.data.index or b"")
+        found = (*start, self.base or b"", self.data.tokenizer_blob, self.data.index or b"")
         return tuple(Digest(blob) for blob in found if blob)
 
     @property
@@ -279,20 +282,9 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        if self.version <= UNAUDITED_VERSION and self.pace.probation is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no pace.probation", hint="make the run again")
-        if self.version < UNAUDITED_VERSION and self.outer.aggregate is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no outer.aggregate", hint="make the run again")
-        if self.version <= UNAUDITED_VERSION and self.audit is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no audit", hint="make the run again")
-        if self.version <= ONE_AUDIT_VERSION and self.audit and self.audit.each is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no audit.each", hint="make the run again")
-        if self.version <= FULL_WEIGHT_VERSION and self.pace.probation_256 is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no pace.probation_256", hint="make the run again")
-        if self.version <= FULL_WEIGHT_VERSION and self.admission.puzzle_bits is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no admission.puzzle_bits", hint="make the run again")
-        if self.version <= FULL_WEIGHT_VERSION and self.pace.excise_rounds is not msgspec.UNSET:
-            raise ConfigError(f"version {self.version} has no pace.excise_rounds", hint="make the run again")
+        for last, is_set, key in self._newer_keys():
+            if self.version <= last and is_set:
+                raise ConfigError(f"version {self.version} has no {key}", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
             raise ConfigError(
                 f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
@@ -312,8 +304,28 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_reduce(self)
         _check_audit(self)
         _check_excision(self)
+        used = {
+            "start": bool(self.start),
+            "outer.fragments": self.outer.fragments > 1,
+            "audit": bool(self.audit),
+            "inner.optimizer muon": self.inner.optimizer == "muon",
+        }
+        check_lora(self.model.lora_rank, has_base=bool(self.base), used=used)
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
             raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
+
+    def _newer_keys(self) -> tuple[tuple[int, bool, str], ...]:
+        """The last version that lacks a key, whether the key is set, and its name."""
+        unset, each = msgspec.UNSET, self.audit.each if self.audit else msgspec.UNSET
+        return (
+            (UNAUDITED_VERSION, self.pace.probation is not unset, "pace.probation"),
+            (MEAN_VERSION, self.outer.aggregate is not unset, "outer.aggregate"),
+            (UNAUDITED_VERSION, self.audit is not unset, "audit"),
+            (ONE_AUDIT_VERSION, each is not unset, "audit.each"),
+            (FULL_WEIGHT_VERSION, self.pace.probation_256 is not unset, "pace.probation_256"),
+            (FULL_WEIGHT_VERSION, self.admission.puzzle_bits is not unset, "admission.puzzle_bits"),
+            (FULL_WEIGHT_VERSION, self.pace.excise_rounds is not unset, "pace.excise_rounds"),
+        )
 
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -379,20 +391,14 @@ def _check_reduce(spec: RunSpec) -> None:
         return
     if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
         raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1", hint=_UNREDUCED)
-    if spec.outer.holders:
-        raise ConfigError(
-            "reduce and outer.holders cannot go together: slices are of whole payloads", hint=_UNREDUCED
-        )
-    if spec.pace.probation_256 is not msgspec.UNSET:
-        raise ConfigError(
-            "reduce and pace.probation_256 cannot go together: a reducer adds what contributions claim",
-            hint=_UNREDUCED,
-        )
-    if spec.outer.aggregate is not msgspec.UNSET:
-        raise ConfigError(
-            "reduce and outer.aggregate cannot go together: a rule judges whole payloads, a reducer has slices",
-            hint=_UNREDUCED,
-        )
+    refused = (
+        (bool(spec.outer.holders), "outer.holders", "slices are of whole payloads"),
+        (bool(spec.pace.probation_256), "pace.probation_256", "a reducer adds what contributions claim"),
+        (bool(spec.outer.aggregate), "outer.aggregate", "a rule judges whole payloads, a reducer has slices"),
+    )
+    for is_set, key, why in refused:
+        if is_set:
+            raise ConfigError(f"reduce and {key} cannot go together: {why}", hint=_UNREDUCED)
 
 
 def _check_audit(spec: RunSpec) -> None:

@@ -124,6 +124,7 @@ MIXTURE = _run(
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
+LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -209,6 +210,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "audited": AUDITED,
         "puzzled": PUZZLED,
         "muon": MUON,
+        "lora": LORA,
     }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)
@@ -279,6 +281,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
         4,
         True,
         quantized=True,
+        base="/base",
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),

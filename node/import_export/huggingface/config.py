@@ -143,7 +143,11 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
     experts = _read_experts(config, family) if family.has_experts else None
     theta, stretch = rope.rope_from_config(config, family.rope_theta)
     model = ModelSpec(
-        **sizes,
+        dim=sizes["dim"],
+        layers=sizes["layers"],
+        heads=sizes["heads"],
+        kv_heads=sizes["kv_heads"],
+        vocab=sizes["vocab"],
         ffn=experts.per_token * experts.ffn if experts else read_int(config, family.width),
         context=_context(config, family),
         tied=read_bool(config, "tie_word_embeddings"),

@@ -3,7 +3,8 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,8 +51,22 @@ def save_folder(
     """
     config = config_from_model(model) | special_token_fields(serving)
     generation = {"max_length": model.context, **special_token_fields(serving), **sampling_fields(serving)}
+    files = {GENERATION: json.dumps(generation, indent=2), **tokenizer, CONFIG: json.dumps(config, indent=2)}
+    with new_folder(folder, replace=replace, is_export=_is_export) as part:
+        save_weights(part, model, read)
+        for name, text in files.items():
+            write_whole(part / name, f"{text}\n".encode(), mode=PUBLIC)
+    return str(config["architectures"][0])
+
+
+@contextmanager
+def new_folder(folder: Path, *, replace: bool, is_export: Callable[[Path], bool]) -> Iterator[Path]:
+    """A folder beside `folder` to write into, which takes its place when the block ends well, and else is gone.
+
+    `replace`: one that `is_export` accepts may be there. Raises ConfigError if something else is, DiskFault.
+    """
     full = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-    if full and not (replace and _is_export(folder)):
+    if full and not (replace and is_export(folder)):
         hint = "--force replaces nothing but an export" if replace else "choose another, or --force for an export"
         raise ConfigError(f"{folder} is already there", hint=hint)
     part, old = (
@@ -59,10 +74,7 @@ def save_folder(
     )
     try:
         part.mkdir()
-        save_weights(part, model, read)
-        files = {GENERATION: json.dumps(generation, indent=2), **tokenizer, CONFIG: json.dumps(config, indent=2)}
-        for name, text in files.items():
-            write_whole(part / name, f"{text}\n".encode(), mode=PUBLIC)
+        yield part
         sync_folder(part)
         if full:
             folder.rename(old)
@@ -75,7 +87,6 @@ def save_folder(
         if old.exists() and not folder.exists():
             old.rename(folder)  # the new one could not take its place
         shutil.rmtree(old, ignore_errors=True)
-    return str(config["architectures"][0])
 
 
 def _is_export(folder: Path) -> bool:

@@ -48,7 +48,7 @@ def save_weights(
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         tensors = {called[atom.name]: read(atom.name).to(torch.float32) / UNIT for atom in shard}
-        _save(folder / name, tensors)
+        save_tensors(folder / name, tensors)
     if len(shards) > 1:
         table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
         index = {"metadata": {"total_size": 4 * model.parameters}, "weight_map": table}
@@ -109,7 +109,8 @@ def read_json(path: Path, max_bytes: int = JSON_MAX_BYTES) -> dict[str, Any]:
     return value
 
 
-def _save(path: Path, tensors: dict[str, Tensor]) -> None:
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write one safetensors file to the disk. Raises DiskFault."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
         with path.open("rb") as file:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from atoll.node.learning.model.expert_functions import Packed
 from atoll.node.learning.model.experts import Experts, ProjectionPlace
 from atoll.protocols.run.arena import CHUNK, SIDE, Arena, Placement, Span
+from atoll.protocols.run.lora import is_adapter
 
 
 def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
@@ -172,7 +173,8 @@ def _places(module: nn.Module) -> Iterator[tuple[str, ProjectionPlace]]:
     inside = {f"{at}.{name}" for at in stacks for name in ("gate_up", "down")}
     for name, value in module.state_dict().items():
         if name not in inside:
-            yield name, ProjectionPlace(value, None)
+            # Factors of adapters are vectors of the arena.
+            yield name, ProjectionPlace(value.view(-1) if is_adapter(name) else value, None)
     for at, experts in stacks.items():
         yield from ((f"{at}.{name}", place) for name, place in experts.places())
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from atoll.node.learning.model.ffn_slices import SlicedFeedForward
+from atoll.node.learning.model.lora import adapt
 from atoll.node.learning.model.moe import Mixture, Pool, RouterLoad, RouterLoads, mean_loads, pooled_loads
 from atoll.node.learning.model.recompute import recomputed
 from atoll.node.learning.model.token_loss import each_loss, mean_loss
@@ -188,9 +189,15 @@ Readout = Callable[[Tensor, Tensor], Tensor]
 """What a caller wants of the last hidden states `[B, T, D]` and the head `[V, D]`; their product may be large."""
 
 
+def _logits(x_BTD: Tensor, head_VD: Tensor) -> Tensor:
+    """The product of both; the head of a frozen base may be stored narrow."""
+    return functional.linear(x_BTD, head_VD.to(x_BTD.dtype))
+
+
 class Decoder(nn.Module):
     """The language model. Its parameters hold no values until `genesis` or a snapshot gives them some.
 
+    With `model.lora_rank` its parameters are the adapters; the base lies in buffers, stored as `frozen_dtype`.
     `owned`: the experts that are trained here, in every layer; None: all. The others are stored as `frozen_dtype`
     (float32, bfloat16 or int8), on the host if `frozen_on_host`: they then stay there when the model moves.
     """
@@ -219,10 +226,10 @@ class Decoder(nn.Module):
         self.sin_TE: Tensor
         self.register_buffer("cos_TE", cos_TE, persistent=False)
         self.register_buffer("sin_TE", sin_TE, persistent=False)
+        if model.lora_rank:
+            adapt(self, model, frozen_dtype)
 
-    def forward(
-        self, tokens_BT: Tensor, loads: RouterLoads | None = None, readout: Readout = functional.linear
-    ) -> Tensor:
+    def forward(self, tokens_BT: Tensor, loads: RouterLoads | None = None, readout: Readout = _logits) -> Tensor:
         """Logits `[B, T, V]` for int64 tokens `[B, T]`, or another `readout`; T is at most the model's context.
 
         Each mixture adds what its router did to `loads`.

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.protocols.ids import digest
+from atoll.protocols.run.lora import FACTORS, is_adapter
 from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, is_experts
 
 UNIT = 1 << 24
@@ -57,10 +58,23 @@ def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
     """First values of one atom, int32 in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
     if atom.name.endswith(BIAS):
         return np.zeros(atom.shape, np.int32)
+    if is_adapter(atom.name):
+        return _adapter(atom, model, seed)
     if len(atom.shape) == 1:
         return np.full(atom.shape, UNIT, np.int32)
-    key = digest(b"atoll genesis/1", seed.to_bytes(8, "little"), atom.name.encode())[:16]
-    return bell(key, math.prod(atom.shape), variance_inverse(atom, model)).reshape(atom.shape)
+    return bell(_key(atom, seed), math.prod(atom.shape), variance_inverse(atom, model)).reshape(atom.shape)
+
+
+def _key(atom: Atom, seed: int) -> bytes:
+    return digest(b"atoll genesis/1", seed.to_bytes(8, "little"), atom.name.encode())[:16]
+
+
+def _adapter(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
+    """B is zero, so that a run begins as its base; A has the variance that peft gives it, 1/(3·fan-in)."""
+    (values,) = atom.shape
+    if FACTORS[1] in atom.name:
+        return np.zeros(values, np.int32)
+    return bell(_key(atom, seed), values, 3 * (values // model.lora_rank))
 
 
 def genesis(model: ModelSpec, seed: int) -> dict[str, NDArray[np.int32]]:

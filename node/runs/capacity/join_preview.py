@@ -41,7 +41,8 @@ class Preview(msgspec.Struct, frozen=True):
     disk_bytes: int
     """Upper bound, reached with 64 rounds open."""
     join_bytes: int
-    """Downloaded once: a snapshot of the weights, and a checkpoint's moments where the run begins with them."""
+    """Downloaded once: a snapshot of the weights, a checkpoint's moments where the run begins with them, and the
+    frozen base of a LoRA run."""
     payload_bytes: int
     """Size of the largest payload."""
     exchange_bytes: int
@@ -93,12 +94,15 @@ def preview_of(
         each_way = 0
     each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
     rounds = _OPEN_ROUNDS + (spec.pace.excise_rounds or 0)
-    kept = each * spec.model.parameters + moments + rounds * (count + 1) * payload
+    base = 4 * spec.model.base.parameters if spec.base else 0
+    kept = base + each * spec.model.parameters + moments + rounds * (count + 1) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),
         disk_bytes=kept if config.work.has_model else 0,
-        join_bytes=4 * (1 + spec.outer.momenta) * spec.model.parameters + moments if config.work.has_model else 0,
+        join_bytes=base + 4 * (1 + spec.outer.momenta) * spec.model.parameters + moments
+        if config.work.has_model
+        else 0,
         payload_bytes=payload,
         exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
         members=count,
@@ -144,7 +148,7 @@ def steps_time_s(spec: RunSpec, config: NodeConfig, steps: int) -> float:
 def _passed(model: ModelSpec) -> int:
     """Parameters that one token passes through: in a mixture only `per_token` experts of each layer."""
     if model.experts is None:
-        return model.parameters
+        return model.base.parameters
     met = min(model.experts.per_token, model.experts.count)
     trained, _ = parts_of(model, met)
     return trained

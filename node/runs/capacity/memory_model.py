@@ -76,6 +76,8 @@ class Needs(msgspec.Struct, frozen=True):
 
 def parts_of(model: ModelSpec, experts: int | None = None) -> tuple[int, int]:
     """(T, F): parameters that are trained, and frozen, with this many experts of each layer; None: all."""
+    if model.lora_rank:
+        return model.parameters, model.base.parameters
     if not model.expert_count or experts is None:
         return model.parameters, 0
     frozen = (model.expert_count - experts) * model.layers * _expert(model)
@@ -193,6 +195,8 @@ def saved_bytes(model: ModelSpec, experts: int | None = None, *, cast: bool = Fa
     attention = 4 * 8 * dim + 3 * product * wide
     if model.qk_norm:
         attention += (6 + product) * (wide + narrow)
+    if model.lora_rank:  # the inputs of frozen products are saved by the factors A; of adapters, what A gives
+        attention += product * model.lora_rank * len(model.lora_sides)
     if model.experts is None:
         # Of frozen FFN slices only the pre-activations of gate and up are saved, and no input.
         ours = model.ffn if experts is None else experts * model.slice_ffn
@@ -251,7 +255,7 @@ def _cast(model: ModelSpec, config: NodeConfig) -> int:
     """bfloat16 copies: of all but experts for a whole pass, or recomputed of one layer and the head; of one
     layer's experts, which int8 widens twice."""
     each = _expert(model) * model.expert_count
-    head, common = model.vocab * model.dim, model.parameters - model.layers * each
+    head, common = model.vocab * model.dim, model.base.parameters - model.layers * each
     if config.recompute != "off":
         common = head + (common - head) // model.layers
     return _CAST_BYTES * (common + (1 + (config.frozen == "int8")) * each)

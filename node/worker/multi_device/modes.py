@@ -26,6 +26,8 @@ def check_shards(spec: RunSpec, ranks: int) -> None:
     if model.ffn_slices:
         # A slice's product is of the whole stack at once, and its frozen part is not cut.
         raise ConfigError("a model with model.ffn_slices cannot be cut into shards", hint="leave out shard")
+    if model.lora_rank:
+        raise ConfigError("adapters of a LoRA run are too small to be cut into shards", hint="leave out shard")
     if experts is not None and (model.dim % ranks or experts.ffn % ranks):
         raise ConfigError(
             f"experts of width {experts.ffn} in a model of width {model.dim} cannot be cut into {ranks}",

@@ -11,6 +11,7 @@ from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.node.learning.model.bridge import all_values, trained_atoms
 from atoll.node.learning.model.decoder import Decoder, loads_of, loss_of
+from atoll.node.learning.model.lora import check_storage
 from atoll.node.learning.model.moe import bias_updater, biases, forget_rows
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.run_spec import RunSpec
@@ -42,7 +43,12 @@ class Replica:
         share: StepShare = ALONE,
         memory: StepMemory = ALL_STORED,
     ) -> None:
-        """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host."""
+        """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host.
+
+        Raises ConfigError for a way in which the base of a LoRA run cannot be stored.
+        """
+        if spec.model.lora_rank:
+            check_storage(*frozen)
         mixture, count = spec.model.experts, spec.model.expert_count
         owned = experts_in(experts, count) if count else None
         self.module = Decoder(spec.model, owned, *frozen).to(device)

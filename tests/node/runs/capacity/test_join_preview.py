@@ -36,6 +36,18 @@ def costs_of(spec, config=CPU, memory=1 << 40, gpu=None, members=None):
     return preview_of(spec, config, room_of(spec, config, Free(memory, 1 << 40, gpu)), members)
 
 
+def test_a_lora_run_costs_its_base_once_and_rounds_of_adapters():
+    whole = msgspec.structs.replace(preset("50m", OWNER, 1), reduce=None)
+    spec = msgspec.structs.replace(whole, model=msgspec.structs.replace(whole.model, lora_rank=8), base=bytes(32))
+    spec.check()
+    costs, full = costs_of(spec), costs_of(whole)
+    base = 4 * whole.model.parameters
+    assert costs.join_bytes == base + 4 * spec.model.parameters
+    assert base < costs.disk_bytes < full.disk_bytes / 4
+    assert costs.payload_bytes < full.payload_bytes / 20
+    assert costs.round_s == full.round_s, "the base is passed through all the same"
+
+
 def test_devices_share_the_time():
     spec = preset("50m", OWNER, 1)
     many = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")

@@ -12,6 +12,7 @@ from atoll.node.learning.model import moe, token_loss
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of
 from atoll.node.learning.model.genesis import genesis_atom
+from atoll.node.learning.model.lora import load_base
 from atoll.node.runs.capacity import memory_model as footprint
 from atoll.node.runs.capacity.memory_model import (
     FROZEN_BYTES,
@@ -103,6 +104,9 @@ def kept_by_autograd(model, owned, cast):
     write_atoms(
         decoder, ((a.name, torch.from_numpy(genesis_atom(a, model, 1)).float() * 2.0**-24) for a in atoms(model))
     )
+    if model.lora_rank:
+        base = {a.name: torch.from_numpy(genesis_atom(a, model.base, 1)) for a in atoms(model.base)}
+        load_base(decoder, model, lambda name: base[name].float() * 2.0**-24)
     weights = {value.untyped_storage().data_ptr() for value in (*decoder.parameters(), *decoder.buffers())}
     matrices = [value for value in decoder.parameters() if value.dim() > 1]
     shapes = {value.shape for value in matrices} | {value.mT.shape for value in matrices}
@@ -139,6 +143,31 @@ def test_a_step_with_ffn_slices_keeps_what_is_said(owned):
     kept = kept_by_autograd(model, frozenset(range(owned)), cast=False)
     said = 3 * model.context * (model.layers * saved_bytes(model, owned) + 4 * model.dim)
     assert 0.95 <= kept / said <= 1.04
+
+
+@pytest.mark.parametrize("cast", [False, True])
+@pytest.mark.parametrize(("targets", "least"), [("all", 0.8), ("ffn", 0.65), ("qv", 0.6)])
+def test_a_step_of_a_lora_run_keeps_no_more_than_is_said(targets, least, cast):
+    """Frozen gains and matrices save less than trained ones; the arithmetic does not count that."""
+    model = msgspec.structs.replace(preset("10m", OWNER, 1).model, lora_rank=8, lora_targets=targets)
+    kept = kept_by_autograd(model, None, cast)
+    said = 3 * model.context * (model.layers * saved_bytes(model, cast=cast) + 4 * model.dim)
+    assert least <= kept / said <= 1
+
+
+def test_a_lora_run_takes_16_bytes_of_an_adapter_and_what_its_base_is_stored_in():
+    whole = run_of("1b", holders=0)
+    whole = msgspec.structs.replace(whole, inner=with_adamw(whole.inner))
+    model = msgspec.structs.replace(whole.model, lora_rank=16)
+    spec = msgspec.structs.replace(whole, model=model, base=bytes(32))
+    trained, frozen = parts_of(model)
+    assert (trained, frozen) == (model.parameters, whole.model.parameters)
+    assert trained < frozen / 50
+    config = msgspec.structs.replace(CPU, micro_batch=1, recompute="on")
+    narrow = msgspec.structs.replace(config, frozen="bfloat16")
+    saved = needs_of(spec, config).host - needs_of(spec, narrow).host
+    assert saved == 2 * frozen
+    assert needs_of(whole, config).host - needs_of(spec, config).host > 30 * (frozen - trained)
 
 
 def test_a_quarter_of_the_ffn_slices_takes_what_16_T_and_b_F_say():
