@@ -104,6 +104,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
     owner = load_or_create(home.identity)
     with importing(origin, home.runs, draft.spec.seed) as found:
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
+        found.check(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
         warnings = [found.warning]
         if isinstance(origin, HuggingFaceSource):

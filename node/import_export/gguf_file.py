@@ -1,6 +1,6 @@
 """Writes a run's weights as one GGUF file, which llama.cpp and programs built on it read (docs/huggingface.md).
 
-Dense models only: Llama, and Qwen3 with `qk_norm`. Values are float32, exact below 1; llama.cpp quantises further.
+Dense models only: Llama, Qwen2, Qwen3 and Gemma. Values are float32, exact below 1; llama.cpp quantises further.
 """
 
 import json
@@ -38,6 +38,14 @@ _SPLITS = {_GPT2: "gpt-2", _LLAMA_3: "llama-bpe", _QWEN_2: "qwen2"}
 """Regular expressions that cut a text before byte pairs are merged, and llama.cpp's names for them."""
 _NO_MERGE = "Ā Ā"
 """A merge of two zero bytes, which no text has: llama.cpp refuses a tokenizer without any merge."""
+
+
+_ARCHITECTURES = {
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "llama": gguf.MODEL_ARCH.LLAMA,
+    "qwen2": gguf.MODEL_ARCH.QWEN2,
+    "qwen3": gguf.MODEL_ARCH.QWEN3,
+}
 
 
 class GgufTokenizer(NamedTuple):
@@ -181,8 +189,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, found: GgufTokenizer, serving: Servi
 
 def _write_tensors(writer: gguf.GGUFWriter, model: ModelSpec, read: Callable[[str], Tensor]) -> None:
     """All tensors, with one in memory at a time."""
-    architecture = gguf.MODEL_ARCH.QWEN3 if model.qk_norm else gguf.MODEL_ARCH.LLAMA
-    names = gguf.get_tensor_name_map(architecture, model.layers)
+    names = gguf.get_tensor_name_map(_ARCHITECTURES[model_type_of(model)], model.layers)
     table = atoms(model)
     stretch = _stretch_factors(model)
     if stretch is not None:
@@ -201,7 +208,7 @@ def _write_tensors(writer: gguf.GGUFWriter, model: ModelSpec, read: Callable[[st
 
 
 def _tensor_name(names: gguf.TensorNameMap, atom: Atom) -> str:
-    found = names.get_name(atom.name, try_suffixes=(".weight",))
+    found = names.get_name(atom.name, try_suffixes=(".weight", ".bias"))
     assert found is not None, f"{atom.name}: GGUF names all atoms of a dense model"
     return found
 
@@ -210,10 +217,10 @@ def _in_ggml_order(atom: Atom, values: Tensor, model: ModelSpec) -> Tensor:
     """Rows of queries and keys as ggml rotates them.
 
     In Llama's files ggml turns the pairs (0, 1), (2, 3), … of a head, where the decoder turns (i, i + E/2). In
-    Qwen3's it turns pairs as the decoder does.
+    those of Qwen2, Qwen3 and Gemma it turns pairs as the decoder does.
     """
     is_query = atom.name.endswith(".q_proj.weight")
-    if model.qk_norm or not (is_query or atom.name.endswith(".k_proj.weight")):
+    if model_type_of(model) != "llama" or not (is_query or atom.name.endswith(".k_proj.weight")):
         return values
     heads = model.heads if is_query else model.kv_heads
     return values.view(heads, 2, model.head_dim // 2, -1).transpose(1, 2).reshape(values.shape)

@@ -38,6 +38,7 @@ from atoll.protocols.blobs import manifest_of_bytes, manifest_of_file
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.ids import DIGEST_BYTES, Digest
 from atoll.protocols.run.arena import Arena, arena_of
+from atoll.protocols.run.lora import is_target
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.moments import file_count
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
@@ -45,6 +46,7 @@ from atoll.protocols.run.serving import ServingSpec
 
 _NOT_YET = Digest(bytes(DIGEST_BYTES))
 """In the place of digests of weights that were not read yet."""
+_SCORES = ("q_proj.weight", "k_proj.weight")
 _WEIGHTS, _MOMENTS = "start.safetensors", "moments-{}.safetensors"
 
 
@@ -64,6 +66,8 @@ class Imported(NamedTuple):
     warning: str = ""
     """A line for the user; empty if there is nothing to warn about."""
     serving: ServingSpec | UnsetType = UNSET
+    keys_halved: bool = False
+    """See LoadedWeights."""
 
     def applied(self, spec: RunSpec, context: int) -> RunSpec:
         """The spec with this model and start, and `context` tokens a sequence, or fewer if the model has fewer.
@@ -95,6 +99,16 @@ class Imported(NamedTuple):
             raise ConfigError(
                 "a run from a checkpoint goes on as it was",
                 hint="export the weights, and give them with --from-hf",
+            )
+        if (
+            spec.model.lora_rank
+            and self.keys_halved
+            and any(is_target(name, spec.model.lora_targets) for name in _SCORES)
+        ):
+            raise ConfigError(
+                "biases of keys in these weights are above 128, so keys were halved: an adapter of queries or keys"
+                " would not fit the published weights",
+                hint="set model.lora_targets=ffn",
             )
         is_same = replace(spec.model.base, context=self.model.context) == self.model
         if not is_same or spec.model.context > self.model.context:
@@ -169,6 +183,7 @@ def _from_folder(source: HuggingFaceSource, part: Path, seed: int) -> Imported:
         weights=part / _WEIGHTS,
         tokenizer=tokenizer,
         serving=UNSET if serving == ServingSpec() else serving,
+        keys_halved=found.keys_halved,
     )
 
 

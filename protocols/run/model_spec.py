@@ -1,7 +1,8 @@
 """ModelSpec: the dimensions of the decoder that a run trains, and the atoms (named parameter tensors) they give.
 
-Atoms carry the names that Hugging Face checkpoints of Llama, Qwen3, Qwen3-MoE and OLMoE have on disk: one tensor
-per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`: `[out, in]`.
+Atoms carry the names that Hugging Face checkpoints of Llama, Qwen2, Qwen3, Gemma, Qwen3-MoE and OLMoE have on
+disk: one tensor per expert and projection, however a node stacks them in memory. Shapes follow `nn.Linear`:
+`[out, in]`.
 """
 
 import math
@@ -32,6 +33,8 @@ MAX_EXPERT_LAYERS = 1 << 16
 SLICE_MULTIPLE = 64
 """A slice is so many hidden units wide, or a multiple: its matrices then fill whole blocks of the arena."""
 _EXPERTS = ".mlp.experts."
+PROJECTION_BIAS = "_proj.bias"
+"""How the names of the biases of queries, keys and values end; genesis makes them 0."""
 BIAS = "mlp.gate.e_score_correction_bias"
 """Name of the one atom that a controller changes, not a gradient (node/learning/model/moe.py)."""
 
@@ -82,6 +85,10 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Whether each head's query and key pass an RMSNorm before the rotation (Qwen3)."""
     qk_norm_across: bool = False
     """Whether that norm is one over all heads together instead (OLMoE). Needs `qk_norm`."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases (Qwen2)."""
+    gemma: bool = False
+    """Whether the gate is a GELU in its tanh form, and embeddings are multiplied by √dim (Gemma)."""
     head_size: Annotated[int, Meta(ge=2, le=1 << 14)] | None = None
     """Width of one attention head; None: `dim / heads`."""
     experts: ExpertsSpec | None = None
@@ -104,6 +111,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Raise ConfigError for dimensions that no decoder can have."""
         codec.check_types(self, "model.")
         self._check_heads()
+        self._check_family()
         if self.rope_stretch is not None and not self.rope_stretch.low < self.rope_stretch.high:
             raise ConfigError("model.rope_stretch needs low < high")
         if self.experts is not None:
@@ -123,6 +131,14 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise ConfigError("model.heads must be a multiple of model.kv_heads")
         if self.qk_norm_across and not self.qk_norm:
             raise ConfigError("model.qk_norm_across needs model.qk_norm")
+
+    def _check_family(self) -> None:
+        """Qwen2 and Gemma are dense: other combinations have no class of transformers to use them with."""
+        has_others = self.qk_norm or self.experts is not None
+        if self.qkv_bias and has_others:
+            raise ConfigError("model.qkv_bias is for dense models without model.qk_norm")
+        if self.gemma and (has_others or self.qkv_bias or self.ffn_slices or not self.tied):
+            raise ConfigError("model.gemma is for tied dense models without qk_norm, qkv_bias and ffn_slices")
 
     def _check_experts(self, experts: ExpertsSpec) -> None:
         experts.check()
@@ -200,6 +216,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             return self.layers * sum(self.lora_rank * (out + into) for out, into in self.lora_sides.values())
         attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
         attention += sum(self.qk_widths) if self.qk_norm else 0
+        attention += (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         heads = 1 if self.tied else 2
         return heads * self.vocab * self.dim + self.layers * (attention + self._mlp + 2 * self.dim) + self.dim
 
@@ -260,12 +277,12 @@ def expert_of(name: str) -> int | None:
 
 def _attention(at: str, model: ModelSpec) -> list[Atom]:
     dim, wide, narrow = model.dim, model.heads * model.head_dim, model.kv_heads * model.head_dim
-    found = [
-        Atom(at + "q_proj.weight", (wide, dim)),
-        Atom(at + "k_proj.weight", (narrow, dim)),
-        Atom(at + "v_proj.weight", (narrow, dim)),
-        Atom(at + "o_proj.weight", (dim, wide)),
-    ]
+    found = []
+    for kind, rows in (("q", wide), ("k", narrow), ("v", narrow)):
+        found.append(Atom(f"{at}{kind}_proj.weight", (rows, dim)))
+        if model.qkv_bias:
+            found.append(Atom(at + kind + PROJECTION_BIAS, (rows,)))
+    found.append(Atom(at + "o_proj.weight", (dim, wide)))
     if model.qk_norm:
         found += [
             Atom(at + f"{kind}_norm.weight", (width,)) for kind, width in zip("qk", model.qk_widths, strict=True)

@@ -1,8 +1,8 @@
 """Writes a ModelSpec as the `config.json` of a Hugging Face checkpoint, and reads one back.
 
-A dense model is Llama, or Qwen3 with `qk_norm`; a mixture is Mixtral, Qwen3-MoE with `qk_norm`, or OLMoE with
-`qk_norm_across`. Mistral is read as Llama. Reading is strict: a key that is neither understood nor without effect
-refuses the checkpoint.
+A dense model is Llama, Qwen3 with `qk_norm`, Qwen2 with `qkv_bias` or Gemma with `gemma`; a mixture is Mixtral,
+Qwen3-MoE with `qk_norm`, or OLMoE with `qk_norm_across`. Mistral is read as Llama. Reading is strict: a key
+that is neither understood nor without effect refuses the checkpoint.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +27,10 @@ class Family(NamedTuple):
     """Default head size; None for model width / heads."""
     load_balance: float = 0.001
     rope_theta: float = 10_000.0
+    tied: bool = False
+    """Whether an absent `tie_word_embeddings` means that they are tied."""
+    acts: tuple[str, ...] = ("silu",)
+    """Values of `hidden_act` that mean what the decoder computes; the first is written."""
     window: int | None = None
     """Default of `sliding_window`, where every layer has one: tokens that a position sees, itself among them."""
     bos: int | None = None
@@ -37,25 +41,32 @@ class Family(NamedTuple):
 FAMILIES = {
     "llama": Family("LlamaForCausalLM", kv_heads=True, bos=1, eos=2),
     "mistral": Family("MistralForCausalLM", kv_heads=True, window=4096, bos=1, eos=2),
+    "gemma": Family(
+        "GemmaForCausalLM",
+        head_dim=256,
+        tied=True,
+        # Published configs say "gelu", and transformers computes the tanh form for it.
+        acts=("gelu_pytorch_tanh", "gelu"),
+        bos=2,
+        eos=1,
+        pad=0,
+    ),
+    "qwen2": Family("Qwen2ForCausalLM"),
     "qwen3": Family("Qwen3ForCausalLM", head_dim=128),
     "qwen3_moe": Family("Qwen3MoeForCausalLM", "moe_intermediate_size", has_experts=True),
     "olmoe": Family("OlmoeForCausalLM", has_experts=True, kv_heads=True, load_balance=0.01, eos=50279, pad=1),
     "mixtral": Family("MixtralForCausalLM", has_experts=True, rope_theta=1e6, bos=1, eos=2),
 }
-_GELU = (
-    "its feed-forward has a GELU where the decoder has a SiLU, and its norms and embeddings are scaled otherwise"
-)
+_GEMMA = "it has norms after the layers too, and layers that see a window only; Gemma 1 (`gemma`) is read"
 NOT_READ = {
-    "gemma": _GELU,
-    "gemma2": _GELU,
-    "gemma3": _GELU,
-    "gemma3_text": _GELU,
+    "gemma2": _GEMMA,
+    "gemma3": _GEMMA,
+    "gemma3_text": _GEMMA,
     "gpt2": "its positions are learned, and its layers have biases",
     "gpt_oss": "its attention has biases and sinks",
     "olmo2": "its norms come after the layers",
     "phi3": "its projections are stored in one tensor",
-    "qwen2": "its queries, keys and values have biases, which the decoder has not",
-    "qwen2_moe": "its queries, keys and values have biases, and one expert is shared",
+    "qwen2_moe": "one of its experts is shared by all tokens, which the decoder has not",
 }
 """Families that people will try, and why the decoder does not compute them."""
 _SIZES = {
@@ -77,7 +88,7 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "attention_bias": lambda value: value is False,
     "clip_qkv": lambda value: value is None,
     "decoder_sparse_step": lambda value: value == 1,
-    "hidden_act": lambda value: value == "silu",
+    "hidden_activation": lambda value: value in (None, "gelu_pytorch_tanh"),
     "layer_types": lambda value: (
         value is None or (isinstance(value, list) and all(one == "full_attention" for one in value))
     ),
@@ -85,11 +96,13 @@ _ONLY: dict[str, Callable[[Any], bool]] = {
     "mlp_only_layers": lambda value: value in (None, []),
     "pretraining_tp": lambda value: value == 1,
     "rope_interleaved": lambda value: value is False,
+    "use_bidirectional_attention": lambda value: value in (None, False),
+    "use_mrope": lambda value: value is False,
     "use_sliding_window": lambda value: value is False,
 }
 """Keys whose value must pass a check: other values describe a model that the decoder does not compute."""
 _READ = {
-    *_SIZES.values(), "head_dim", "intermediate_size", "max_position_embeddings", "model_type",
+    *_SIZES.values(), "head_dim", "hidden_act", "intermediate_size", "max_position_embeddings", "model_type",
     "moe_intermediate_size", "norm_topk_prob", "num_experts", "num_experts_per_tok", "num_local_experts",
     "rms_norm_eps", "router_aux_loss_coef", "tie_word_embeddings", *rope.KEYS,
 }  # fmt: skip
@@ -108,11 +121,13 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
         "rms_norm_eps": model.norm_eps,
         **rope.rope_config(model),
         "tie_word_embeddings": model.tied,
-        "hidden_act": "silu",
-        "attention_bias": False,
+        "hidden_act": FAMILIES[kind].acts[0],
         "attention_dropout": 0.0,
         "dtype": "float32",
     }
+    if kind == "qwen2":  # its biases are no choice
+        return config | {"use_sliding_window": False}
+    config["attention_bias"] = False
     more = _experts(model.experts, kind) if model.experts else {"mlp_bias": False} if kind == "llama" else {}
     return config | more
 
@@ -132,6 +147,8 @@ def model_from_config(config: Mapping[str, Any]) -> ModelSpec:
             raise ConfigError(f"config.json: {key} = {value!r} is not supported")
         if key not in _ONLY and key not in _IDLE and key not in _READ:
             raise ConfigError(f"config.json: key {key!r} is not supported")
+    if (act := config.get("hidden_act", FAMILIES[kind].acts[0])) not in FAMILIES[kind].acts:
+        raise ConfigError(f"config.json: hidden_act = {act!r} is not supported")
     return _built(config, kind)
 
 
@@ -150,12 +167,14 @@ def _built(config: Mapping[str, Any], kind: str) -> ModelSpec:
         vocab=sizes["vocab"],
         ffn=experts.per_token * experts.ffn if experts else read_int(config, family.width),
         context=_context(config, family),
-        tied=read_bool(config, "tie_word_embeddings"),
+        tied=read_bool({"tie_word_embeddings": family.tied, **config}, "tie_word_embeddings"),
         rope_theta=theta,
         rope_stretch=stretch,
         norm_eps=read_float(config, "rms_norm_eps"),
-        qk_norm=kind not in ("llama", "mistral", "mixtral"),
+        qk_norm=kind in ("qwen3", "qwen3_moe", "olmoe"),
         qk_norm_across=kind == "olmoe",
+        qkv_bias=kind == "qwen2",
+        gemma=kind == "gemma",
         head_size=_head_size(config.get("head_dim", family.head_dim), sizes["dim"], sizes["heads"]),
         experts=experts,
     )
@@ -214,7 +233,9 @@ def model_type_of(model: ModelSpec) -> str:
     if model.qk_norm_across and (model.experts is None or model.head_size is not None):
         raise ConfigError(f"model.qk_norm_across without experts, or with model.head_size, {none}")
     if model.experts is None:
-        return "qwen3" if model.qk_norm else "llama"
+        if model.qkv_bias:
+            return "qwen2"
+        return "gemma" if model.gemma else "qwen3" if model.qk_norm else "llama"
     if not model.qk_norm and not model.experts.normalise:
         raise ConfigError(f"a mixture without model.qk_norm and without model.experts.normalise {none}")
     if model.experts.zero or model.experts.bias_rate:

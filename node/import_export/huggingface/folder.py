@@ -32,6 +32,8 @@ class HuggingFaceFolder(NamedTuple):
     model: ModelSpec
     theta: dict[str, Tensor]
     """Atoms by name, int32 in units of 2⁻²⁴."""
+    keys_halved: bool = False
+    """See LoadedWeights."""
 
 
 def save_folder(
@@ -105,7 +107,7 @@ def load_folder(folder: Path) -> HuggingFaceFolder:
     Raises ConfigError or Divergence with one line about what does not fit.
     """
     model = model_of(folder)
-    return HuggingFaceFolder(model, load_weights(folder, model))
+    return HuggingFaceFolder(model, *load_weights(folder, model))
 
 
 def model_of(folder: Path) -> ModelSpec:

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -36,6 +36,9 @@ _MIXTRAL_NAMES = (
     (".down_proj.", ".w2."),
 )
 """Parts of our atoms' names, and what Mixtral's checkpoints have in their place."""
+KEY_BIAS = ".k_proj.bias"
+_WHOLE_BITS = 7
+"""Weights of a run are below 2⁷."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -47,7 +50,10 @@ def save_weights(
     shards, called = _shards(atoms(model), shard_bytes), tensor_names(model)
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
-        tensors = {called[atom.name]: read(atom.name).to(torch.float32) / UNIT for atom in shard}
+        tensors = {
+            called[atom.name]: (read(atom.name) - _added_gain(model, atom.name)).to(torch.float32) / UNIT
+            for atom in shard
+        }
         save_tensors(folder / name, tensors)
     if len(shards) > 1:
         table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
@@ -55,7 +61,15 @@ def save_weights(
         write_whole(folder / INDEX, f"{json.dumps(index, indent=2)}\n".encode(), mode=PUBLIC)
 
 
-def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
+class LoadedWeights(NamedTuple):
+    """The weights of a checkpoint as a run has them."""
+
+    theta: dict[str, Tensor]
+    keys_halved: bool
+    """Whether keys were halved and queries doubled: adapters of these do not fit the checkpoint itself."""
+
+
+def load_weights(folder: Path, model: ModelSpec) -> LoadedWeights:
     """All atoms as int32 in units of 2⁻²⁴, rounded half to even, in the agreed order.
 
     Raises ConfigError for missing, extra or mis-shaped atoms, Divergence for a value that is not within ±128.
@@ -63,16 +77,24 @@ def load_weights(folder: Path, model: ModelSpec) -> dict[str, Tensor]:
     called = tensor_names(model)
     wanted = {called[atom.name]: atom.shape for atom in atoms(model)}
     found: dict[str, Tensor] = {}
+    large: dict[str, int] = {}
     for path in _files(folder):
         for name, value in _load(path, wanted, model.tied):
             if name in found:
                 raise ConfigError(f"{path}: {name} is in another file too")
-            found[name] = value
+            halvings = _halvings(value) if name.endswith(KEY_BIAS) else 0
+            if halvings:
+                large[name.removesuffix(KEY_BIAS)] = halvings
+            if gain := _added_gain(model, name):
+                value = value.double() + gain / UNIT
+            found[name] = to_fixed(value.double() / (1 << halvings) if halvings else value, name)
     for name in wanted.keys() - found.keys():
         raise ConfigError(f"{folder}: the checkpoint lacks {name}")
     if model.tied and _HEAD in found and not torch.equal(found.pop(_HEAD), found[_EMBEDDING]):
         raise ConfigError(f"{folder}: {_HEAD} is not the embedding, but the config says that they are tied")
-    return {ours: found[theirs] for ours, theirs in called.items()}
+    for at, halvings in large.items():
+        _halve_keys(found, at, halvings)
+    return LoadedWeights({ours: found[theirs] for ours, theirs in called.items()}, bool(large))
 
 
 def tensor_names(model: ModelSpec) -> dict[str, str]:
@@ -90,6 +112,29 @@ def to_fixed(values: Tensor, name: str) -> Tensor:
     if not bool(((scaled >= -(2**31)) & (scaled < 2**31)).all()):
         raise Divergence(f"{name} has a value that is NaN or outside -128 … 128")
     return scaled.to(torch.int32)
+
+
+def _added_gain(model: ModelSpec, name: str) -> int:
+    """What a run's gains have above the file's, in units of 2⁻²⁴: Gemma's norms multiply by 1 + weight."""
+    return UNIT if model.gemma and name.endswith("norm.weight") else 0
+
+
+def _halvings(bias: Tensor) -> int:
+    """How often the biases of keys must be halved to be below 128; 0 where they fit. NaN is refused later."""
+    largest = float(bias.abs().max())
+    return max(0, math.frexp(largest)[1] - _WHOLE_BITS) if math.isfinite(largest) else 0
+
+
+def _halve_keys(found: dict[str, Tensor], at: str, halvings: int) -> None:
+    """Halve a layer's keys, and double its queries as often: their products, which alone count, stay the same.
+
+    Published Qwen2 models have biases of keys above 128, which the weights of a run cannot be. The bias is halved
+    already. Raises Divergence if a query is then too large.
+    """
+    keys = found[f"{at}.k_proj.weight"]
+    found[f"{at}.k_proj.weight"] = to_fixed(keys.double() / UNIT / (1 << halvings), f"{at}.k_proj.weight")
+    for name in (f"{at}.q_proj.weight", f"{at}.q_proj.bias"):
+        found[name] = to_fixed(found[name].double() / UNIT * (1 << halvings), name)
 
 
 def read_json(path: Path, max_bytes: int = JSON_MAX_BYTES) -> dict[str, Any]:
@@ -153,7 +198,7 @@ def _load(path: Path, wanted: dict[str, tuple[int, ...]], tied: bool) -> Iterato
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no mapping
                 _check(path, name, file.get_slice(name), wanted, tied)
-                yield name, to_fixed(file.get_tensor(name), name)
+                yield name, file.get_tensor(name)
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not a safetensors file that can be read: {error}") from error
 

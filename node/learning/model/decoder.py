@@ -1,4 +1,4 @@
-"""The decoder: a language model shaped like Llama, Qwen3, Qwen3-MoE or OLMoE, small enough to read.
+"""The decoder: a language model shaped like Llama, Qwen2, Qwen3, Gemma, Qwen3-MoE or OLMoE, small enough to read.
 
 RMSNorm, rotary positions, grouped-query attention, and SwiGLU or a mixture of experts. `bridge.named_atoms` are
 exactly `protocols.model.atoms(spec)`, so that a checkpoint is a Hugging Face one; a dense decoder's
@@ -24,13 +24,13 @@ from atoll.protocols.run.model_spec import ModelSpec
 
 
 class Matrix(nn.Linear):
-    """Without bias and without initial values: those come from `genesis` or a snapshot.
+    """A linear map without initial values: those come from `genesis` or a snapshot.
 
     Not `nn.utils.skip_init`: it draws values on the meta device, and torch imports its compiler for it.
     """
 
-    def __init__(self, features_in: int, features_out: int) -> None:
-        super().__init__(features_in, features_out, bias=False)
+    def __init__(self, features_in: int, features_out: int, *, bias: bool = False) -> None:
+        super().__init__(features_in, features_out, bias=bias)
 
     def reset_parameters(self) -> None:
         """Leave the values as they are."""
@@ -73,9 +73,9 @@ class Attention(nn.Module):
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         wide, narrow = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        self.q_proj = Matrix(model.dim, wide)
-        self.k_proj = Matrix(model.dim, narrow)
-        self.v_proj = Matrix(model.dim, narrow)
+        self.q_proj = Matrix(model.dim, wide, bias=model.qkv_bias)
+        self.k_proj = Matrix(model.dim, narrow, bias=model.qkv_bias)
+        self.v_proj = Matrix(model.dim, narrow, bias=model.qkv_bias)
         self.o_proj = Matrix(wide, model.dim)
         query, key = model.qk_widths
         self.q_norm = Norm(query, model.norm_eps) if model.qk_norm else None
@@ -114,17 +114,20 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """The feed-forward of a dense layer: SwiGLU (Shazeer, arXiv 2002.05202)."""
+    """The feed-forward of a dense layer: SwiGLU, or GeGLU for Gemma (Shazeer, arXiv 2002.05202)."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.gate_proj = Matrix(model.dim, model.ffn)
         self.up_proj = Matrix(model.dim, model.ffn)
         self.down_proj = Matrix(model.ffn, model.dim)
+        self._has_gelu = model.gemma
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """down(silu(gate x) · up x)."""
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        """down(act(gate x) · up x), act a SiLU or a GELU."""
+        gate_BTF = self.gate_proj(x_BTD)
+        act_BTF = functional.gelu(gate_BTF, approximate="tanh") if self._has_gelu else functional.silu(gate_BTF)
+        out: Tensor = self.down_proj(act_BTF * self.up_proj(x_BTD))
         return out
 
 
@@ -175,10 +178,13 @@ class Trunk(nn.Module):
         )
         self.layers = nn.ModuleList(Layer(model, mlp_of()) for _ in range(model.layers))
         self.norm = Norm(model.dim, model.norm_eps)
+        self._embed_scale = model.dim**0.5 if model.gemma else None
 
     def forward(self, tokens_BT: Tensor, cos_TE: Tensor, sin_TE: Tensor, loads: RouterLoads | None) -> Tensor:
         """Last hidden state `[B, T, D]`, normed."""
         x_BTD = self.embed_tokens(tokens_BT)
+        if self._embed_scale is not None:
+            x_BTD = x_BTD * self._embed_scale
         for layer in self.layers:
             x_BTD = layer(x_BTD, cos_TE, sin_TE, loads)
         out: Tensor = self.norm(x_BTD)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from atoll.protocols.ids import digest
 from atoll.protocols.run.lora import FACTORS, is_adapter
-from atoll.protocols.run.model_spec import BIAS, Atom, ModelSpec, atoms, is_experts
+from atoll.protocols.run.model_spec import BIAS, PROJECTION_BIAS, Atom, ModelSpec, atoms, is_experts
 
 UNIT = 1 << 24
 """1.0 in units of 2⁻²⁴."""
@@ -56,7 +56,7 @@ def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
 
 def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
     """First values of one atom, int32 in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
-    if atom.name.endswith(BIAS):
+    if atom.name.endswith((BIAS, PROJECTION_BIAS)):
         return np.zeros(atom.shape, np.int32)
     if is_adapter(atom.name):
         return _adapter(atom, model, seed)

@@ -34,22 +34,22 @@ def check_storage(dtype: torch.dtype, on_host: bool) -> None:
 
 
 class FrozenProduct(torch.autograd.Function):
-    """x·Wᵀ for a weight without gradient, which is widened for the product if it is stored narrow.
+    """x·Wᵀ + b for a weight and a bias without gradient, widened for the product if they are stored narrow.
 
     It saves neither the input nor a widened copy: plain autograd would save both until the backward pass.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_OI: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         """The product, in the dtype of `x`."""
         ctx.weight_OI = weight_OI
-        return functional.linear(x, weight_OI.to(x.dtype))
+        return functional.linear(x, weight_OI.to(x.dtype), None if bias_O is None else bias_O.to(x.dtype))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         """Gradient of the input."""
-        return dy @ ctx.weight_OI.to(dy.dtype), None
+        return dy @ ctx.weight_OI.to(dy.dtype), None, None
 
 
 class Factor(nn.Module):
@@ -74,6 +74,9 @@ class FrozenMatrix(nn.Module):
         features_out, features_in = linear.weight.shape
         self.weight: Tensor
         self.register_buffer(_WEIGHT, torch.empty(features_out, features_in, dtype=dtype), persistent=False)
+        self.bias: Tensor | None
+        bias = None if linear.bias is None else torch.empty(features_out)
+        self.register_buffer("bias", bias, persistent=False)
         self.lora_A = Factor(rank, features_in) if rank else None
         self.lora_B = Factor(features_out, rank) if rank else None
         self._scale = scale
@@ -83,7 +86,7 @@ class FrozenMatrix(nn.Module):
         device = x.device.type
         rows = x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
         with torch.autocast(device, enabled=False):
-            y: Tensor = FrozenProduct.apply(rows, self.weight)  # type: ignore[no-untyped-call]
+            y: Tensor = FrozenProduct.apply(rows, self.weight, self.bias)  # type: ignore[no-untyped-call]
         if self.lora_A is None or self.lora_B is None:
             return y
         moved: Tensor = self.lora_B(self.lora_A(x))

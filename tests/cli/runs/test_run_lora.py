@@ -1,8 +1,11 @@
 """`atoll run new --from-hf … --set model.lora_rank=…`: imported weights become the frozen base of a LoRA run."""
 
 import json
+from functools import partial
 
 import pytest
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config
 
 from atoll.protocols.run.run_spec import open_run
 from tests.node.daemon.published import publish
@@ -58,6 +61,20 @@ REFUSED = [
 def test_bad_settings_are_one_line_and_leave_nothing(new, tmp_path, args, why):
     refused(new(*args), why)
     assert not list((tmp_path / "home" / "runs").glob("*.run"))
+
+
+def test_adapters_of_keys_that_were_halved_are_refused(atoll, tmp_path):
+    """They would not fit the published weights, for which `export peft` writes them."""
+    publish(tmp_path / "qwen2", Qwen2Config, head_dim=16)
+    path = tmp_path / "qwen2/model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.self_attn.k_proj.bias"][0] = 300.0
+    save_file(tensors, path, metadata={"format": "pt"})
+    new = partial(atoll, "run", "new", "given", *MARKOV, "--from-hf", str(tmp_path / "qwen2"), "--without-fit")
+    refused(new(*RANK), "keys were halved", "set model.lora_targets=ffn")
+    assert not list((tmp_path / "home" / "runs").glob("*.run"))
+    made = new(*RANK, "--set", "model.lora_targets=ffn")
+    assert made.code == 0, made.err
 
 
 def test_a_run_without_imported_weights_has_no_adapters(atoll):

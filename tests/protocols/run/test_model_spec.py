@@ -24,7 +24,7 @@ ZERO = replace(EXPERTS, zero=3, per_token=3, computed=2.0, bias_rate=0.01)
 def test_a_dense_spec_has_the_bytes_that_it_had_before_there_were_experts():
     found = codec.encode(DENSE)
     assert b"experts" not in found
-    assert b"qk_norm" not in found
+    assert not any(key in found for key in (b"qk_norm", b"qkv_bias", b"gemma"))
     assert codec.decode(found, ModelSpec) == DENSE
     assert codec.decode(codec.encode(MIXED), ModelSpec) == MIXED
 
@@ -127,6 +127,40 @@ def test_a_table_of_atoms_has_a_bound():
 def test_heads_that_no_decoder_has_are_named(changes, said):
     with pytest.raises(ConfigError, match=said):
         replace(DENSE, **changes).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"qkv_bias": True, "qk_norm": True}, r"model\.qkv_bias is for dense models"),
+        ({"qkv_bias": True, "experts": EXPERTS}, r"model\.qkv_bias is for dense models"),
+        ({"gemma": True, "qk_norm": True}, r"model\.gemma is for tied dense models"),
+        ({"gemma": True, "experts": EXPERTS}, r"model\.gemma is for tied dense models"),
+        ({"gemma": True, "qkv_bias": True}, r"model\.gemma is for tied dense models"),
+        ({"gemma": True, "ffn": 128, "ffn_slices": 2}, r"model\.gemma is for tied dense models"),
+        ({"gemma": True, "tied": False}, r"model\.gemma is for tied dense models"),
+    ],
+)
+def test_families_that_no_class_computes_are_named(changes, said):
+    with pytest.raises(ConfigError, match=said):
+        replace(DENSE, **changes).check()
+
+
+def test_biases_stand_behind_their_matrices():
+    model = replace(DENSE, qkv_bias=True)
+    model.check()
+    found = [(atom.name.removeprefix("model.layers.1.self_attn."), atom.shape) for atom in atoms(model)]
+    start = found.index(("q_proj.weight", (64, 64)))
+    assert found[start : start + 7] == [
+        ("q_proj.weight", (64, 64)),
+        ("q_proj.bias", (64,)),
+        ("k_proj.weight", (32, 64)),
+        ("k_proj.bias", (32,)),
+        ("v_proj.weight", (32, 64)),
+        ("v_proj.bias", (32,)),
+        ("o_proj.weight", (64, 64)),
+    ]
+    assert sum(math.prod(atom.shape) for atom in atoms(model)) == model.parameters == arena_of(model).values
 
 
 def test_a_head_size_frees_the_width():

@@ -33,6 +33,19 @@ MISTRAL = {
     "mlp_bias": GONE,
     "attention_bias": GONE,
 }
+QWEN2 = {
+    "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "head_dim": GONE,
+    "initializer_range": 0.02, "max_window_layers": 28, "rope_theta": 1000000.0, "sliding_window": 32768,
+    "torch_dtype": "bfloat16", "transformers_version": "4.40.1", "use_cache": True, "use_mrope": False,
+    "use_sliding_window": False,
+}  # fmt: skip
+"""Keys that Qwen2.5-0.5B has."""
+GEMMA = {
+    "attention_bias": False, "bos_token_id": 2, "eos_token_id": 1, "hidden_act": "gelu",
+    "hidden_activation": "gelu_pytorch_tanh", "pad_token_id": 0, "rope_scaling": None, "rope_theta": 10000.0,
+    "tie_word_embeddings": GONE, "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
+"""Keys that gemma-2b has: no word of its tied embeddings, and a GELU that is computed in its tanh form."""
 OLMOE = replace(MIXED, qk_norm_across=True, rope_theta=1e4)
 CONFIGS = {
     "SmolLM2": (DENSE, SMOL, 1e5),
@@ -63,6 +76,9 @@ CONFIGS = {
         1e6,
     ),
     "Mistral with a window as long as TOKENS": (DENSE, PLAIN | MISTRAL | {"sliding_window": 32}, 1e4),
+    "Qwen2.5": (replace(DENSE, qkv_bias=True, rope_theta=1e6), PLAIN | QWEN2, 1e6),
+    "Gemma 2B": (replace(DENSE, gemma=True), PLAIN | GEMMA, 1e4),
+    "Gemma in version 5": (replace(DENSE, gemma=True), {"use_bidirectional_attention": None}, 5e4),
     "one key head for each head": (replace(DENSE, kv_heads=4), {"num_key_value_heads": GONE}, 5e4),
     "Qwen3 with heads of 128": (replace(DENSE, qk_norm=True, head_size=128), {"head_dim": GONE}, 5e4),
 }
@@ -112,6 +128,29 @@ def test_families_that_the_decoder_does_not_compute_are_refused_with_the_reason(
     with pytest.raises(ConfigError) as refused:
         model_from_config({**config_from_model(DENSE), "model_type": kind})
     assert str(refused.value) == f"config.json: model_type {kind!r} is not supported: {NOT_READ[kind]}"
+
+
+@pytest.mark.parametrize(
+    ("spec", "changes", "said"),
+    [
+        (replace(DENSE, gemma=True), {"hidden_act": "silu"}, "hidden_act = 'silu'"),
+        (replace(DENSE, gemma=True), {"hidden_activation": "relu"}, "hidden_activation = 'relu'"),
+        (replace(DENSE, gemma=True), {"use_bidirectional_attention": True}, "use_bidirectional_attention = True"),
+        (replace(DENSE, qkv_bias=True), {"use_sliding_window": True}, "use_sliding_window = True"),
+        (replace(DENSE, qkv_bias=True), {"use_mrope": True}, "use_mrope = True"),
+        (replace(DENSE, qkv_bias=True), {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+    ],
+)
+def test_what_another_function_would_need_is_refused_by_name(spec, changes, said):
+    with pytest.raises(ConfigError) as refused:
+        model_from_config({**config_from_model(spec), **changes})
+    assert str(refused.value) == f"config.json: {said} is not supported"
+
+
+def test_gemma_has_heads_of_256_and_tied_embeddings_where_its_config_does_not_say():
+    config = config_from_model(replace(DENSE, gemma=True))
+    found = model_from_config({k: v for k, v in config.items() if k not in ("head_dim", "tie_word_embeddings")})
+    assert found == replace(DENSE, gemma=True, head_size=256)
 
 
 def test_what_a_config_does_not_say_is_its_familys(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
@@ -14,6 +15,7 @@ from atoll.node.import_export.huggingface.upcycle import upcycle
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
+from atoll.protocols.errors import Divergence
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch, atoms
 
 torch.set_num_threads(1)
@@ -31,6 +33,10 @@ SPECS = {
     "Qwen3ForCausalLM tied": replace(DENSE, qk_norm=True),
     "Qwen3ForCausalLM sliced": replace(DENSE, qk_norm=True, ffn=256, ffn_slices=4),
     "LlamaForCausalLM sliced": replace(DENSE, ffn=128, ffn_slices=2),
+    "Qwen2ForCausalLM tied": replace(DENSE, qkv_bias=True),
+    "Qwen2ForCausalLM sliced": replace(DENSE, qkv_bias=True, ffn=128, ffn_slices=2, tied=False),
+    "GemmaForCausalLM tied": replace(DENSE, gemma=True),
+    "GemmaForCausalLM wide heads": replace(DENSE, gemma=True, head_size=32, kv_heads=1),
     "LlamaForCausalLM narrow heads": replace(DENSE, head_size=8),
     "Qwen3ForCausalLM wide heads": replace(DENSE, qk_norm=True, head_size=32),
     "Qwen3MoeForCausalLM wide heads": replace(MIXED, head_size=24),
@@ -57,11 +63,11 @@ def theta_of(spec, seed=3):
     return found
 
 
-def logits_of(spec, theta):
+def logits_of(spec, theta, tokens=TOKENS):
     model = Decoder(spec)
     write_atoms(model, ((name, value.float() * 2.0**-24) for name, value in theta.items()))
     with torch.no_grad():
-        return model(TOKENS)
+        return model(tokens)
 
 
 def saved(folder, spec, theta):
@@ -104,6 +110,9 @@ def test_there_and_back_is_the_same(tmp_path, name):
         "LlamaForCausalLM stretched",
         "Qwen3ForCausalLM tied",
         "Qwen3ForCausalLM wide heads",
+        "Qwen2ForCausalLM tied",
+        "GemmaForCausalLM tied",
+        "GemmaForCausalLM wide heads",
         "Qwen3MoeForCausalLM untied",
         "OlmoeForCausalLM untied",
         "MixtralForCausalLM untied",
@@ -133,15 +142,42 @@ def test_the_tokenizer_gives_bytes(tmp_path):
     assert tokenizer.model_max_length == 32
 
 
-def test_it_generates(tmp_path):
-    saved(tmp_path / "out", MIXED, theta_of(MIXED))
+@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM tied", "Qwen2ForCausalLM tied", "GemmaForCausalLM tied"])
+def test_it_generates(tmp_path, name):
+    """With the KV cache, the tokens are those that the decoder finds likeliest, one after the other."""
+    spec = SPECS[name]
+    theta = theta_of(spec)
+    saved(tmp_path / "out", spec, theta)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     start = TOKENS[:1, :4]
     found = model.generate(
         start, attention_mask=torch.ones_like(start), max_new_tokens=5, max_length=None, do_sample=False
     )
     assert found.shape == (1, 9)
-    assert int(found[0, 4]) == int(logits_of(MIXED, theta_of(MIXED))[0, 3].argmax())
+    assert found[0, 4:].tolist() == logits_of(spec, theta, found)[0, 3:-1].argmax(-1).tolist()
+
+
+def test_biases_of_keys_that_no_run_can_hold_are_halved_and_their_queries_doubled(tmp_path):
+    """As some published Qwen2 have them. The products of queries and keys stay, and so do the logits."""
+    spec = SPECS["Qwen2ForCausalLM tied"]
+    saved(tmp_path / "out", spec, theta_of(spec))
+    path = tmp_path / "out/model.safetensors"
+    tensors, name = load_file(path), "model.layers.1.self_attn.k_proj.bias"
+    tensors[name][:3] = torch.tensor([300.0, -175.0, 4.0])
+    save_file(tensors, path, metadata={"format": "pt"})
+    back = load_folder(tmp_path / "out")
+    assert back.keys_halved
+    assert back.theta[name][:3].tolist() == [75 << 24, -175 << 22, 1 << 24]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    with torch.no_grad():
+        theirs = model(input_ids=TOKENS).logits
+    assert float((theirs - logits_of(back.model, back.theta)).abs().max()) <= 1e-4, (
+        "scores are up to 100 times as large"
+    )
+    tensors["model.layers.1.self_attn.q_proj.bias"][0] = 40.0
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(Divergence, match=r"layers\.1\.self_attn\.q_proj\.bias has a value that is NaN or outside"):
+        load_folder(tmp_path / "out")
 
 
 def test_both_keys_for_the_number_of_experts(tmp_path):

@@ -34,6 +34,8 @@ SPECS = [
     spec_of(),
     spec_of(tied=False),
     spec_of(heads=1, kv_heads=1, layers=1),
+    spec_of(qkv_bias=True),
+    spec_of(gemma=True, head_size=8),
     spec_of(dim=40, heads=4, kv_heads=4, ffn=70, vocab=256, tied=False),
 ]
 
@@ -105,6 +107,12 @@ def test_rotation_is_a_complex_turn_of_the_pairs_i_and_i_plus_half():
     assert np.allclose(turned, np.concatenate([wanted.real, wanted.imag], axis=1), atol=1e-5)
 
 
+def test_biases_start_at_nothing():
+    theta = genesis(spec_of(qkv_bias=True), 1)
+    assert not any(values.any() for name, values in theta.items() if name.endswith("bias"))
+    assert all(values.all() for name, values in theta.items() if name.endswith("norm.weight"))
+
+
 def test_at_the_start_the_loss_is_near_that_of_guessing():
     spec = spec_of(vocab=256)
     window = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (4, 17)))
@@ -113,7 +121,8 @@ def test_at_the_start_the_loss_is_near_that_of_guessing():
     assert abs(loss - math.log(256)) < 0.2
 
 
-def test_every_parameter_learns():
-    model = built(spec_of(tied=False))
+@pytest.mark.parametrize("spec", [spec_of(tied=False), spec_of(qkv_bias=True), spec_of(gemma=True)])
+def test_every_parameter_learns(spec):
+    model = built(spec)
     loss_of(model, torch.arange(34).reshape(2, 17) % 50).backward()
     assert all(p.grad is not None and float(p.grad.abs().sum()) > 0 for p in model.parameters())

@@ -21,6 +21,8 @@ MODELS = [
     replace(DENSE, lora_rank=3, lora_alpha=6.0, lora_targets="attention", tied=False),
     replace(DENSE, lora_rank=1, lora_targets="ffn", qk_norm=True),
     replace(DENSE, lora_rank=8, lora_alpha=1.0, lora_targets="qv", head_size=24),
+    replace(DENSE, lora_rank=4, qkv_bias=True),
+    replace(DENSE, lora_rank=4, gemma=True),
 ]
 WINDOW = torch.arange(34).reshape(2, 17) * 7 % 50
 
@@ -32,6 +34,7 @@ def floats(spec, seed):
 def pair(spec, *, zero=True, dtype=torch.float32):
     """The base as a model of its own, and an adapted decoder over it, with the factors' values."""
     theta, factors = floats(spec.base, 1), floats(spec, 2)
+    theta |= {name: torch.linspace(-1, 1, len(value)) for name, value in theta.items() if name.endswith("bias")}
     if not zero:
         mean = torch.Generator().manual_seed(3)
         factors = {name: torch.randn(v.shape, generator=mean) * 0.05 for name, v in factors.items()}
@@ -112,7 +115,7 @@ def test_a_narrow_base_is_widened_for_its_products_and_not_saved(spec):
     saved: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         loss_of(narrow, torch.cat((WINDOW, WINDOW, WINDOW[:1])))  # 80 tokens: no side of a matrix
-    shapes = {value.shape for name, value in base_values(narrow, spec).items() if "proj" in name}
+    shapes = {value.shape for name, value in base_values(narrow, spec).items() if name.endswith("proj.weight")}
     matrices = shapes | {shape[::-1] for shape in shapes}
     assert not any(t.shape in matrices for t in saved), "a frozen matrix waits for the backward pass"
 
@@ -120,7 +123,7 @@ def test_a_narrow_base_is_widened_for_its_products_and_not_saved(spec):
 def test_the_product_gives_the_gradient_of_its_input():
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(4, 5, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x: FrozenProduct.apply(x, weight), (x,))
+    assert torch.autograd.gradcheck(lambda x: FrozenProduct.apply(x, weight, None), (x,))
 
 
 def test_a_begins_by_the_seed_with_the_variance_of_peft_and_b_at_zero():

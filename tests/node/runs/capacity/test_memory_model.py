@@ -137,6 +137,14 @@ def test_a_step_keeps_what_is_said(name, owned, cast, monkeypatch):
     assert 0.95 <= kept / said <= 1.04
 
 
+@pytest.mark.parametrize("family", ["qkv_bias", "gemma"])
+def test_a_step_of_another_family_keeps_what_is_said(family):
+    model = msgspec.structs.replace(preset("tiny", OWNER, 1).model, **{family: True})
+    kept = kept_by_autograd(model, None, cast=False)
+    said = 3 * model.context * (model.layers * saved_bytes(model, None) + 4 * model.dim)
+    assert 0.95 <= kept / said <= 1.04
+
+
 @pytest.mark.parametrize("owned", [4, 1, 0])
 def test_a_step_with_ffn_slices_keeps_what_is_said(owned):
     model = msgspec.structs.replace(preset("10m", OWNER, 1).model, ffn_slices=4)
