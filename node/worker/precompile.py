@@ -13,6 +13,7 @@ import torch
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.aggregation import Aggregation
+from atoll.node.learning.outer.edit import shorten_step
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
 from atoll.node.learning.outer.rules.choice import KERNELS
@@ -30,6 +31,7 @@ def warm(codec: Codec) -> None:
     theta = codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
     plus(theta, theta)
     plus(theta, theta, theta)
+    shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
     codec.give_back(residual, payload)
     one = np.zeros(1, np.int32)
     for kernel in KERNELS.values():

@@ -44,7 +44,7 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
-Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag"]
+Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"]
 Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
 DEFAULT_MOMENTUM_256 = 230
 """β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
@@ -163,6 +163,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     most_256: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Largest norm of a contribution to an atom, in 256ths of what steps at the peak rate can move it by, for
     `aggregate`; unset: 256."""
+    step_most_256: Annotated[int, Meta(ge=1, le=1 << 20)] | msgspec.UnsetType = msgspec.UNSET
+    """Largest norm of a round's mean in an atom, in 256ths, for `aggregate` edit; unset: 2560, which is 10."""
     rule: Step | msgspec.UnsetType = msgspec.UNSET
     """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
     momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
@@ -482,6 +484,10 @@ def _check_excision(spec: RunSpec) -> None:
 
 
 def _check_aggregate(outer: OuterSpec) -> None:
+    if outer.step_most_256 is not msgspec.UNSET and outer.aggregate != "edit":
+        raise ConfigError("outer.step_most_256 is for runs with outer.aggregate edit")
+    if outer.liars_256 is not msgspec.UNSET and outer.aggregate == "edit":
+        raise ConfigError("outer.liars_256 is not for outer.aggregate edit: it finds anomalies by their length")
     if outer.aggregate is msgspec.UNSET:
         if outer.liars_256 is not msgspec.UNSET or outer.most_256 is not msgspec.UNSET:
             raise ConfigError("outer.liars_256 and outer.most_256 are for runs with outer.aggregate")

@@ -10,6 +10,7 @@ CASES = [
     ("average", (*DENSE, "outer.alpha_256=256")),
     ("nesterov", (*DENSE, "outer.alpha_256=179")),
     ("slowmo", ("outer.momentum_256=128",)),
+    ("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit")),
 ]
 
 

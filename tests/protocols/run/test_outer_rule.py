@@ -30,6 +30,11 @@ REFUSED = [
     ),
     ({"rule": "nesterov", "momentum_256": 256}, {}, "momentum_256"),
     ({"rule": "adam"}, {}, "rule"),
+    ({"step_most_256": 2560}, {}, "for runs with outer.aggregate edit"),
+    ({"step_most_256": 2560, "aggregate": "nnm"}, {}, "for runs with outer.aggregate edit"),
+    ({"liars_256": 64, "aggregate": "edit"}, {}, "liars_256 is not for outer.aggregate edit"),
+    ({"aggregate": "edit", "floor_256": 0}, {}, "needs outer.floor_256 above 0"),
+    ({"aggregate": "edit"}, {"reduce": ReduceSpec()}, "reduce and outer.aggregate cannot go together"),
 ]
 LEGAL = [
     ({"rule": "sgd"}, {}),
@@ -37,6 +42,8 @@ LEGAL = [
     ({"rule": "nesterov", "alpha_256": 179}, {}),
     ({"rule": "nesterov", "alpha_256": 179, "fragments": 2, "overlap_steps": 1}, {"compress": DENSE}),
     ({"rule": "slowmo", "momentum_256": 128}, {"experts": True}),
+    ({"rule": "nesterov", "aggregate": "edit", "step_most_256": 256}, {"compress": DENSE}),
+    ({"aggregate": "edit", "holders": 1}, {"experts": True}),
 ]
 
 
