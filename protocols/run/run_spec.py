@@ -45,12 +45,13 @@ Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
 Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"]
-Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
-DEFAULT_MOMENTUM_256 = 230
-"""β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
+Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo", "co2"]
+MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
+"""Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
+MOMENTUM_256: dict[Step, int] = {"nesterov": 230, "slowmo": 230, "co2": 128}
+"""β of a rule if unset: 0.9, as DiLoCo has it; 0.5, as CO2's code has it."""
 MAX_EXCISE_ROUNDS = 1024
 DEFAULT_MUON_MOMENTUM = 0.95
-_MOMENTUM_RULES = ("nesterov", "slowmo")
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -168,17 +169,22 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     rule: Step | msgspec.UnsetType = msgspec.UNSET
     """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
     momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
-    """Outer momentum β of the rules that have one; unset: DEFAULT_MOMENTUM_256."""
+    """Outer momentum β of the rules that have one; unset: MOMENTUM_256."""
+    stale_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
+    """1/Λ of `outer.rule` co2: the share of a stale mean that enters the momentum; unset: all of it."""
+    clip_65536: Annotated[int, Meta(ge=1, le=1 << 22)] | msgspec.UnsetType = msgspec.UNSET
+    """φ of `outer.rule` co2: largest value of the momentum, in units of 2⁻¹⁶; unset: 65536, which is 1."""
 
     @property
     def momenta(self) -> int:
         """Arrays of the model's size that the rule keeps beside Θ; they are part of the state and its digest."""
-        return 1 if self.rule in _MOMENTUM_RULES else 0
+        return MOMENTA.get(self.rule, 0) if self.rule else 0
 
     @property
     def beta_256(self) -> int:
         """Outer momentum β of a rule that has one."""
-        return DEFAULT_MOMENTUM_256 if self.momentum_256 is msgspec.UNSET else self.momentum_256
+        default = MOMENTUM_256.get(self.rule, 0) if self.rule else 0
+        return default if self.momentum_256 is msgspec.UNSET else self.momentum_256
 
     @property
     def overlap_bounds(self) -> tuple[int, int]:
@@ -381,20 +387,14 @@ def _check_reduce(spec: RunSpec) -> None:
         return
     if spec.compress.codec != "sparse2" or spec.outer.fragments != 1:
         raise ConfigError("reduce needs compress.codec sparse2 and outer.fragments 1", hint=_UNREDUCED)
-    if spec.outer.holders:
-        raise ConfigError(
-            "reduce and outer.holders cannot go together: slices are of whole payloads", hint=_UNREDUCED
-        )
-    if spec.pace.probation_256 is not msgspec.UNSET:
-        raise ConfigError(
-            "reduce and pace.probation_256 cannot go together: a reducer adds what contributions claim",
-            hint=_UNREDUCED,
-        )
-    if spec.outer.aggregate is not msgspec.UNSET:
-        raise ConfigError(
-            "reduce and outer.aggregate cannot go together: a rule judges whole payloads, a reducer has slices",
-            hint=_UNREDUCED,
-        )
+    refused = (
+        (bool(spec.outer.holders), "outer.holders", "slices are of whole payloads"),
+        (bool(spec.pace.probation_256), "pace.probation_256", "a reducer adds what contributions claim"),
+        (bool(spec.outer.aggregate), "outer.aggregate", "a rule judges whole payloads, a reducer has slices"),
+    )
+    for is_set, key, why in refused:
+        if is_set:
+            raise ConfigError(f"reduce and {key} cannot go together: {why}", hint=_UNREDUCED)
 
 
 def _check_audit(spec: RunSpec) -> None:
@@ -445,7 +445,9 @@ def _check_rule(spec: RunSpec) -> None:
     """Refuse a rule of the outer step beside settings that it cannot work with."""
     outer, rule = spec.outer, spec.outer.rule
     if outer.momentum_256 is not msgspec.UNSET and not outer.momenta:
-        raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov or slowmo")
+        raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov, slowmo or co2")
+    if rule != "co2" and not outer.stale_256 is outer.clip_65536 is msgspec.UNSET:
+        raise ConfigError("outer.stale_256 and outer.clip_65536 are for runs with outer.rule co2")
     if rule == "average" and outer.alpha_256 != 256:
         raise ConfigError("outer.rule average needs outer.alpha_256 256: the whole mean is the step")
     if rule == "average" and spec.compress.codec not in ("int8", "e3m0"):

@@ -11,6 +11,7 @@ CASES = [
     ("nesterov", (*DENSE, "outer.alpha_256=179")),
     ("slowmo", ("outer.momentum_256=128",)),
     ("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit")),
+    ("co2", (*DENSE, "outer.clip_65536=655")),
 ]
 
 

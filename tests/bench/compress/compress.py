@@ -119,6 +119,7 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
         *_speed(paces, "encode", "encode", ENCODE_OVER_COPY, ENCODE_OVER_PUBLISHED),
         *_speed(paces, "fold", fold, FOLD_OVER_COPY, FOLD_OVER_PUBLISHED),
         row(f"{fold}: with momentum / without", _fold_ratio(paces, "momentum"), "x", RULE_OVER_PLAIN),
+        row(f"{fold}: with co2 / without", _fold_ratio(paces, "co2"), "x", RULE_OVER_PLAIN),
         row(f"{fold}: with edit / without", _fold_ratio(paces, "edit"), "x", RULE_OVER_PLAIN),
         row("wire", paces.ours_bytes / parameters, "B/parameter", BYTES_PER_PARAMETER),
         row("wire: published", paces.published_bytes / parameters, "B/parameter"),
