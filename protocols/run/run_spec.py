@@ -45,6 +45,7 @@ Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
 Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"]
+Late: TypeAlias = Literal["rebase", "blend"]
 Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo", "co2"]
 MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
 """Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
@@ -149,7 +150,7 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     overlap_steps: RoundSteps = 0
     """Inner steps of the next round that a member may take before this round is folded; 0: no overlap."""
     keep_256: Share256 = 128
-    """Share of the progress made during the overlap that stays in the local weights after the fold."""
+    """Share of the progress made during the overlap that stays in the local weights after the fold; see `late`."""
     holders: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Number of members that train each expert (protocols/ledger/ownership.py); 0: all train all; 1: SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
@@ -170,6 +171,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
     momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
     """Outer momentum β of the rules that have one; unset: MOMENTUM_256."""
+    late: Late | msgspec.UnsetType = msgspec.UNSET
+    """How a fold that arrives during the overlap meets the local weights (docs/overlap.md); unset: `rebase`."""
     stale_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
     """1/Λ of `outer.rule` co2: the share of a stale mean that enters the momentum; unset: all of it."""
     clip_65536: Annotated[int, Meta(ge=1, le=1 << 22)] | msgspec.UnsetType = msgspec.UNSET
@@ -433,6 +436,8 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
         )
     if outer.holders and not model.expert_count:
         raise ConfigError("outer.holders is for runs whose model has experts or ffn_slices")
+    if outer.late is not msgspec.UNSET and not outer.overlap_steps:
+        raise ConfigError("outer.late is for runs with outer.overlap_steps above 0: else no fold is late")
     if outer.merge and model.experts is None:
         raise ConfigError("outer.merge is for runs whose model has experts")
     _check_aggregate(outer)
@@ -474,11 +479,7 @@ def _check_excision(spec: RunSpec) -> None:
         (bool(spec.outer.momenta), "outer.rule with momentum", "each step depends on all steps before it"),
         (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
         (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
-        (
-            spec.pace.probation_256 is not msgspec.UNSET,
-            "pace.probation_256",
-            "the member's work changed the weights of others",
-        ),
+        (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
     )
     for is_set, key, why in refused:
         if is_set:
@@ -494,6 +495,4 @@ def _check_aggregate(outer: OuterSpec) -> None:
         if outer.liars_256 is not msgspec.UNSET or outer.most_256 is not msgspec.UNSET:
             raise ConfigError("outer.liars_256 and outer.most_256 are for runs with outer.aggregate")
     elif not outer.floor_256:
-        raise ConfigError(
-            "outer.aggregate needs outer.floor_256 above 0: without a floor one member moves a value alone"
-        )
+        raise ConfigError("outer.aggregate needs outer.floor_256 above 0: else one member moves a value alone")

@@ -32,6 +32,8 @@ REFUSED = [
     ({"rule": "adam"}, {}, "rule"),
     ({"rule": "slowmo", "stale_256": 128}, {}, "for runs with outer.rule co2"),
     ({"clip_65536": 128}, {}, "for runs with outer.rule co2"),
+    ({"late": "blend", "overlap_steps": 0}, {}, "outer.late is for runs with outer.overlap_steps above 0"),
+    ({"late": "forecast", "overlap_steps": 1}, {}, "late"),
     ({"rule": "co2", "stale_256": 0}, {}, "stale_256"),
     ({"rule": "co2"}, {"reduce": ReduceSpec()}, "co2 and reduce cannot go together"),
     ({"rule": "co2"}, {"start": START}, "co2 and start cannot go together"),
@@ -50,6 +52,7 @@ LEGAL = [
     ({"rule": "slowmo", "momentum_256": 128}, {"experts": True}),
     ({"rule": "nesterov", "aggregate": "edit", "step_most_256": 256}, {"compress": DENSE}),
     ({"aggregate": "edit", "holders": 1}, {"experts": True}),
+    ({"late": "blend", "overlap_steps": 1}, {}),
     ({"rule": "co2", "stale_256": 256, "clip_65536": 1, "momentum_256": 0, "fragments": 2}, {}),
 ]
 
