@@ -21,11 +21,10 @@ from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapsh
 from atoll.node.checkpoint.tensorfile import write_atom
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
-from atoll.node.learning.compress.measuring import Judge
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.model.genesis import genesis_atom
 from atoll.node.learning.model.merging import merge_after_round
-from atoll.node.learning.outer.aggregation import aggregation_of
+from atoll.node.learning.outer.aggregation import Aggregation, aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, Shrunk, round_set
 from atoll.node.learning.outer.rules.choice import rule_of
@@ -65,18 +64,22 @@ class SetUpdate:
             return plus(theta_N4096, update_N4096, fresh=self._fresh)
         # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
         members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
-        return self._codec.apply_update(
+        judge = self._judge(fresh.number, members)
+        moved_N4096 = self._codec.apply_update(
             theta_N4096,
             [member.weight for member in members],
             [map_payload(member.path) for member in members],
             self._step,
             rows=[self._rows(fresh.number, member) for member in members],
-            judge=self._judge(fresh.number, members),
+            judge=judge,
             threads=self._threads,
             fresh=self._fresh,
         )
+        if judge is not None:
+            judge.shorten(moved_N4096, theta_N4096, self._step.alpha_256, self._threads)
+        return moved_N4096
 
-    def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Judge | None:
+    def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Aggregation | None:
         if self._spec.outer.aggregate is UNSET:
             return None
         return aggregation_of(self._spec, number, (member.entry for member in members))

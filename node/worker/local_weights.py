@@ -3,15 +3,18 @@
     end of a round      Δ = A − L is sent, then A ← L on the round's cover: these chunks are in flight
     its fold is in      L ← V + κ·(L − A), A ← V on these chunks; V is the view, κ the share of
                         the progress made meanwhile that stays (`outer.keep_256`)
+                        with `outer.late` blend: L ← V + κ·(L − V), A ← V
     other chunks        where the view moved, L ← V + (L − A), A ← V
 
 Experts that are not trained here have neither L nor A, and their rows of A take no memory on the host: the
 module's frozen copy is V as of the last time that L took it in.
 
 So what was trained but not sent is never lost, and the order in which the view moved leaves no trace but
-rounding. The overlap is Streaming DiLoCo's (arXiv 2501.18512 §2.3), with an anchor for each chunk. A weight that
-did not move since its anchor becomes exactly the view's. All work is done slab by slab: beside L only A is as
-large as the model.
+rounding. A blend is what Streaming DiLoCo publishes (Alg. 2, κ is its α): the share of the members' own progress
+that stays is in their next contribution again, and L depends on when the view moved. Nothing that is agreed
+does: a contribution remains what the weights moved from A, and its residual. The overlap is Streaming DiLoCo's
+(arXiv 2501.18512 §2.3), with an anchor for each chunk. A weight that did not move since its anchor becomes
+exactly the view's. All work is done slab by slab: beside L only A is as large as the model.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -53,6 +56,7 @@ class LocalWeights:
         self._spec = spec
         self._arena = arena_of(spec.model)
         self._kept_share = spec.outer.keep_256 / 256
+        self._blends = spec.outer.late == "blend"
         self.anchor_C4096 = untouched_zeros(self._arena.chunks, device)
         self._view_C4096: Tensor | None = None
         """V as of the last time that L took it in; int32, never changed."""
@@ -233,10 +237,12 @@ class LocalWeights:
             self._write(span, local, fresh)
 
     def _merge_arrived(self, view_C4096: Tensor, span: Span) -> None:
-        """What was in flight is in the view: L keeps a share of what was trained since."""
+        """What was in flight is in the view: L keeps a share of what was trained since; blending, of all of it."""
         rows = slice(span.start, span.stop)
         fresh = self._fresh(view_C4096, span)
-        local = self.rows(span).sub_(self.anchor_C4096[rows]).mul_(self._kept_share).add_(fresh)
+        # Blending needs no anchor: A ← L when sent, as in a rebase, so all else works as there.
+        origin = fresh if self._blends else self.anchor_C4096[rows]
+        local = self.rows(span).sub_(origin).mul_(self._kept_share).add_(fresh)
         self._write(span, local, fresh)
 
     def _fresh(self, view_C4096: Tensor, span: Span) -> Tensor:

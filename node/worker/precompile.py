@@ -13,11 +13,13 @@ import torch
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.aggregation import Aggregation
+from atoll.node.learning.outer.edit import shorten_step
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
-from atoll.node.learning.outer.rules.choice import KERNELS
-from atoll.protocols.run.arena import CHUNK
+from atoll.node.learning.outer.rules.choice import rule_of
+from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
+from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, Stage
 
 
 def warm(codec: Codec) -> None:
@@ -30,10 +32,12 @@ def warm(codec: Codec) -> None:
     theta = codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
     plus(theta, theta)
     plus(theta, theta, theta)
+    shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
     codec.give_back(residual, payload)
-    one = np.zeros(1, np.int32)
-    for kernel in KERNELS.values():
-        kernel(np.zeros(1, np.int32), np.zeros(1, np.int32), one, one, one, 256, 0)
+    for name, momenta in MOMENTA.items():
+        rule = rule_of(OuterSpec(rounds=1, stages=(Stage(0, 1),), alpha_256=256, floor_256=0, rule=name))
+        assert rule is not None
+        rule.step(torch.zeros((1 + momenta, CHUNK), dtype=torch.int32), nothing, (Span(0, 1),))
 
 
 def main() -> None:

@@ -45,13 +45,15 @@ Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Share256: TypeAlias = Annotated[int, Meta(ge=0, le=256)]
 Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
-Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag"]
-Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo"]
-DEFAULT_MOMENTUM_256 = 230
-"""β of `outer.rule` nesterov and slowmo if unset: 0.9, as DiLoCo has it."""
+Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"]
+Late: TypeAlias = Literal["rebase", "blend"]
+Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo", "co2"]
+MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
+"""Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
+MOMENTUM_256: dict[Step, int] = {"nesterov": 230, "slowmo": 230, "co2": 128}
+"""β of a rule if unset: 0.9, as DiLoCo has it; 0.5, as CO2's code has it."""
 MAX_EXCISE_ROUNDS = 1024
 DEFAULT_MUON_MOMENTUM = 0.95
-_MOMENTUM_RULES = ("nesterov", "slowmo")
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -149,7 +151,7 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     overlap_steps: RoundSteps = 0
     """Inner steps of the next round that a member may take before this round is folded; 0: no overlap."""
     keep_256: Share256 = 128
-    """Share of the progress made during the overlap that stays in the local weights after the fold."""
+    """Share of the progress made during the overlap that stays in the local weights after the fold; see `late`."""
     holders: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Number of members that train each expert (protocols/ledger/ownership.py); 0: all train all; 1: SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
@@ -164,20 +166,29 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     most_256: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Largest norm of a contribution to an atom, in 256ths of what steps at the peak rate can move it by, for
     `aggregate`; unset: 256."""
+    step_most_256: Annotated[int, Meta(ge=1, le=1 << 20)] | msgspec.UnsetType = msgspec.UNSET
+    """Largest norm of a round's mean in an atom, in 256ths, for `aggregate` edit; unset: 2560, which is 10."""
     rule: Step | msgspec.UnsetType = msgspec.UNSET
     """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
     momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
-    """Outer momentum β of the rules that have one; unset: DEFAULT_MOMENTUM_256."""
+    """Outer momentum β of the rules that have one; unset: MOMENTUM_256."""
+    late: Late | msgspec.UnsetType = msgspec.UNSET
+    """How a fold that arrives during the overlap meets the local weights (docs/overlap.md); unset: `rebase`."""
+    stale_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
+    """1/Λ of `outer.rule` co2: the share of a stale mean that enters the momentum; unset: all of it."""
+    clip_65536: Annotated[int, Meta(ge=1, le=1 << 22)] | msgspec.UnsetType = msgspec.UNSET
+    """φ of `outer.rule` co2: largest value of the momentum, in units of 2⁻¹⁶; unset: 65536, which is 1."""
 
     @property
     def momenta(self) -> int:
         """Arrays of the model's size that the rule keeps beside Θ; they are part of the state and its digest."""
-        return 1 if self.rule in _MOMENTUM_RULES else 0
+        return MOMENTA.get(self.rule, 0) if self.rule else 0
 
     @property
     def beta_256(self) -> int:
         """Outer momentum β of a rule that has one."""
-        return DEFAULT_MOMENTUM_256 if self.momentum_256 is msgspec.UNSET else self.momentum_256
+        default = MOMENTUM_256.get(self.rule, 0) if self.rule else 0
+        return default if self.momentum_256 is msgspec.UNSET else self.momentum_256
 
     @property
     def overlap_bounds(self) -> tuple[int, int]:
@@ -437,6 +448,8 @@ def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
         )
     if outer.holders and not model.expert_count:
         raise ConfigError("outer.holders is for runs whose model has experts or ffn_slices")
+    if outer.late is not msgspec.UNSET and not outer.overlap_steps:
+        raise ConfigError("outer.late is for runs with outer.overlap_steps above 0: else no fold is late")
     if outer.merge and model.experts is None:
         raise ConfigError("outer.merge is for runs whose model has experts")
     _check_aggregate(outer)
@@ -449,7 +462,9 @@ def _check_rule(spec: RunSpec) -> None:
     """Refuse a rule of the outer step beside settings that it cannot work with."""
     outer, rule = spec.outer, spec.outer.rule
     if outer.momentum_256 is not msgspec.UNSET and not outer.momenta:
-        raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov or slowmo")
+        raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov, slowmo or co2")
+    if rule != "co2" and not outer.stale_256 is outer.clip_65536 is msgspec.UNSET:
+        raise ConfigError("outer.stale_256 and outer.clip_65536 are for runs with outer.rule co2")
     if rule == "average" and outer.alpha_256 != 256:
         raise ConfigError("outer.rule average needs outer.alpha_256 256: the whole mean is the step")
     if rule == "average" and spec.compress.codec not in ("int8", "e3m0"):
@@ -476,11 +491,7 @@ def _check_excision(spec: RunSpec) -> None:
         (bool(spec.outer.momenta), "outer.rule with momentum", "each step depends on all steps before it"),
         (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
         (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
-        (
-            spec.pace.probation_256 is not msgspec.UNSET,
-            "pace.probation_256",
-            "the member's work changed the weights of others",
-        ),
+        (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
     )
     for is_set, key, why in refused:
         if is_set:
@@ -488,10 +499,12 @@ def _check_excision(spec: RunSpec) -> None:
 
 
 def _check_aggregate(outer: OuterSpec) -> None:
+    if outer.step_most_256 is not msgspec.UNSET and outer.aggregate != "edit":
+        raise ConfigError("outer.step_most_256 is for runs with outer.aggregate edit")
+    if outer.liars_256 is not msgspec.UNSET and outer.aggregate == "edit":
+        raise ConfigError("outer.liars_256 is not for outer.aggregate edit: it finds anomalies by their length")
     if outer.aggregate is msgspec.UNSET:
         if outer.liars_256 is not msgspec.UNSET or outer.most_256 is not msgspec.UNSET:
             raise ConfigError("outer.liars_256 and outer.most_256 are for runs with outer.aggregate")
     elif not outer.floor_256:
-        raise ConfigError(
-            "outer.aggregate needs outer.floor_256 above 0: without a floor one member moves a value alone"
-        )
+        raise ConfigError("outer.aggregate needs outer.floor_256 above 0: else one member moves a value alone")

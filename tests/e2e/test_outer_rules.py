@@ -6,10 +6,14 @@ import pytest
 
 pytestmark = pytest.mark.swarm
 DENSE = ("compress.codec=int8", "compress.k=4096")
+E3M0 = ("compress.codec=e3m0", "compress.k=4096")
 CASES = [
     ("average", (*DENSE, "outer.alpha_256=256")),
     ("nesterov", (*DENSE, "outer.alpha_256=179")),
     ("slowmo", ("outer.momentum_256=128",)),
+    ("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit")),
+    ("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend")),
+    ("co2", (*DENSE, "outer.clip_65536=655")),
 ]
 
 

@@ -189,25 +189,26 @@ def fold_dense(
     `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256.
     """
     level, total, share, _, there = scratch
-    rows, weights, offsets = payloads.bytes_PB, payloads.weight_P, payloads.offset_PS
+    rows, offsets = payloads.bytes_PB, payloads.offset_PS
     block, (alpha_256, floor_256) = shape.block, step
     for c in range(span[0], span[1]):
         members = find_members(c, payloads, there)
         for m in range(members):
             p, r = there[0, m], there[1, m]
+            own_weight = payloads.weight_PA[p, payloads.atom_C[c]]
             fault = read_levels(rows[p], r, shape, offsets[p], level)
             if fault:
                 return fault
             for b in range(CHUNK // block if len(out) else 0):
                 spot = offsets[p, 0] + r * shape.scale_bytes + 2 * b
                 whole = units_of(np.int64(rows[p, spot]) | (np.int64(rows[p, spot + 1]) << 8))
-                unit = clipped(whole, payloads, p, c) * weights[p]
+                unit = clipped(whole, payloads, p, c) * own_weight
                 # A block of scale 0 was not sent: its member's weight does not count in the block's mean.
-                share[b] += weights[p] if unit else 0
+                share[b] += own_weight if unit else 0
                 for i in range(b * block, (b + 1) * block):
                     total[i] += level[i] * unit
         if len(out):
-            least = least_weight(weights, there, members, floor_256)
+            least = least_weight(payloads, c, there, members, floor_256)
             for b in range(CHUNK // block):
                 _divide(total[b * block : (b + 1) * block], share[b], alpha_256, least)
                 share[b] = 0

@@ -34,7 +34,8 @@ class PayloadArrays(NamedTuple):
 
     bytes_PB: Bytes
     """Each payload, with SPARE zero bytes behind it."""
-    weight_P: Ints
+    weight_PA: Ints
+    """Weight of each payload in each atom."""
     offset_PS: Ints
     """Where each section of a payload begins."""
     map_P: Ints
@@ -147,7 +148,7 @@ def give_back(residual_C4096: Tensor, payload: Payload, layout: Layout) -> None:
 def _run(
     arrays: PayloadArrays, layout: Layout, step: OuterStep, theta: Tensor, out: Tensor, *, threads: int
 ) -> None:
-    members, rule = len(arrays.weight_P), (step.alpha_256, step.floor_256)
+    members, rule = len(arrays.weight_PA), (step.alpha_256, step.floor_256)
 
     def work(start: int, stop: int) -> int:
         span = (start, stop)
@@ -184,7 +185,7 @@ def _arrays_of(
     numbers = {key: number for number, key in enumerate(maps)}
     return PayloadArrays(
         bytes_PB=bytes_PB,
-        weight_P=np.array(weights, np.int64),
+        weight_PA=np.array(weights, np.int64).reshape(-1, 1),
         offset_PS=np.array([own.offsets for own in layouts], np.int64).reshape(len(rows), len(layout.offsets)),
         map_P=np.array([numbers[id(each)] for each in rows], np.int64),
         rows_UC=np.stack(list(maps.values())) if maps else np.empty((0, layout.chunks), np.int32),

@@ -43,6 +43,9 @@ class Judge(Protocol):
     def clip(self, atom: int, norm2_P: Sequence[int]) -> Sequence[int]:
         """What is left of each payload in an atom, 0 … WHOLE, of squared norms there in units of 2⁻⁵²."""
 
+    def weigh(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:
+        """Weights in an atom, 0 … 255, of the given ones and of squared norms there, as `clip` has them."""
+
     def sample(self, members: int, k: int) -> Ints:
         """Numbers of the chunks that inner products are taken of; int64, rising."""
 
@@ -63,20 +66,22 @@ def judged(arrays: Any, layout: Layout, judge: Judge, threads: int) -> Any:
 
     Raises nothing for an illegal payload: the fold that follows reads each of them whole, and refuses it there.
     """
-    if not len(arrays.weight_P):
+    if not len(arrays.weight_PA):
         return arrays
-    arrays = arrays._replace(atom_C=judge.atom_C)
-    clip_PA, left = _clips(_halves(arrays, layout, threads), judge)
-    arrays = arrays._replace(clip_PA=clip_PA)
+    given_P = arrays.weight_PA[:, 0]
+    # A copy, because a read-only array is another type to the compiler, and each type is compiled by itself.
+    arrays = arrays._replace(atom_C=judge.atom_C.copy())
+    clip_PA, weight_PA, left = _by_atom(_halves(arrays, layout, threads), given_P.tolist(), judge)
+    arrays = arrays._replace(clip_PA=clip_PA, weight_PA=weight_PA)
     if judge.compares:
-        weight_P = judge.weights(arrays.weight_P, _gram(arrays, layout, left, judge, threads))
-        arrays = arrays._replace(weight_P=weight_P)
+        weight_P = judge.weights(given_P, _gram(arrays, layout, left, judge, threads))
+        arrays = arrays._replace(weight_PA=np.repeat(weight_P[:, None], clip_PA.shape[1], axis=1))
     return arrays
 
 
 def _halves(arrays: Any, layout: Layout, threads: int) -> Ints:
     """int64 `[P, A, 2]`: squared norms, the sums of the high and the low halves of units' squares."""
-    members = len(arrays.weight_P)
+    members = len(arrays.weight_PA)
     shape = members, int(arrays.atom_C.max(initial=0)) + 1, 2
 
     def work(start: int, stop: int) -> Ints:
@@ -94,23 +99,23 @@ def _halves(arrays: Any, layout: Layout, threads: int) -> Ints:
     return total
 
 
-def _clips(halves_PA2: Ints, judge: Judge) -> tuple[Ints, int]:
-    """What is left of each payload in each atom, and the largest squared norm of all that is left of one."""
+def _by_atom(halves_PA2: Ints, weight_P: Sequence[int], judge: Judge) -> tuple[Ints, Ints, int]:
+    """What is left of each payload and its weight, by atom; and the largest squared norm that is left of one."""
     members, atoms, _ = halves_PA2.shape
-    clip_PA = np.empty((members, atoms), np.int64)
+    clip_PA, weight_PA = np.empty((2, members, atoms), np.int64)
     left = [0] * members
     # Atom by atom: whole norms do not fit an int64, and Python's integers take much more memory than the halves.
     for atom in range(atoms):
         norm2_P = [(high << _HALF_BITS) + low for high, low in halves_PA2[:, atom].tolist()]
         clip_P = judge.clip(atom, norm2_P)
-        clip_PA[:, atom] = clip_P
+        clip_PA[:, atom], weight_PA[:, atom] = clip_P, judge.weigh(atom, weight_P, norm2_P)
         left = [total + norm2 * clip**2 for total, norm2, clip in zip(left, norm2_P, clip_P, strict=True)]
-    return clip_PA, max(left) >> 2 * CLIP_BITS
+    return clip_PA, weight_PA, max(left) >> 2 * CLIP_BITS
 
 
 def _gram(arrays: Any, layout: Layout, left: int, judge: Judge, threads: int) -> Ints:
     """int64 `[P, P]`: inner products of the clipped payloads in the sampled chunks that all of them have."""
-    members = len(arrays.weight_P)
+    members = len(arrays.weight_PA)
     # Twice the norm: units are rounded to the nearest, which may make a value a little larger.
     shift = max(0, (2 * left).bit_length() + 1 - _PRODUCT_BITS) // 2 + 1
     chunks = judge.sample(members, layout.k)

@@ -71,12 +71,12 @@ def fold_sparse(
 
     `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256.
     """
-    weights = payloads.weight_P
+    weights = payloads.weight_PA
     alpha_256, floor_256 = step
     there, place, low, code, word, value, sums, wide, touched, total, moves = scratch
     for c in range(span[0], span[1]):
         count, weight, spilt = np.uint64(0), 0, False
-        members = find_members(c, payloads, there)
+        members, atom = find_members(c, payloads, there), payloads.atom_C[c]
         for first in range(0, members, _GROUP):
             group = min(_GROUP, members - first)
             fault = read_group(payloads, first, group, there, shape, word, place, low, code)
@@ -84,7 +84,7 @@ def fold_sparse(
                 return fault
             for g in range(group if len(out) else 0):
                 p = there[0, first + g]
-                unit, own_weight = clipped(units_of(word[g] & SCALE_MASK), payloads, p, c), weights[p]
+                unit, own_weight = clipped(units_of(word[g] & SCALE_MASK), payloads, p, c), weights[p, atom]
                 # Nothing sent, or nothing of it left: its weight does not count in the mean of its places.
                 if unit and own_weight:
                     weight += own_weight
@@ -102,7 +102,7 @@ def fold_sparse(
                 found = drain_wide(wide[0], wide[1], touched, total[0], total[1])
             else:
                 drain(sums, touched, found, total[0], total[1])
-            divide(total[0], total[1], found, alpha_256, least_weight(weights, there, members, floor_256))
+            divide(total[0], total[1], found, alpha_256, least_weight(payloads, c, there, members, floor_256))
             scatter(moves, touched, total[0], found)
             if not add_to(out, theta, moves, c):
                 return LEFT_RANGE

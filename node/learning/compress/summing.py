@@ -39,11 +39,11 @@ def find_members(c: int, payloads: Any, there: Ints) -> int:
 
 
 @inlined
-def least_weight(weights: Ints, there: Ints, members: int, floor_256: int) -> int:
+def least_weight(payloads: Any, c: int, there: Ints, members: int, floor_256: int) -> int:
     """The least divisor of a chunk: that share of all weight that covers it, rounded up, at least 1."""
-    weight = 0
+    weight, atom = 0, payloads.atom_C[c]
     for i in range(members):
-        weight += weights[there[0, i]]
+        weight += payloads.weight_PA[there[0, i], atom]
     return max(1, (floor_256 * weight + 255) >> 8)
 
 

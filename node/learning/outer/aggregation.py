@@ -5,6 +5,7 @@ the payloads. What it decides is linear in the contributions: a weight for each,
 each atom. So equal sets still give equal bits, and the fold is one pass as before.
 
     clip   in each atom, no contribution is longer than the median one (median over those who sent something there)
+    edit   in each atom, weights by length; then the mean is clipped (`edit.py`)
     others clip, then groups of near copies count once, then the weights of `judging.py`
 
 Whatever the rule, no contribution to an atom is longer than `outer.most_256` allows, even alone in its round. With
@@ -21,8 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 from msgspec import UNSET
+from torch import Tensor
 
 from atoll.node.learning.kernels.compiled import Ints, Ints32
+from atoll.node.learning.outer.edit import edit_weights, shorten_step
 from atoll.node.learning.outer.judging import RULES, Weigh, shares_of
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, cover_of
@@ -38,6 +41,7 @@ WHOLE = 1 << WHOLE_BITS
 """What is left of a contribution that is not clipped."""
 _LIARS_256 = 64
 _MOST_256 = 256
+_STEP_MOST_256 = 10 << 8
 _LEAST_SAMPLE = 64
 _DOMAIN = b"atoll/aggregate/1\0"
 _REST = ""
@@ -58,10 +62,21 @@ class Aggregation:
     """The judge of one round of one set (`compress.measuring.Judge`)."""
 
     def __init__(
-        self, weigh: Weigh | None, liars_256: int, atom_C: Ints32, limit2_A: Sequence[int], seed: int
+        self,
+        weigh: Weigh | None,
+        liars_256: int,
+        atom_C: Ints32,
+        limit2_A: Sequence[int],
+        seed: int,
+        step_most_256: int | None = None,
     ) -> None:
-        """`limit2_A`: largest squared norm in each atom, in units of 2⁻⁵²; `seed`: which chunks are compared."""
+        """`limit2_A`: largest squared norm in each atom, in units of 2⁻⁵²; `seed`: which chunks are compared.
+
+        `step_most_256`: with it the weights in each atom are EDiT's, and no mean may be longer there, in 256ths.
+        """
         self.atom_C = atom_C
+        self._step_most_256 = step_most_256
+        self._longest2 = 0
         self.compares = weigh is not None
         self._weigh = weigh
         self._liars_256 = liars_256
@@ -74,10 +89,29 @@ class Aggregation:
         # The upper one of two: of two members none is clipped, and fewer than half of any number cannot raise it
         # above the longest of the others.
         limit2 = min(sent[len(sent) // 2], self._limit2_A[atom]) if sent else 0
+        if self._step_most_256 is not None:  # EDiT leaves out what is too long; the limit holds nevertheless
+            limit2 = self._limit2_A[atom]
         return [WHOLE if norm2 <= limit2 else isqrt((limit2 << 2 * WHOLE_BITS) // norm2) for norm2 in norm2_P]
+
+    def weigh(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:
+        if self._step_most_256 is None:
+            return weight_P
+        # A mean of values is at most the largest of them, so its squared norm is below the sum of theirs.
+        self._longest2 = max(self._longest2, sum(norm2_P))
+        return edit_weights(weight_P, norm2_P)
 
     def sample(self, members: int, k: int) -> Ints:
         return sampled(members, k, len(self.atom_C), self._seed)
+
+    def shorten(self, moved_N4096: Tensor, theta_N4096: Tensor, alpha_256: int, threads: int = 1) -> None:
+        """With EDiT, make α·mean = moved − θ as short as is allowed in each atom; `moved` is changed in place."""
+        if self._step_most_256 is None:
+            return
+        # α times the mean in steps of 2⁻²⁴, as U has it. Each value was rounded, by less than a step.
+        limit = self._step_most_256 * alpha_256 << 8
+        rounding = isqrt(len(self.atom_C) * CHUNK) + 1
+        if (isqrt(self._longest2) + 1) * alpha_256 >> 10 > limit - rounding - 1:
+            shorten_step(moved_N4096, theta_N4096, self.atom_C, limit, threads)
 
     def weights(self, weight_P: Ints, gram_PP: Ints) -> Ints:
         assert self._weigh is not None
@@ -97,8 +131,11 @@ def aggregation_of(spec: RunSpec, number: int, entries: Iterable[Digest]) -> Agg
     liars_256 = _LIARS_256 if outer.liars_256 is UNSET else outer.liars_256
     # Nobody knows the set before it is made, so nobody can lie in the chunks that will not be compared.
     seed = int.from_bytes(digest(_DOMAIN, *sorted(entries))[:8], "little")
-    weigh = None if outer.aggregate == "clip" else RULES[outer.aggregate]
-    return Aggregation(weigh, liars_256, atom_C, limits(spec, number, names), seed)
+    step_most_256 = None
+    if outer.aggregate == "edit":
+        step_most_256 = _STEP_MOST_256 if outer.step_most_256 is UNSET else outer.step_most_256
+    weigh = RULES.get(outer.aggregate)
+    return Aggregation(weigh, liars_256, atom_C, limits(spec, number, names), seed, step_most_256=step_most_256)
 
 
 def limits(spec: RunSpec, number: int, atoms: Sequence[Atom]) -> list[int]:

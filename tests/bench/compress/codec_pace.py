@@ -6,12 +6,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.rules.choice import KERNELS
 from atoll.node.learning.outer.rules.momentum import MomentumRule
 from atoll.protocols.run.arena import CHUNK, Span
@@ -60,6 +62,8 @@ class Work:
         self.view = torch.zeros_like(self.base)
         self.state = torch.cat([self.base, self.view])
         self.next_state = self.state
+        self.two = torch.cat([self.base, self.view, self.view])
+        self.next_two = self.two
         self.payloads: list[bytes] = []
         self.sent: list[list[published.Sent]] = []
 
@@ -88,6 +92,21 @@ class Work:
             self.state, moved, (Span(0, self.chunks),)
         )
 
+    def fold_with_co2(self) -> None:
+        """Ours with CO2's outer step, which has two arrays beside Θ; both are zero, which costs the same."""
+        weights = [64] * len(self.payloads)
+        moved = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
+        rule = MomentumRule(KERNELS["co2"], 256, 128, momenta=2, more=(256, 1 << 24))
+        self.next_two = rule.step(self.two, moved, (Span(0, self.chunks),))
+
+    def fold_with_edit(self) -> None:
+        """Ours with EDiT's weights and its clip of the mean, in atoms of 16 chunks (docs/aggregation.md)."""
+        weights, atom_C = [64] * len(self.payloads), (np.arange(self.chunks) // 16).astype(np.int32)
+        judge = Aggregation(None, 64, atom_C, [1 << 200] * (int(atom_C[-1]) + 1), 0, step_most_256=2560)
+        codec = codec_of("sparse2", K)
+        moved = codec.apply_update(self.base, weights, self.payloads, OuterStep(256, 64), judge=judge)
+        judge.shorten(moved, self.base, 256)
+
     def fold_published(self) -> None:
         """Theirs: payloads -> θ, checked as they do."""
         for at, rows in enumerate(self._tensors()):
@@ -100,6 +119,8 @@ class Work:
             "encode published": self.encode_published,
             "fold": self.fold,
             "fold with momentum": self.fold_with_momentum,
+            "fold with co2": self.fold_with_co2,
+            "fold with edit": self.fold_with_edit,
             "fold published": self.fold_published,
         }
 

@@ -20,7 +20,7 @@ MILLIONS = 64
 QUICK_CHUNKS, TURNS = 256, 5
 ENCODE_OVER_COPY, ENCODE_OVER_PUBLISHED = Bar("<=", 3.5), Bar(">=", 6)
 FOLD_OVER_COPY, FOLD_OVER_PUBLISHED = Bar("<=", 2.5), Bar(">=", 8)
-MOMENTUM_OVER_PLAIN = Bar("<=", 2)
+RULE_OVER_PLAIN = Bar("<=", 2)
 WHOLE_OVER_COPY = Bar("<=", 4.5)
 WHOLE = (("50m", None), ("moe-12m", None), ("moe-12m", 4))
 """Presets, and experts of each layer that are trained, whose encode is measured from the module on."""
@@ -118,7 +118,9 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
         row("memcpy", _ms(paces, "encode: memcpy"), "ms", note=f"{parameters:,} float32"),
         *_speed(paces, "encode", "encode", ENCODE_OVER_COPY, ENCODE_OVER_PUBLISHED),
         *_speed(paces, "fold", fold, FOLD_OVER_COPY, FOLD_OVER_PUBLISHED),
-        row(f"{fold}: with momentum / without", _momentum_ratio(paces), "x", MOMENTUM_OVER_PLAIN),
+        row(f"{fold}: with momentum / without", _fold_ratio(paces, "momentum"), "x", RULE_OVER_PLAIN),
+        row(f"{fold}: with co2 / without", _fold_ratio(paces, "co2"), "x", RULE_OVER_PLAIN),
+        row(f"{fold}: with edit / without", _fold_ratio(paces, "edit"), "x", RULE_OVER_PLAIN),
         row("wire", paces.ours_bytes / parameters, "B/parameter", BYTES_PER_PARAMETER),
         row("wire: published", paces.published_bytes / parameters, "B/parameter"),
         *(
@@ -150,8 +152,8 @@ def _speed(
     ]
 
 
-def _momentum_ratio(paces: pace.Paces) -> float | None:
-    return paired_ratio(paces.seconds.get("fold with momentum", []), paces.seconds.get("fold", []))
+def _fold_ratio(paces: pace.Paces, rule: str) -> float | None:
+    return paired_ratio(paces.seconds.get(f"fold with {rule}", []), paces.seconds.get("fold", []))
 
 
 def _ms(paces: pace.Paces, name: str) -> float | None:

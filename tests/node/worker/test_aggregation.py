@@ -29,7 +29,7 @@ def lie_of(spec, path):
     return Member(digest(b"liar"), PEERS[3], 255, digest(raw), str(path))
 
 
-@pytest.mark.parametrize("rule", ["clip", "nnm", "krum", "rfa", "cclip", "flag"])
+@pytest.mark.parametrize("rule", ["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"])
 def test_members_in_any_order_give_one_digest_for_views_checks_and_final_states(tmp_path, rule):
     spec = spec_of(rule)
     homes = [Home(tmp_path / str(at), peer, spec) for at, peer in enumerate(PEERS[:3])]

@@ -13,6 +13,7 @@ from atoll.node.worker.local_weights import LocalWeights, carries
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of
 from atoll.protocols.run.arena import Span, arena_of
+from atoll_bench.delayed import LateRule
 from atoll_bench.module_values import fill_module, read_module
 from tests.node.worker.session_home import SPEC
 
@@ -21,9 +22,9 @@ ARENA = arena_of(SPEC.model)
 LAWS = settings(max_examples=25, deadline=None)
 
 
-def spec_of(fragments=1, overlap_steps=1, keep_256=256):
+def spec_of(fragments=1, overlap_steps=1, keep_256=256, late=msgspec.UNSET):
     outer = msgspec.structs.replace(
-        SPEC.outer, fragments=fragments, overlap_steps=overlap_steps, keep_256=keep_256
+        SPEC.outer, fragments=fragments, overlap_steps=overlap_steps, keep_256=keep_256, late=late
     )
     return msgspec.structs.replace(SPEC, outer=outer)
 
@@ -82,6 +83,47 @@ def test_a_share_of_what_was_trained_in_flight_stays(keep_256):
     world.weights.merge(view, arrived=True)
     assert torch.allclose(world.local(), to_float(view) + keep_256 / 256 * noise(2), atol=1e-6)
     assert world.weights.sent == -1
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("keep_256", [0, 128, 256])
+def test_a_blend_is_that_of_the_bench_on_what_was_in_flight(keep_256, fragments):
+    world = World(keep_256=keep_256, fragments=fragments, late="blend")
+    world.train(1)
+    world.send(0)
+    world.train(2)
+    view, before = VIEW + to_fixed(noise(3)), world.local()
+    rule, fresh = LateRule("blend", keep_256 / 256), to_float(view)
+    rows = world.rows(0)
+    others = sorted(set(range(ARENA.chunks)) - set(rows))
+    world.weights.merge(view, arrived=True)
+    wanted = rule.merged(before[rows], torch.zeros(()), fresh[rows])
+    assert torch.allclose(world.local()[rows], wanted, atol=1e-6)
+    assert torch.allclose(world.local()[others], (fresh + noise(1) + noise(2))[others], atol=1e-6), "not sent yet"
+    assert torch.equal(world.weights.anchor_C4096, fresh)
+    assert world.weights.sent == -1
+
+
+@pytest.mark.parametrize("late", ["rebase", "blend"])
+def test_on_a_quadratic_view_and_local_weights_come_to_the_least_point_and_stay(late):
+    """One member whose steps go a quarter of the way; it takes two of them while each round is under way."""
+    world, target, view = World(keep_256=128, late=late), noise(7), VIEW
+
+    def step():
+        fill_module(world.module, world.local().lerp(target, 0.25), ARENA)
+
+    for number in range(60):
+        for _ in range(4):
+            step()
+        delta = world.weights.anchor_C4096 - world.local()
+        world.send(number)
+        for _ in range(2):
+            step()
+        view = view - to_fixed(delta)
+        world.weights.merge(view, arrived=True)
+    # Steps of 2⁻²⁴, and float32 of weights below 0.1.
+    assert float((to_float(view) - target).abs().max()) < 1e-5
+    assert float((world.local() - target).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize("keep_256", [0, 256])

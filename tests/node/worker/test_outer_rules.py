@@ -45,6 +45,11 @@ CASES = [
     ("nesterov", "e3m0", {"alpha_256": 179, "fragments": 2}),
     ("nesterov", "sparse2", {"alpha_256": 179, "overlap_steps": 1}),
     ("slowmo", "sparse2", {"momentum_256": 128, "fragments": 2}),
+    ("nesterov", "e3m0", {"alpha_256": 102, "fragments": 2, "overlap_steps": 1, "late": "blend"}),
+    ("co2", "int8", {"alpha_256": 256}),
+    ("co2", "sparse2", {"fragments": 2, "stale_256": 200, "clip_65536": 99, "overlap_steps": 1}),
+    ("nesterov", "int8", {"alpha_256": 179, "aggregate": "edit", "step_most_256": 1}),
+    ("sgd", "sparse2", {"aggregate": "edit", "fragments": 2}),
 ]
 
 

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from msgspec.structs import replace
 from numba.core.dispatcher import Dispatcher
 
 from atoll.node.ipc.time_budget import TimeBudget
@@ -18,6 +19,7 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from atoll.protocols.run.arena import CHUNK
+from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member
 from tests.node.worker.test_reduction_work import Pair
 
@@ -33,13 +35,17 @@ def machine_code():
     }
 
 
-@pytest.mark.parametrize(("codec", "k"), [("sparse2", 64), ("int8", CHUNK)])
-def test_rounds_need_no_compiler(tmp_path, codec, k):
+@pytest.mark.parametrize(
+    ("codec", "k", "rule"), [("sparse2", 64, None), ("int8", CHUNK, None), ("int8", CHUNK, "edit")]
+)
+def test_rounds_need_no_compiler(tmp_path, codec, k, rule):
     warm(codec_of(codec, k))
     before = machine_code()
     assert sum(map(len, before.values())) >= 5
     compress = type(SPEC.compress)(codec=codec, k=k, feedback=0.95)
-    spec = type(SPEC)(**{name: getattr(SPEC, name) for name in SPEC.__struct_fields__} | {"compress": compress})
+    # A limit of 1/256 shortens the step of each round.
+    outer = replace(SPEC.outer, aggregate=rule, floor_256=64, step_most_256=1) if rule else SPEC.outer
+    spec = replace(SPEC, version=SPEC_VERSION, compress=compress, outer=outer)
     node, other = (Home(tmp_path / name, peer, spec) for name, peer in (("a", ME), ("b", OTHER)))
     for number in range(2):
         ours, theirs = node.train(number).pending, other.train(number).pending

@@ -16,8 +16,8 @@ from atoll.protocols.run.slices import ReduceSpec
 DENSE = CompressSpec(codec="int8", k=4096, feedback=0.95)
 START = StartSpec(weights=digest(b"weights"), state=digest(b"state"))
 REFUSED = [
-    ({"momentum_256": 230}, {}, "for runs with outer.rule nesterov or slowmo"),
-    ({"rule": "sgd", "momentum_256": 230}, {}, "for runs with outer.rule nesterov or slowmo"),
+    ({"momentum_256": 230}, {}, "for runs with outer.rule nesterov, slowmo or co2"),
+    ({"rule": "sgd", "momentum_256": 230}, {}, "for runs with outer.rule nesterov, slowmo or co2"),
     ({"rule": "average", "alpha_256": 179}, {"compress": DENSE}, "needs outer.alpha_256 256"),
     ({"rule": "average", "alpha_256": 256}, {}, "needs compress.codec int8 or e3m0"),
     ({"rule": "nesterov"}, {"reduce": ReduceSpec()}, "nesterov and reduce cannot go together"),
@@ -30,6 +30,19 @@ REFUSED = [
     ),
     ({"rule": "nesterov", "momentum_256": 256}, {}, "momentum_256"),
     ({"rule": "adam"}, {}, "rule"),
+    ({"rule": "slowmo", "stale_256": 128}, {}, "for runs with outer.rule co2"),
+    ({"clip_65536": 128}, {}, "for runs with outer.rule co2"),
+    ({"late": "blend", "overlap_steps": 0}, {}, "outer.late is for runs with outer.overlap_steps above 0"),
+    ({"late": "forecast", "overlap_steps": 1}, {}, "late"),
+    ({"rule": "co2", "stale_256": 0}, {}, "stale_256"),
+    ({"rule": "co2"}, {"reduce": ReduceSpec()}, "co2 and reduce cannot go together"),
+    ({"rule": "co2"}, {"start": START}, "co2 and start cannot go together"),
+    ({"rule": "co2", "holders": 1}, {"experts": True}, "co2 and outer.holders cannot go together"),
+    ({"step_most_256": 2560}, {}, "for runs with outer.aggregate edit"),
+    ({"step_most_256": 2560, "aggregate": "nnm"}, {}, "for runs with outer.aggregate edit"),
+    ({"liars_256": 64, "aggregate": "edit"}, {}, "liars_256 is not for outer.aggregate edit"),
+    ({"aggregate": "edit", "floor_256": 0}, {}, "needs outer.floor_256 above 0"),
+    ({"aggregate": "edit"}, {"reduce": ReduceSpec()}, "reduce and outer.aggregate cannot go together"),
 ]
 LEGAL = [
     ({"rule": "sgd"}, {}),
@@ -37,6 +50,10 @@ LEGAL = [
     ({"rule": "nesterov", "alpha_256": 179}, {}),
     ({"rule": "nesterov", "alpha_256": 179, "fragments": 2, "overlap_steps": 1}, {"compress": DENSE}),
     ({"rule": "slowmo", "momentum_256": 128}, {"experts": True}),
+    ({"rule": "nesterov", "aggregate": "edit", "step_most_256": 256}, {"compress": DENSE}),
+    ({"aggregate": "edit", "holders": 1}, {"experts": True}),
+    ({"late": "blend", "overlap_steps": 1}, {}),
+    ({"rule": "co2", "stale_256": 256, "clip_65536": 1, "momentum_256": 0, "fragments": 2}, {}),
 ]
 
 
@@ -67,6 +84,13 @@ def test_a_run_without_a_rule_has_the_bytes_that_it_had(spec):
     assert b"rule" not in body
     assert b"momentum" not in body
     assert spec.outer.momenta == 0
+
+
+def test_co2_keeps_its_momentum_and_a_pending_mean(spec):
+    outer = changed(spec, {"rule": "co2"}, {}).outer
+    names = {place.name.split(".")[0] for place in state_arena_of(spec.model, outer.momenta).placements}
+    assert {"momentum1", "momentum2"} <= names
+    assert "momentum3" not in names
 
 
 def test_a_state_with_momentum_has_the_models_arena_twice(spec):

@@ -26,14 +26,19 @@ class Fixed:
 
     compares = True
 
-    def __init__(self, clip_PA, weight_P, chunks=(0, 1, 2)):
+    def __init__(self, clip_PA, weight_P, chunks=(0, 1, 2), weight_PA=None):
         self.atom_C = ATOMS
+        self.weight_PA = weight_PA
         self.clip_PA, self.weight_P, self.chunks = clip_PA, weight_P, chunks
         self.norm2 = {}
 
     def clip(self, atom, norm2_P):
         self.norm2[atom] = norm2_P
         return [row[atom] for row in self.clip_PA]
+
+    def weigh(self, atom, weight_P, norm2_P):
+        self.given_P = list(weight_P)
+        return weight_P if self.weight_PA is None else [row[atom] for row in self.weight_PA]
 
     def sample(self, members, k):
         return np.array(self.chunks, np.int64)
@@ -84,6 +89,25 @@ def test_what_a_judge_is_told_and_what_becomes_of_its_answer(name, k, threads):
     sent = sum(weight * _sent(q, name).long() for weight, q in zip(judge.weight_P, left, strict=True))
     share = divisor(sent, sum(judge.weight_P), STEP.floor_256)
     assert torch.equal(update, outer_step(numerator, share, STEP.alpha_256).int())
+
+
+@pytest.mark.parametrize(("name", "k"), [("sparse2", 64), ("int8", 4096), ("e3m0", 4096)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_judge_may_weigh_each_atom_by_itself(name, k, threads):
+    members = [(w, payload(name, k, w, scale)) for w, scale in ((1, 1e-3), (7, 1e-3), (9, 1e-3))]
+    weight_PA = [[200, 5], [100, 9], [50, 3]]
+    judge = Fixed([[WHOLE, WHOLE]] * 3, [], weight_PA=weight_PA)
+    judge.compares = False
+    update = folded(codec_of(name, k), members, judge, threads)
+    assert judge.given_P == [1, 7, 9]
+    for atom in (0, 1):
+        rows = torch.from_numpy(atom == ATOMS)
+        assert bool(update[rows].any())
+        exact = [decode(each, name, CHUNKS, k)[0] for _, each in members]
+        pairs = [(row[atom], q) for row, q in zip(weight_PA, exact, strict=True)]
+        numerator = sum(weight * q for weight, q in pairs)
+        share = divisor(sum(w * _sent(q, name).long() for w, q in pairs), sum(w for w, _ in pairs), STEP.floor_256)
+        assert torch.equal(update[rows], outer_step(numerator, share, STEP.alpha_256).int()[rows])
 
 
 def _sent(q, name):

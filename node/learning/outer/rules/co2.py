@@ -1,0 +1,50 @@
+"""CO2's outer step: the mean of the round before, so that nobody has to wait for this round's.
+
+    v ← clamp(βv + D/Λ, ±φ)        Θ ← Θ − αv        D ← Δ
+
+D is the mean of the last round that was folded, 0 at first; the mean of a run's last round moves nothing. Source:
+Sun et al., CO2, arXiv 2401.16265: one stale all-reduce, a penalty Λ on the staleness gap, and the clip φ of the
+outer momentum. β = 0.5, α = 1, Λ = 1 and φ = 1 are the defaults of their code, where Λ is a constant and φ bounds
+each value; the paper writes Λ with the round's index. Their code's clip has no effect (it drops what `clamp`
+returns); ours has one.
+
+This is CO2's trajectory. What hides the time of an exchange here is the overlap (docs/overlap.md): a member still
+learns the view of a round when the round is folded, although this rule would let it know it before.
+
+Bounds: β·256 ≤ 2⁸ and 256/Λ ≤ 2⁸, |v| and |D| ≤ 2³¹: all sums fit an int64; |v| ≤ φ < 2³¹ keeps v in int32.
+"""
+
+import numpy as np
+
+from atoll.node.learning.kernels.compiled import Ints32, compiled
+
+
+@compiled
+def co2_step(
+    theta_out: Ints32,
+    v_out: Ints32,
+    stale_out: Ints32,
+    theta: Ints32,
+    v: Ints32,
+    stale: Ints32,
+    toward: Ints32,
+    alpha: int,
+    beta: int,
+    gap: int,
+    most: int,
+) -> bool:
+    """One step of every value; see `momentum.Kernel`. `gap`: 256/Λ; `most`: φ in steps of 2⁻²⁴."""
+    wrong = np.int64(0)
+    for i in range(len(theta)):
+        mean = np.int64(theta[i]) - np.int64(toward[i])
+        old, new = np.int64(beta) * np.int64(v[i]), np.int64(gap) * np.int64(stale[i])
+        # On magnitudes, both towards zero: a momentum that gets nothing ends, and −x mirrors x.
+        speed = (old >> 8 if old >= 0 else -(-old >> 8)) + (new >> 8 if new >= 0 else -(-new >> 8))
+        speed = min(max(speed, np.int64(-most)), np.int64(most))
+        top = np.int64(alpha) * speed
+        size = (abs(top) + (1 << 7)) >> 8
+        moved = np.int64(theta[i]) - (size if top >= 0 else -size)
+        theta_out[i], v_out[i], stale_out[i] = np.int32(moved), np.int32(speed), np.int32(mean)
+        # What the narrowing changed, gathered without a branch: 0 in the end means that every value fitted.
+        wrong |= (moved ^ np.int64(theta_out[i])) | (mean ^ np.int64(stale_out[i]))
+    return bool(wrong == 0)
