@@ -1,4 +1,4 @@
-"""Real nodes with each rule of the outer step: one is killed, one joins late, and all have one digest."""
+"""Real nodes with rules of the outer step and the error feedback: one is killed, one joins late, one digest."""
 
 import signal
 
@@ -10,6 +10,24 @@ CASES = [
     ("average", (*DENSE, "outer.alpha_256=256")),
     ("nesterov", (*DENSE, "outer.alpha_256=179")),
     ("slowmo", ("outer.momentum_256=128",)),
+    (
+        "slowmo",
+        (
+            "outer.momentum_256=255",
+            "outer.floor_256=256",
+            "compress.feedback_rule=econtrol",
+            "compress.feedback=1",
+        ),
+    ),
+    (
+        "sgd",
+        (
+            "outer.alpha_256=64",
+            "compress.feedback_rule=dgc",
+            "compress.feedback=1",
+            "compress.warmup=[[1,512],[3,256]]",
+        ),
+    ),
 ]
 
 

@@ -33,10 +33,10 @@ from atoll.protocols.local import worker_messages as worker
 from atoll.protocols.run import admission, invite
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.compression import CompressSpec, WarmUp
 from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
 from atoll.protocols.run.run_spec import (
-    CompressSpec,
     DataSpec,
     InnerSpec,
     OuterSpec,
@@ -125,6 +125,16 @@ MIXTURE = _run(
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
+ECONTROL = _run(
+    compress=CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol", control=0.3),
+    outer=msgspec.structs.replace(_run().outer, rule="slowmo", momentum_256=255, floor_256=256),
+)
+DGC = _run(
+    compress=CompressSpec(
+        codec="sparse2", k=64, feedback=1.0, feedback_rule="dgc", momentum=0.8, clip=2.0,
+        warmup=(WarmUp(4, 1024), WarmUp(8, 256)),
+    ),
+)  # fmt: skip
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -211,6 +221,8 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "puzzled": PUZZLED,
         "muon": MUON,
         "lora": LORA,
+        "econtrol": ECONTROL,
+        "dgc": DGC,
     }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)
