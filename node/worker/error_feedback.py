@@ -59,7 +59,7 @@ class ErrorFeedback:
         self._spool = spool
         self._rule = feedback_rule_of(spec, encoder.device) if spec.compress.feedback_rule else None
         arena = arena_of(spec.model)
-        self._slab_encoder = SlabEncoder(encoder, padding_of(arena), spec.compress.feedback, self._rule)
+        self._slab_encoder = SlabEncoder(encoder, arena, padding_of(arena), spec.compress.feedback, self._rule)
         self.residual_C4096 = untouched_zeros(arena.chunks, encoder.device)
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()

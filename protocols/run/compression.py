@@ -42,7 +42,8 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Compression of a pseudo-gradient into a payload."""
 
     codec: str
-    """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values (see payload.py)."""
+    """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values; `lookup2`: the
+    quantiser of SparseLoCo's authors (see payload.py)."""
     k: int
     """Values kept of each chunk of 4096; 4096 with a dense codec."""
     feedback: _Share
@@ -97,6 +98,11 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         check_codec(self.codec, self.k)
         self._check_warmup(reduced=reduced, audited=audited)
         self._check_keys()
+        if self.codec == "lookup2" and (self.feedback_rule or "ef") != "ef":
+            raise ConfigError(
+                f"compress.codec lookup2 and compress.feedback_rule {self.feedback_rule} cannot go together: "
+                "what is sent of a chunk is known only when its whole tensor is encoded"
+            )
         refused = {"econtrol": self._against_econtrol, "dgc": self._against_dgc}.get(self.feedback_rule or "ef")
         for is_so, words, why in (*refused(outer), (audited, *_AUDITED)) if refused else ():
             if is_so:

@@ -19,6 +19,7 @@ CASES = [
             "compress.feedback=1",
         ),
     ),
+    ("sgd", ("compress.codec=lookup2", "outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536")),
     (
         "sgd",
         (

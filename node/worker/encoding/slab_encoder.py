@@ -17,7 +17,7 @@ from atoll.node.learning.outer.fixed import Padding, clear
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of, slabs
-from atoll.protocols.run.arena import CHUNK, Span
+from atoll.protocols.run.arena import CHUNK, Arena, Span
 from atoll.protocols.run.payload import Layout
 
 T = TypeVar("T")
@@ -40,6 +40,7 @@ class SlabEncoder:
     """Encodes rounds of one run. `rule`: None for the plain error feedback with the decay `feedback`."""
 
     encoder: Encoder
+    arena: Arena
     padding: Padding
     feedback: float
     rule: FeedbackRule | None
@@ -54,14 +55,18 @@ class SlabEncoder:
         found = self._slabs(weights, cover)
         if not all(self._each(found, weights, lambda _, span, local: self.encoder.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
-        payload = self.encoder.begin(layout)
+        payload = self.encoder.begin(layout, tensors_of(self.arena, cover) if layout.has_table else None)
         if self.rule is None:
             work = self._plain(weights, payload, residual_C4096)
         else:
             left = self._left(self.rule.most_norm(number, size_of(cover) * CHUNK), found, weights)
             work = self._ruled(self.rule, number, weights, payload, residual_C4096, left)
         self._each(found, weights, work)
-        return payload.whole()
+        data = payload.whole()
+        if layout.has_table:  # only now anything left e, its padding too
+            for _, span in slabs(cover, self.encoder.slab_chunks):
+                clear(residual_C4096[span.start : span.stop], self.padding, span.start)
+        return data
 
     def _plain(self, weights: LocalWeights, payload: UnfinishedPayload, residual_C4096: Tensor) -> Work[None]:
         def work(at: int, span: Span, local: Tensor | Blocks) -> None:
@@ -140,3 +145,13 @@ class SlabEncoder:
             return share(0)
         with ThreadPoolExecutor(max_workers=threads) as pool:
             return [found for each in pool.map(share, range(threads)) for found in each]
+
+
+def tensors_of(arena: Arena, cover: Cover) -> list[int]:
+    """Number of the tensor of each chunk of a cover. Vectors, which share chunks, are one tensor."""
+    tensor_C = [-1] * arena.chunks
+    for number, place in enumerate(arena.placements):
+        if len(place.shape) == 2:
+            chunks = place.blocks[0] * place.blocks[1]
+            tensor_C[place.first_chunk : place.first_chunk + chunks] = [number] * chunks
+    return [tensor for span in cover for tensor in tensor_C[span.start : span.stop]]

@@ -1,4 +1,4 @@
-"""A rule of the error feedback in whole sessions: a kill, a late join, other sets, and one digest."""
+"""Rules of the error feedback, and `lookup2`, in whole sessions: a kill, a late join, other sets, one digest."""
 
 import math
 from pathlib import Path
@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 
+from atoll.node.learning.outer.fixed import clear, padding_of
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
@@ -20,9 +21,10 @@ from atoll.protocols.local.worker_messages import (
     SnapshotRequest,
     VerifyRequest,
 )
+from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.compression import CompressSpec, WarmUp
 from atoll.protocols.run.run_spec import SPEC_VERSION
-from tests.node.worker.session_home import OTHER, SPEC, Home, member
+from tests.node.worker.session_home import OTHER, SPEC, Home, given, member
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]
 SLOWMO = {"rule": "slowmo", "momentum_256": 255, "floor_256": 256}
@@ -45,6 +47,8 @@ CASES = [
     ({"feedback_rule": "dgc", "warmup": WARM}, {"alpha_256": 64, "floor_256": 64}),
     ({"feedback_rule": "dgc", "clip": 1e-3}, {"alpha_256": 64, "fragments": 2, "overlap_steps": 1}),
     ({"feedback": 0.95, "warmup": WARM}, {"rule": "nesterov"}),
+    ({"feedback": 0.95, "codec": "lookup2"}, {"floor_256": 1, "aggregate": "clip"}),
+    ({"feedback": 0.95, "codec": "lookup2", "warmup": WARM}, {"fragments": 2, "overlap_steps": 1}),
 ]
 
 
@@ -118,6 +122,40 @@ def test_work_outside_the_final_set_returns_to_error_and_memory(tmp_path, codec)
     node.ask(FinalizeRequest(Round(0), (member(other.train(0).pending, OTHER),)))
     assert not memory(node)["memory/values"].any(), "the fold has nothing of ours"
     assert torch.equal(node.session._feedback.residual_C4096, error + kept)
+
+
+def test_what_lookup2_sends_and_what_it_leaves_add_up_and_padding_stays_empty(tmp_path):
+    spec = spec_of({"codec": "lookup2"}, {})
+    home = Home(tmp_path / "a", PEERS[0], spec)
+    feedback, padding = home.session._feedback, padding_of(arena_of(spec.model))
+    # Chunks of other scales: a table for each would be another one in each.
+    for chunk, row in enumerate(feedback.residual_C4096):
+        row += torch.randn(4096, generator=torch.Generator().manual_seed(chunk)) * 2.0 ** (chunk % 5 - 12)
+    clear(feedback.residual_C4096, padding)
+    before = feedback.residual_C4096.clone()
+    delta = given_of(home) + before
+    values = torch.zeros_like(feedback.residual_C4096)
+    feedback._codec_of(0).give_back(values, Path(feedback.pending[0].path).read_bytes())
+    assert torch.allclose(feedback.residual_C4096, delta - clear(values.clone(), padding), atol=1e-8)
+    assert torch.equal(clear(feedback.residual_C4096.clone(), padding), feedback.residual_C4096)
+    matrices = [place for place in arena_of(spec.model).placements if len(place.shape) == 2]
+    for place in matrices:
+        rows = values[place.first_chunk : place.first_chunk + place.blocks[0] * place.blocks[1]]
+        assert len(rows[rows != 0].unique()) <= 4, "one table for a tensor"
+
+
+def given_of(home):
+    """The pseudo-gradient of round 0, measured from outside, which `home` trains and sends."""
+    weights, kept = home.session._learner.weights, {}
+    encode = home.session._feedback.encode
+
+    def listen(number, own):
+        kept["delta"] = given(0, weights, home.session._feedback.residual_C4096, home.spec)
+        return encode(number, own)
+
+    home.session._feedback.encode = listen
+    home.train(0)
+    return kept["delta"]
 
 
 def test_a_long_pseudo_gradient_is_shortened_to_its_bound(tmp_path):

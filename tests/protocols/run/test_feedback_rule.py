@@ -30,6 +30,12 @@ REFUSED = [
     ({"feedback_rule": "econtrol"}, SLOWMO | {"floor_256": 64}, {}, "needs outer.floor_256 256"),
     ({"feedback_rule": "econtrol"}, SLOWMO | {"aggregate": "clip"}, {}, "econtrol and outer.aggregate"),
     ({"feedback_rule": "econtrol"}, SLOWMO, {"reduce": ReduceSpec()}, "slowmo and reduce cannot go together"),
+    *[
+        ({"feedback_rule": rule, "codec": "lookup2"}, {}, {}, f"lookup2 and compress.feedback_rule {rule}")
+        for rule in RULES
+    ],
+    ({"codec": "lookup2", "k": 64}, {"rule": "average"}, {}, "average needs compress.codec int8 or e3m0"),
+    ({"codec": "lookup2"}, {}, {"reduce": ReduceSpec()}, "reduce needs compress.codec sparse2"),
     ({"control": 0.5}, {}, {}, "compress.control is for runs with compress.feedback_rule econtrol"),
     ({"feedback_rule": "econtrol", "momentum": 0.5}, {}, {}, "compress.momentum is for runs with"),
     ({"feedback_rule": "econtrol", "clip": 1.0}, {}, {}, "compress.clip is for runs with"),
@@ -45,6 +51,7 @@ REFUSED = [
     ({"warmup": WARM}, {}, {"audit": AuditSpec()}, "audit and compress.warmup cannot go together"),
 ]
 LEGAL = [
+    ({"codec": "lookup2", "feedback": 0.95}, {"floor_256": 1, "aggregate": "clip"}, {"audit": AuditSpec()}),
     ({"feedback_rule": "ef", "feedback": 0.95}, {}, {}),
     ({"feedback_rule": "econtrol", "control": 0.3}, {}, {"reduce": ReduceSpec()}),
     ({"feedback_rule": "econtrol", **DENSE}, {"rule": "average"}, {}),
