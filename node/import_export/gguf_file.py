@@ -22,7 +22,7 @@ from atoll.node.import_export.huggingface.weights import UNIT
 from atoll.p2p.system.atomic_files import sync_folder
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import Atom, ModelSpec, atoms
-from atoll.protocols.run.serving import ServingSpec
+from atoll.protocols.run.sections.serving import ServingSpec
 
 MAGIC = b"GGUF"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

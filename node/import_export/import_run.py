@@ -42,7 +42,7 @@ from atoll.protocols.run.lora import is_target
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.moments import file_count
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec, StartSpec
-from atoll.protocols.run.serving import ServingSpec
+from atoll.protocols.run.sections.serving import ServingSpec
 
 _NOT_YET = Digest(bytes(DIGEST_BYTES))
 """In the place of digests of weights that were not read yet."""

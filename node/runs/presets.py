@@ -15,12 +15,10 @@ from msgspec.structs import replace
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.run_spec import (
     DEFAULT_MUON_MOMENTUM,
     SPEC_VERSION,
-    CompressSpec,
     DataSpec,
     InnerSpec,
     OuterSpec,
@@ -29,6 +27,8 @@ from atoll.protocols.run.run_spec import (
     Stage,
     Tokenizer,
 )
+from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 BYTES = 256
@@ -151,6 +151,9 @@ def fragmented(spec: RunSpec, count: int) -> RunSpec:
     if spec.outer.fragments != 1:
         raise ConfigError(f"the run has {spec.outer.fragments} fragments already", hint="drop --fragments")
     spec = replace(spec, outer=finer(spec.outer, count), reduce=None if count > 1 else spec.reduce)
+    if spec.compress.warmup:
+        longer = tuple(WarmUp(stage.until * count, stage.k) for stage in spec.compress.stages)
+        spec = replace(spec, compress=replace(spec.compress, warmup=longer))
     spec.check()
     return spec
 
@@ -201,8 +204,14 @@ def continuation_of(recipe: RunSpec, done: int) -> RunSpec:
         recipe,
         version=SPEC_VERSION,
         outer=replace(outer, rounds=rounds, stages=stages, merge=_merging(outer.merge, done)),
+        compress=replace(recipe.compress, warmup=_warming(recipe.compress, done)),
         inner=replace(inner, first_step=first_step),
     )
+
+
+def _warming(compress: CompressSpec, done: int) -> tuple[WarmUp, ...] | UnsetType:
+    """The stages of the warm-up that are not over."""
+    return tuple(WarmUp(stage.until - done, stage.k) for stage in compress.stages if stage.until > done) or UNSET
 
 
 def _merging(spec: MergeSpec | UnsetType, done: int) -> MergeSpec | UnsetType:

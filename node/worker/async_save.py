@@ -19,6 +19,7 @@ from atoll.node.checkpoint.local import FINAL, SAVED, LocalBody, LocalState, beg
 from atoll.node.checkpoint.mapped_arrays import MappedArrays
 from atoll.node.checkpoint.tensorfile import all_finite
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
+from atoll.node.learning.compress.feedback.memory import MEMORY
 from atoll.node.learning.outer.fixed import state_header
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
@@ -155,6 +156,7 @@ class WorkerState:
         tensors = {
             **final,
             "residual": self.feedback.residual_C4096,
+            **(self.feedback.memory.tensors() if self.feedback.memory is not None else {}),
             **(self.slices.tensors() if self.slices is not None else {}),
             **(weights.tensors() if carried else {}),
             **moments,
@@ -199,7 +201,7 @@ class WorkerState:
     def _load(self, found: LocalState, first: int | None) -> None:
         """Load a generation, without its Θ_final if the chain is left at round `first` or before."""
         body, leaves = found.body, first is not None and found.body.final >= first
-        self.feedback.load(found.tensors["residual"], body)
+        self.feedback.load(found.tensors["residual"], body, found.tensors)
         self.settled = body.settled
         if leaves:
             assert first is not None
@@ -217,7 +219,7 @@ class WorkerState:
             weights.load(found.tensors, found.body.sent, found.body.sent_experts, self.fold.view_C4096)
         else:  # they were the view, and will be
             weights.start(self.fold.view_C4096)
-        others = (FINAL, "residual", "kept", *SAVED)
+        others = (FINAL, "residual", "kept", MEMORY, *SAVED)
         self.learner.inner.load({name: t for name, t in found.tensors.items() if not name.startswith(others)})
 
     def _load_final(self, found: LocalState) -> None:
@@ -234,4 +236,6 @@ class WorkerState:
             raise CorruptFault("the saved state is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
+        if self.feedback.memory is not None:
+            self.feedback.memory.check(tensors)
         check_saved(tensors, self.spec)

@@ -51,5 +51,5 @@ def _tried(spec: RunSpec, device: torch.device) -> Encoder | str:
         from atoll.node.learning.compress.gpu.encoder import OnDevice, fault_of
     except ImportError as error:
         return f"its kernels cannot be loaded: {error}"
-    layout = codec_of(spec.compress.codec, spec.compress.k).layout(1)
+    layout = codec_of(spec.compress.codec, spec.compress.most_k).layout(1)
     return fault_of(device, layout, spec.compress.feedback) or OnDevice(device)

@@ -1,7 +1,6 @@
 """What this node sends: its error feedback, the payloads made of it, and which of them are still pending."""
 
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,14 +9,15 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.checkpoint.local import LocalBody, PastPayload
-from atoll.node.learning.compress.blocks import Blocks
-from atoll.node.learning.compress.codecs import Encoder, codec_of
+from atoll.node.learning.compress.codecs import Codec, Encoder, codec_of
+from atoll.node.learning.compress.feedback.choice import feedback_rule_of
+from atoll.node.learning.compress.feedback.memory import Memory, load_rows
 from atoll.node.learning.kernels.compiled import untouched_zeros
-from atoll.node.learning.outer.fixed import clear, padding_of
+from atoll.node.learning.outer.fixed import padding_of
+from atoll.node.worker.encoding.slab_encoder import SlabEncoder
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import Cover, cover_of, largest_payload, rest_of, size_of, slabs
 from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
@@ -41,20 +41,6 @@ def share_of_left(feedback: float) -> float:
     return 1.0 / sum(feedback**age for age in range(PAST_PAYLOADS))
 
 
-Work = Callable[[int, Span, Tensor | Blocks], object]
-"""Is given a slab: its first row in the payload, its chunks, its local weights."""
-
-
-class _Slab(NamedTuple):
-    """Chunks that are encoded at once."""
-
-    at: int
-    """Their first row in the payload."""
-    span: Span
-    blocks: Blocks | None
-    """Their local weights where these stand; None: they are copied."""
-
-
 class MissedPayload(NamedTuple):
     """A payload of ours that did not get into its round's final set, or not everywhere."""
 
@@ -71,10 +57,9 @@ class ErrorFeedback:
         """`encode` takes weights whose anchor is on the encoder's device."""
         self._spec = spec
         self._spool = spool
-        self._encoder = encoder
-        self._codec = codec_of(spec.compress.codec, spec.compress.k)
+        self._rule = feedback_rule_of(spec, encoder.device) if spec.compress.feedback_rule else None
         arena = arena_of(spec.model)
-        self._padding = padding_of(arena)
+        self._slab_encoder = SlabEncoder(encoder, arena, padding_of(arena), spec.compress.feedback, self._rule)
         self.residual_C4096 = untouched_zeros(arena.chunks, encoder.device)
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
@@ -92,31 +77,21 @@ class ErrorFeedback:
     def encode(self, number: int, weights: LocalWeights) -> bytearray:
         """Payload of β·e + (A − L) on what of the round is trained here, which is in flight from now on.
 
-        What the payload could not hold stays in e; other rows of e are not touched. Raises Divergence for weights
-        that are NaN or from 2⁶⁴ on, with everything as it was.
+        What the payload could not hold stays in e; other rows of e are not touched. A rule of the error feedback
+        sends and keeps other sums. Raises Divergence for weights that are NaN or from 2⁶⁴ on; nothing has changed.
         """
-        cover = cover_of(self._spec, number, weights.experts)
-        found = self._slabs(weights, cover)
-        if not all(self._each_slab(found, weights, lambda _, span, local: self._encoder.is_sound(local))):
-            raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
-        payload = self._encoder.begin(self.layout(number, weights.experts))
-
-        def encode_slab(at: int, span: Span, local: Tensor | Blocks) -> None:
-            rows = slice(span.start, span.stop)
-            residual, anchor = self.residual_C4096[rows], weights.anchor_C4096[rows]
-            payload.fill(at, residual, anchor, local, self._spec.compress.feedback)
-            if isinstance(local, Tensor):
-                clear(residual, self._padding, span.start)
-                weights.mark_sent(span, local)
-
-        self._each_slab(found, weights, encode_slab)
+        cover, layout = cover_of(self._spec, number, weights.experts), self.layout(number, weights.experts)
+        payload = self._slab_encoder.encode(number, weights, cover, layout, self.residual_C4096)
         weights.sent = number
         weights.sent_experts = weights.experts
-        return payload.whole()
+        return payload
 
     def layout(self, number: int, experts: bytes) -> Layout:
         """Layout of a payload of this round that covers these experts; empty: all."""
-        return self._codec.layout(size_of(cover_of(self._spec, number, experts)))
+        return self._codec_of(number).layout(size_of(cover_of(self._spec, number, experts)))
+
+    def _codec_of(self, number: int) -> Codec:
+        return codec_of(self._spec.compress.codec, self._spec.compress.k_of(number))
 
     def path_of(self, blob: Digest) -> Path:
         """Path of a payload of ours until its round is final."""
@@ -203,16 +178,22 @@ class ErrorFeedback:
         """Add what e would hold of these rows if never sent, or a share of it; −1: take it out again."""
         cover = self._cover(missed.sent)
         size, shares_C = size_of(cover), self._shares_since(missed.sent)
+        back = self._rule.returned(missed.sent.round, len(shares_C)) if self._rule else None
+        if back is not None:
+            shares_C = back.to_error
         if missed.sent.payload in self.left:
             shares_C *= share_of_left(self._spec.compress.feedback)
         values_N4096 = torch.zeros((size, CHUNK))
-        self._codec.give_back(values_N4096, missed.data)
+        self._codec_of(missed.sent.round).give_back(values_N4096, missed.data)
         for counted in rest_of(missed.rows, size):
             values_N4096[counted.start : counted.stop] = 0
         for at, span in slabs(cover, SLAB_CHUNKS):
-            rows = self.residual_C4096[span.start : span.stop]
-            back_N4096 = values_N4096[at : at + span.stop - span.start] * shares_C[span.start : span.stop, None]
-            rows += sign * back_N4096.to(rows.device)
+            rows, part_N4096 = slice(span.start, span.stop), values_N4096[at : at + span.stop - span.start]
+            shared = [(self.residual_C4096[rows], sign * shares_C[rows, None])]
+            if back is not None and self.memory is not None:
+                shared.append((self.memory.values_C4096[rows], -sign * back.from_memory[rows, None]))
+            for kept, share_N1 in shared:
+                kept += (part_N4096 * share_N1).to(kept.device)
 
     def _shares_since(self, sent: Pending) -> Tensor:
         """Share of a value of this payload that β has left since, by chunk, float32."""
@@ -222,13 +203,20 @@ class ErrorFeedback:
                 ages_C[span.start : span.stop] += 1
         return torch.tensor(self._spec.compress.feedback).pow(ages_C)
 
-    def load(self, residual_C4096: Tensor, body: LocalBody) -> None:
-        """Load what was saved. A payload that is not whole any more is not pending."""
+    @property
+    def memory(self) -> Memory | None:
+        """What the run's rule keeps beside e."""
+        return self._rule.memory if self._rule else None
+
+    def load(self, residual_C4096: Tensor, body: LocalBody, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Load what was saved; `tensors` has what the memory gave.
+
+        A payload that is not whole any more is not pending.
+        """
         self._drop_residual()
-        slices = (slice(at, at + SLAB_CHUNKS) for at in range(0, len(residual_C4096), SLAB_CHUNKS))
-        for rows in slices:  # those of experts that were never trained here take no memory
-            if bool(residual_C4096[rows].any()):
-                self.residual_C4096[rows] = residual_C4096[rows]
+        load_rows(self.residual_C4096, residual_C4096)
+        if self.memory is not None:
+            self.memory.load(tensors or {})
         self.pending = tuple(filter(_is_whole, body.pending))
         gone = (self._all_sent(one) for one in body.pending if one not in self.pending)
         self.past = tuple(sorted((*body.past, *gone), key=lambda one: one.sent.round))
@@ -251,6 +239,8 @@ class ErrorFeedback:
 
     def _drop_residual(self) -> None:
         self.residual_C4096 = untouched_zeros(len(self.residual_C4096), self.residual_C4096.device)
+        if self.memory is not None:
+            self.memory.drop()
 
     def sweep(self, pending: tuple[Pending, ...], past: tuple[PastPayload, ...]) -> None:
         """Delete spooled files but payloads of these; the blob store has its own names. Raises DiskFault.
@@ -264,32 +254,6 @@ class ErrorFeedback:
                 ended = path.suffix in (_PAYLOAD, ".moments") and path.name not in keep
                 if ended or path.name.endswith(_PAYLOAD + TEMPORARY):
                     path.unlink(missing_ok=True)
-
-    def _slabs(self, weights: LocalWeights, cover: Cover) -> list[_Slab]:
-        """One for each thread where the encoder reads weights in place, else as large as it likes them."""
-        size, threads = size_of(cover), self._encoder.threads
-        if self._encoder.reads_blocks and weights.are_readable:
-            cut = slabs(cover, max(1, -(-size // threads)))
-            return [_Slab(at, span, weights.blocks(span)) for at, span in cut]
-        most = max(1, min(self._encoder.slab_chunks, size))
-        return [_Slab(at, span, None) for at, span in slabs(cover, most)]
-
-    def _each_slab(self, found: list[_Slab], weights: LocalWeights, work: Work) -> list[object]:
-        """Results of `work` for every slab, by all threads together. Each thread has one buffer for copies."""
-        threads, device = self._encoder.threads, self._encoder.device
-        most = max((slab.span.chunks for slab in found if slab.blocks is None), default=0)
-
-        def share(first: int) -> list[object]:
-            into_M4096 = torch.empty((most, CHUNK), device=device)
-            return [
-                work(at, span, weights.rows(span, into_M4096) if blocks is None else blocks)
-                for at, span, blocks in found[first::threads]
-            ]
-
-        if threads == 1:
-            return share(0)
-        with ThreadPoolExecutor(max_workers=threads) as pool:
-            return [found for each in pool.map(share, range(threads)) for found in each]
 
 
 def _is_whole(pending: Pending) -> bool:

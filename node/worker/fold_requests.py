@@ -49,7 +49,6 @@ class SetUpdate:
     def __init__(self, spec: RunSpec, slices: SliceWork | None, threads: int, fresh: Fresh = fresh_like) -> None:
         """`slices`: None in a run that reduces no rounds. `fresh` makes the arrays of the results."""
         self._spec = spec
-        self._codec = codec_of(spec.compress.codec, spec.compress.k)
         # A rule with momentum has the rate in its own step: it is given the mean as it is.
         alpha_256 = 256 if spec.outer.momenta else spec.outer.alpha_256
         self._step = OuterStep(alpha_256, spec.outer.floor_256)
@@ -65,7 +64,8 @@ class SetUpdate:
         # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
         members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
         judge = self._judge(fresh.number, members)
-        moved_N4096 = self._codec.apply_update(
+        compress = self._spec.compress
+        moved_N4096 = codec_of(compress.codec, compress.k_of(fresh.number)).apply_update(
             theta_N4096,
             [member.weight for member in members],
             [map_payload(member.path) for member in members],
@@ -185,7 +185,7 @@ class FoldRequests:
             require_slices(self.slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
             return worker_messages.VerifyReply()
         payload, layout = map_payload(ask.path), self.feedback.layout(ask.round, ask.experts)
-        codec_of(self.spec.compress.codec, self.spec.compress.k).check(payload, layout.chunks)
+        codec_of(layout.codec, layout.k).check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
         return worker_messages.VerifyReply()

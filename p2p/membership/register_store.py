@@ -1,32 +1,21 @@
 """The registers of one run in memory: leases and other values that expire unless their authors renew them.
 
 Merging is a join: the larger (epoch, seq) of an author wins, whatever the order of arrival. Only a larger one is
-news: receiving a known register again neither prolongs its life nor revives it.
-
-Register sync pulls the live registers that a peer has and this node lacks, so that a newcomer knows all leases:
-this node sends the (epoch, seq) that it knows of each author and key, the peer answers with newer live registers
-and their ages, and this repeats while there is more.
+news: receiving a known register again neither prolongs its life nor revives it. Pulls: register_sync.py.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeVar
 
-import msgspec
-from msgspec import Meta
-
-from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.system.atomic_files import read_whole, write_whole
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.registers import (
-    MAX_TTL_S,
     REGISTER_MAX_BYTES,
-    Ordinal,
     Register,
     Value,
     decode_register,
@@ -41,10 +30,6 @@ _FLOORS_PER_AUTHOR = 8
 V = TypeVar("V", bound=Value)
 Key = tuple[PeerId, str]
 Order = tuple[int, int, bytes]
-METHOD = "registers.pull"
-BATCH_BYTES = 256 * 1024
-MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
-_MAX_PULLS = 64
 
 
 class StoredRegister(NamedTuple):
@@ -245,61 +230,3 @@ def _tag(value: Value) -> str:
 
 def _tag_of(kind: type[Value]) -> str:
     return str(kind.__struct_config__.tag)
-
-
-_Version: TypeAlias = tuple[PeerId, Annotated[str, Meta(max_length=16)], Ordinal, Ordinal]
-_Aged: TypeAlias = tuple[Annotated[float, Meta(ge=0, le=MAX_TTL_S)], bytes]
-
-
-class KnownVersions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Request: the newest (epoch, seq) that the sender knows, by author and key."""
-
-    newest: Annotated[tuple[_Version, ...], Meta(max_length=1 << 14)]
-
-
-class RegisterBatch(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Answer: newer registers, each as (age in seconds, bytes)."""
-
-    held: Annotated[tuple[_Aged, ...], Meta(max_length=1 << 11)]
-
-
-@dataclass(eq=False)
-class RegisterSync:
-    """Pulls registers into one store, and answers pulls of peers."""
-
-    registers: RegisterStore
-    calls: Calls
-    now: Callable[[], float]
-    on_news: Callable[[list[tuple[Register, bytes]]], None]
-    """Receives registers that a pull brought, with their bytes."""
-
-    def __post_init__(self) -> None:
-        self.calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
-
-    async def pull(self, peer: PeerId) -> int:
-        """Pull registers from `peer`; return the number of those that were news.
-
-        Raises Unreachable, PeerFault, RunMismatch. The caller owns the deadline.
-        """
-        gained = 0
-        for _ in range(_MAX_PULLS):
-            newest = tuple((author, key, *at) for (author, key), at in sorted(self.registers.versions().items()))
-            batch = await self.calls.call(
-                peer, METHOD, KnownVersions(newest), RegisterBatch, max_bytes=MESSAGE_BYTES
-            )
-            news: list[tuple[Register, bytes]] = []
-            try:
-                for age_s, data in batch.held:
-                    if (register := self.registers.merge(data, self.now(), age_s)) is not None:
-                        news.append((register, data))
-            finally:  # also of a batch whose end is illegal: what is stored is news only once
-                if news:
-                    self.on_news(news)
-            if not news:
-                break
-            gained += len(news)
-        return gained
-
-    async def _answer(self, peer: PeerId, request: KnownVersions) -> RegisterBatch:
-        known = {(author, key): (epoch, seq) for author, key, epoch, seq in request.newest}
-        return RegisterBatch(tuple(self.registers.missing(known, self.now(), BATCH_BYTES)))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.sync import LedgerSync
-from atoll.p2p.membership.register_store import RegisterSync
+from atoll.p2p.membership.register_sync import RegisterSync
 from atoll.p2p.system.waiting import Notifier
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, short

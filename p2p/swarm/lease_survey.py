@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from atoll.p2p.host.interface import Host, PeerAddress
-from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.identity import Identity

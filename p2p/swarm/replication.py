@@ -11,7 +11,8 @@ from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
 from atoll.p2p.ledger.sync import Exchange, LedgerSync
-from atoll.p2p.membership.register_store import RegisterStore, RegisterSync
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.anti_entropy import AntiEntropy
 from atoll.protocols.errors import LocalFault, PeerFault

@@ -98,23 +98,29 @@ def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
 
     This runs for each contribution that a peer writes, so a bitmap that was never seen must be cheap.
     """
+    return _payload_size(spec, number, experts, spec.compress.k_of(number))
+
+
+def _payload_size(spec: RunSpec, number: int, experts: bytes, k: int) -> int:
     count = spec.outer.fragments
     common, *each = _sizes(spec.model, count)[number % count]
     chunks = common + sum(each[expert] for expert in experts_in(experts, len(each)))
-    return payload_bytes(spec.compress.codec, chunks, spec.compress.k)
+    return payload_bytes(spec.compress.codec, chunks, k)
 
 
 def largest_payload(spec: RunSpec, experts: bytes = b"") -> int:
     """Size in bytes of the largest payload that covers these experts; empty: of any payload of the run."""
-    return max(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
+    return max(
+        _payload_size(spec, number, experts, spec.compress.most_k) for number in range(spec.outer.fragments)
+    )
 
 
 def exchange_bytes(spec: RunSpec, experts: bytes = b"") -> int:
-    """Bytes that a member sends while the whole model is exchanged once: one payload of each fragment.
+    """Bytes that a member sends while the whole model is exchanged once, after a warm-up of k.
 
     `experts`: bitmap of the experts that the payloads cover; empty: all.
     """
-    return sum(payload_size(spec, number, experts) for number in range(spec.outer.fragments))
+    return sum(_payload_size(spec, number, experts, spec.compress.k) for number in range(spec.outer.fragments))
 
 
 @lru_cache(maxsize=32)

@@ -10,13 +10,16 @@ Header, then one array over all chunks for each section (little endian; bit 0 of
     highs    the indices' high parts in unary (Elias-Fano): bit `high_i + i` is set for the i-th index
     codes    sparse2: 2 bits per value, bit 0 set means the large level, bit 1 negative; sparse1: 1 bit, negative
 
+    lookup2: as sparse2, but codes are numbers of entries, and the words
+    tables   four u16 per chunk: fp16 within −1 … 1, rising, those that the chunk uses; then zeros
+
     int8, e3m0: all 4096 values
     scales   u16 per block: an fp16 within 0 … `most_scale`
     codes    int8: a signed byte per value; e3m0: 4 bits, magnitude in bits 0-2, bit 3 negative
 
 A value is ±level × scale / 4. As such an fp16 is a multiple of 2⁻²⁴, every value is an integer `q` in units of
 2⁻²⁶, and |q| ≤ 12·2²⁴. One byte string per value: see `docs/wires/payload.md`. Elias-Fano: P. Elias 1974;
-selection: SparseLoCo, arXiv 2508.15706; 4 bits with 3 of exponent: Streaming DiLoCo, arXiv 2501.18512.
+selection and tables: SparseLoCo, arXiv 2508.15706; 4 bits with 3 of exponent: Streaming DiLoCo, arXiv 2501.18512.
 """
 
 import struct
@@ -29,7 +32,7 @@ from atoll.protocols.wires import PAYLOAD
 
 MAGIC = b"atlp"
 VERSION = PAYLOAD.newest
-NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4}
+NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4, "lookup2": 5}
 """Number of each codec in the header, by name."""
 DENSE_BLOCK = {"int8": 4096, "e3m0": 256}
 """Number of values that share a scale, by dense codec."""
@@ -38,8 +41,8 @@ HIGH_LEVELS = (5, 6, 8, 12)
 """Large level by shape: 5 fits Gaussian tails, 6 Laplace, 8 and 12 heavier ones (docs/wires/payload.md)."""
 TOP_LEVEL = {"int8": 127, "e3m0": 64}
 """Largest level, by dense codec; each block that is not silent has it at least once."""
-MOST_SCALE = {"sparse2": 0x3C00, "sparse1": 0x3C00, "int8": 0x2E00, "e3m0": 0x3200}
-"""Bits of the largest legal fp16 scale, by codec: 1, 1, 3/32 and 3/16."""
+MOST_SCALE = {"sparse2": 0x3C00, "sparse1": 0x3C00, "int8": 0x2E00, "e3m0": 0x3200, "lookup2": 0x3C00}
+"""Bits of the largest legal fp16 scale, by codec: 1, 1, 3/32 and 3/16; of a table's value without its sign: 1."""
 VALUE_BITS = 26
 """A decoded integer `q` is in units of 2⁻²⁶."""
 MAX_Q = 12 << 24
@@ -75,6 +78,11 @@ class Layout(msgspec.Struct, frozen=True):
         return self.codec in DENSE_BLOCK
 
     @property
+    def has_table(self) -> bool:
+        """Whether a value is an entry of a table: then a tensor is quantised as a whole."""
+        return self.codec == "lookup2"
+
+    @property
     def low_bits(self) -> int:
         """Number of low bits of an index in a sparse codec, floor(log2(4096 / k))."""
         return (CHUNK // self.k).bit_length() - 1
@@ -87,7 +95,7 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def code_bits(self) -> int:
         """Number of bits of one value's code."""
-        return {"sparse2": 2, "sparse1": 1, "int8": 8, "e3m0": 4}[self.codec]
+        return {"sparse2": 2, "sparse1": 1, "int8": 8, "e3m0": 4, "lookup2": 2}[self.codec]
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
@@ -95,7 +103,7 @@ class Layout(msgspec.Struct, frozen=True):
         codes = _bytes(self.code_bits * self.k)
         if self.is_dense:
             return 2 * CHUNK // DENSE_BLOCK[self.codec], codes
-        return 2, _bytes(self.k * self.low_bits), _bytes(self.high_bits), codes
+        return 8 if self.has_table else 2, _bytes(self.k * self.low_bits), _bytes(self.high_bits), codes
 
     @property
     def offsets(self) -> tuple[int, ...]:

@@ -14,13 +14,13 @@ from atoll.protocols.errors import ConfigError, DecodeError, check_range
 from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RunId, digest, public_key_of
 from atoll.protocols.run.admission import AdmissionSpec
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.lora import check_lora
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
-from atoll.protocols.run.payload import check_codec
-from atoll.protocols.run.serving import ServingSpec
+from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 8
@@ -197,17 +197,6 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.overlap_steps, most if self.overlap_steps else 0
 
 
-class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Compression of a pseudo-gradient into a payload."""
-
-    codec: str
-    """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values (see payload.py)."""
-    k: int
-    """Values kept of each chunk of 4096; 4096 with a dense codec."""
-    feedback: Share
-    """Decay β of the error feedback."""
-
-
 class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """When a round closes. Times are measured in round times, never guessed in seconds."""
 
@@ -309,6 +298,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_optimizer(self.inner)
         _check_outer(self.outer, self.model)
         _check_rule(self)
+        self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
@@ -394,7 +384,6 @@ def _check_names(spec: RunSpec) -> None:
         raise ConfigError("data.digest must have 0 or 32 bytes")
     if spec.data.source.startswith(PACKED) and (not spec.data.digest or spec.data.tokenizer == "bpe8k"):
         raise ConfigError(f"{PACKED} needs data.digest, the id of its index, and the tokenizer `bytes` or `file`")
-    check_codec(spec.compress.codec, spec.compress.k)
 
 
 def _check_reduce(spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""Real nodes with each rule of the outer step: one is killed, one joins late, and all have one digest."""
+"""Real nodes with rules of the outer step and the error feedback: one is killed, one joins late, one digest."""
 
 import signal
 
@@ -14,6 +14,25 @@ CASES = [
     ("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit")),
     ("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend")),
     ("co2", (*DENSE, "outer.clip_65536=655")),
+    (
+        "slowmo",
+        (
+            "outer.momentum_256=255",
+            "outer.floor_256=256",
+            "compress.feedback_rule=econtrol",
+            "compress.feedback=1",
+        ),
+    ),
+    ("sgd", ("compress.codec=lookup2", "outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536")),
+    (
+        "sgd",
+        (
+            "outer.alpha_256=64",
+            "compress.feedback_rule=dgc",
+            "compress.feedback=1",
+            "compress.warmup=[[1,512],[3,256]]",
+        ),
+    ),
 ]
 
 

@@ -19,7 +19,7 @@ from atoll.p2p.ledger.floors import FeedFloors, FloorsQuery
 from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
-from atoll.p2p.membership.register_store import KnownVersions, RegisterBatch
+from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch
 from atoll.p2p.nat import held_circuits
 from atoll.p2p.rpc import frames as call_frames
 from atoll.protocols import blobs, codec, nat, wires
@@ -32,11 +32,8 @@ from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker
 from atoll.protocols.run import admission, invite
 from atoll.protocols.run.arena import Span
-from atoll.protocols.run.audits import AuditSpec
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
 from atoll.protocols.run.run_spec import (
-    CompressSpec,
     DataSpec,
     InnerSpec,
     OuterSpec,
@@ -47,7 +44,10 @@ from atoll.protocols.run.run_spec import (
     StartSpec,
     sign_run,
 )
-from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -125,6 +125,16 @@ MIXTURE = _run(
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
+ECONTROL = _run(
+    compress=CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol", control=0.3),
+    outer=msgspec.structs.replace(_run().outer, rule="slowmo", momentum_256=255, floor_256=256),
+)
+DGC = _run(
+    compress=CompressSpec(
+        codec="sparse2", k=64, feedback=1.0, feedback_rule="dgc", momentum=0.8, clip=2.0,
+        warmup=(WarmUp(4, 1024), WarmUp(8, 256)),
+    ),
+)  # fmt: skip
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -211,6 +221,8 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "puzzled": PUZZLED,
         "muon": MUON,
         "lora": LORA,
+        "econtrol": ECONTROL,
+        "dgc": DGC,
     }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)

@@ -26,7 +26,7 @@ def decode(payload, codec, chunks, k):
         np.frombuffer(payload, np.uint8, chunks * row, at).reshape(chunks, row)
         for at, row in zip(layout.offsets, layout.row_bytes, strict=True)
     ]
-    return _sparse1(sections, layout) if codec == "sparse1" else _dense(sections, layout)
+    return {"sparse1": _sparse1, "lookup2": _lookup2}.get(codec, _dense)(sections, layout)
 
 
 def _spread(index, q, chunks):
@@ -47,6 +47,28 @@ def _sparse1(sections, layout):
             raise Refused
     units = scale_units(torch.from_numpy(word))[:, None] * 4
     q = torch.where(torch.from_numpy(sign) == 1, -units, units)
+    return _spread(torch.from_numpy(index), q, layout.chunks)
+
+
+def _lookup2(sections, layout):
+    tables, lows, highs, codes = sections
+    word = torch.from_numpy(tables.copy().view("<u2").astype(np.int64))
+    size = word & 0x7FFF
+    if bool((size > MOST_SCALE["lookup2"]).any()) or bool((word == 0x8000).any()):
+        raise Refused
+    units = torch.where(word > 0x7FFF, -scale_units(size), scale_units(size))
+    index = bits.unpack_unary(highs, layout.k, layout.high_bits) << layout.low_bits
+    index |= bits.unpack_fields(lows, layout.k, layout.low_bits)
+    code = bits.unpack_fields(codes, layout.k, 2)
+    for chunk in range(layout.chunks):
+        row = units[chunk].tolist()
+        entries = row[: row.index(0)] if 0 in row else row
+        empty = not entries and not code[chunk].any() and (index[chunk] == np.arange(layout.k)).all()
+        rising = (np.diff(index[chunk]) > 0).all() and index[chunk, -1] < 4096
+        sound = entries == sorted(set(entries)) and not any(row[len(entries) :])
+        if not rising or not sound or not (empty or set(code[chunk].tolist()) == set(range(len(entries)))):
+            raise Refused
+    q = units.gather(1, torch.from_numpy(code)) * 4
     return _spread(torch.from_numpy(index), q, layout.chunks)
 
 
@@ -84,20 +106,32 @@ def encode(q, codec, k):
 def _sparse_row(row, layout):
     at = [place for place, value in enumerate(row) if value] or list(range(layout.k))
     assert len(at) == layout.k
+    if layout.has_table:
+        return _lookup_row(row, at, layout)
     small = min(abs(row[place]) for place in at)
     ratios = sorted({4 * abs(row[place]) // max(1, small) for place in at} - {0, 4})
     assert len(ratios) <= 1
     shape = HIGH_LEVELS.index(ratios[0]) if ratios else 0
     codes = [int(abs(row[place]) > small) | 2 * (row[place] < 0) for place in at]
+    return (
+        (_half(small // 4) | shape << 14).to_bytes(2, "little"),
+        *_places(at, layout),
+        _fields(codes if layout.code_bits == 2 else [code >> 1 for code in codes], layout.code_bits),
+    )
+
+
+def _lookup_row(row, at, layout):
+    table = sorted({row[place] for place in at} - {0})
+    halves = [_half(abs(value) // 4) | (0x8000 if value < 0 else 0) for value in table] + [0] * (4 - len(table))
+    codes = [table.index(row[place]) if table else 0 for place in at]
+    return b"".join(half.to_bytes(2, "little") for half in halves), *_places(at, layout), _fields(codes, 2)
+
+
+def _places(at, layout):
     highs = [0] * layout.high_bits
     for i, place in enumerate(at):
         highs[(place >> layout.low_bits) + i] = 1
-    return (
-        (_half(small // 4) | shape << 14).to_bytes(2, "little"),
-        _fields([place % (1 << layout.low_bits) for place in at], layout.low_bits),
-        _fields(highs, 1),
-        _fields(codes if layout.code_bits == 2 else [code >> 1 for code in codes], layout.code_bits),
-    )
+    return _fields([place % (1 << layout.low_bits) for place in at], layout.low_bits), _fields(highs, 1)
 
 
 def _dense_row(row, layout):

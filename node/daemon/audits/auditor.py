@@ -25,7 +25,7 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import MAX_VERDICTS, Contribution, Verdict
 from atoll.protocols.local.contribution_forms import member_of
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
-from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 
 OTHERS = 8
 """Most other contributions of the round whose mean an audit leaves out."""

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.ledger.records import AuditedContribution, Contribution, Verdict, set_digest
-from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 
 LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 """Fewer auditors take nobody's weight: two, in larger runs half of the others, eight at most."""

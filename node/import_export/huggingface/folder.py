@@ -23,7 +23,7 @@ from atoll.node.import_export.huggingface.weights import PUBLIC, load_weights, r
 from atoll.p2p.system.atomic_files import sync_folder, write_whole
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.serving import ServingSpec
+from atoll.protocols.run.sections.serving import ServingSpec
 
 
 class HuggingFaceFolder(NamedTuple):

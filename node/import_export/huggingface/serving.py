@@ -17,7 +17,7 @@ from atoll.node.import_export.huggingface.config import FAMILIES
 from atoll.node.import_export.huggingface.fields import CONFIG, read_float, read_int
 from atoll.node.import_export.huggingface.weights import read_json
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
 
 TOKENIZER_JSON, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 GENERATION, OLDER, TEMPLATE = "generation_config.json", "special_tokens_map.json", "chat_template.jinja"

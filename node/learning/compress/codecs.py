@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress import encoding, folding
+from atoll.node.learning.compress import encoding, folding, lookup
 from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
 from atoll.node.learning.compress.measuring import Judge
@@ -35,7 +35,8 @@ class Codec(NamedTuple):
     def encode(self, residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float) -> bytes:
         """Payload of β·e + (anchor − local); the residual becomes what was not sent."""
         layout = self.layout(len(residual_C4096))
-        return encoding.encode_residual(residual_C4096, anchor_C4096, local_C4096, beta, layout)
+        encode = lookup.encode_residual if layout.has_table else encoding.encode_residual
+        return encode(residual_C4096, anchor_C4096, local_C4096, beta, layout)
 
     def check(self, payload: Payload, chunks: int) -> None:
         """Raise DecodeError unless these bytes are a legal payload."""
@@ -112,8 +113,12 @@ class Encoder(Protocol):
     def is_sound(self, local: Tensor | Blocks) -> bool:
         """Whether float32 values can be encoded: no NaN, nothing from 2⁶⁴ on."""
 
-    def begin(self, layout: Layout) -> UnfinishedPayload:
-        """Begin a payload of this layout."""
+    def begin(self, layout: Layout, tensor_C: Sequence[int] | None = None) -> UnfinishedPayload:
+        """Begin a payload of this layout.
+
+        `tensor_C`: number of the tensor of each chunk, for a layout with a table. With one, e is what was not sent
+        only after `whole`, and may have values in its padding.
+        """
 
 
 class OnHost:
@@ -129,8 +134,8 @@ class OnHost:
     def is_sound(self, local: Tensor | Blocks) -> bool:
         return encoding.is_sound(local)
 
-    def begin(self, layout: Layout) -> UnfinishedPayload:
-        return _HostPayload(layout)
+    def begin(self, layout: Layout, tensor_C: Sequence[int] | None = None) -> UnfinishedPayload:
+        return lookup.LookupPayload(layout, tensor_C) if layout.has_table else _HostPayload(layout)
 
 
 class _HostPayload:

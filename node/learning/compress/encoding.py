@@ -144,7 +144,7 @@ def _encode_chunks(
         word = word_of(half, form, any_large)
         out[offsets[0] + 2 * c] = word & 255
         out[offsets[0] + 2 * c + 1] = word >> 8
-        _pack(out, c, at, code, offsets, shape)
+        pack_chunk(out, c, at, code, offsets, shape)
         if in_place:
             clear_padding(local[part], row, e)
     return True
@@ -180,8 +180,8 @@ def _subtract_sent(
 
 
 @inlined
-def _pack(out: Bytes, c: int, at: Ints32, code: Bytes, offsets: Any, shape: Any) -> None:
-    """Lows, highs and codes of one chunk."""
+def pack_chunk(out: Bytes, c: int, at: Ints32, code: Bytes, offsets: Any, shape: Any) -> None:
+    """Write lows, highs and codes of one chunk; `code` has eight zeros behind the k codes."""
     k, low_bits, codes = shape.k, shape.low_bits, shape.code_bytes
     width, lows, highs = np.uint64(low_bits), shape.low_bytes, shape.high_bytes
     # `out` holds zeros: fields are written whole, the unary bits are or-ed in.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress import dense, sparse_fold
+from atoll.node.learning.compress import dense, lookup, sparse_fold
 from atoll.node.learning.compress.measuring import WHOLE, Judge, judged
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
 from atoll.node.learning.kernels.compiled import ALIGN_BYTES, Bytes, Ints, Ints32, each_range
@@ -56,7 +56,7 @@ class OuterStep(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """A decoded payload of `sparse2` or `sparse1`."""
+    """A decoded payload of a sparse codec."""
 
     index_Ck: Tensor
     """Places in the chunk, int64, rising, 0 … 4095."""
@@ -125,7 +125,8 @@ def decode(payload: Payload, layout: Layout) -> Tables:
     index = np.empty((layout.chunks, layout.k), np.int64)
     q = np.empty_like(index)
     arrays, scratch = _arrays_of([1], [payload], [None], layout), sparse_fold.sparse_scratch(layout, 1)
-    _raise([sparse_fold.decode_sparse(arrays, sparse_shape(layout), index, q, scratch)])
+    decode_chunks = lookup.decode_lookup if layout.has_table else sparse_fold.decode_sparse
+    _raise([decode_chunks(arrays, sparse_shape(layout), index, q, scratch)])
     return Tables(torch.from_numpy(index), torch.from_numpy(q))
 
 
@@ -157,7 +158,8 @@ def _run(
             own = *dense.dense_scratch(dense_shape.block), np.empty((2, members), np.int64)
             return dense.fold_dense(arrays, span, dense_shape, rule, theta.numpy(), out.numpy(), own)
         shape, scratch = sparse_shape(layout), sparse_fold.sparse_scratch(layout, members)
-        return sparse_fold.fold_sparse(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
+        fold = lookup.fold_lookup if layout.has_table else sparse_fold.fold_sparse
+        return fold(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
 
     # Chunks are independent, so how they are shared among threads cannot show in the result.
     _raise(each_range(layout.chunks, threads, work))
@@ -196,7 +198,7 @@ def _arrays_of(
 
 def _raise(faults: list[int]) -> None:
     worst = max(faults, default=0)
-    if worst in (sparse_fold.LEFT_RANGE, dense.LEFT_RANGE):
+    if worst in (sparse_fold.LEFT_RANGE, dense.LEFT_RANGE, lookup.LEFT_RANGE):
         raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
     if worst:
-        raise DecodeError(f"payload: {dense.FAULTS.get(worst) or sparse_fold.FAULTS[worst]}")
+        raise DecodeError(f"payload: {(dense.FAULTS | lookup.FAULTS).get(worst) or sparse_fold.FAULTS[worst]}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress import dense
+from atoll.node.learning.compress import dense, lookup
 from atoll.node.learning.compress.reading import sparse_shape
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.sparse_fold import HIGHS, read_group, sparse_scratch
@@ -89,6 +89,9 @@ def _halves(arrays: Any, layout: Layout, threads: int) -> Ints:
         if layout.is_dense:
             level = np.empty(CHUNK, np.int32)
             measure_dense(arrays, (start, stop), dense.dense_shape(layout), level, halves, there)
+        elif layout.has_table:
+            scratch = sparse_scratch(layout, members)
+            lookup.measure_lookup(arrays, (start, stop), sparse_shape(layout), scratch, halves, _HALF_BITS)
         else:
             measure_sparse(arrays, (start, stop), sparse_shape(layout), halves, there)
         return halves
@@ -132,6 +135,9 @@ def _gram(arrays: Any, layout: Layout, left: int, judge: Judge, threads: int) ->
         if layout.is_dense:
             level = np.empty(CHUNK, np.int32)
             compare_dense(arrays, mine, dense.dense_shape(layout), shift, own, level, gram, there)
+        elif layout.has_table:
+            scratch = sparse_scratch(layout, members)
+            compare_lookup(arrays, mine, sparse_shape(layout), shift, own, scratch, gram)
         else:
             scratch = sparse_scratch(layout, members)
             compare_sparse(arrays, mine, sparse_shape(layout), shift, own, scratch, gram, there)
@@ -206,6 +212,18 @@ def compare_sparse(
                     size = large if kind & np.uint32(1) else small
                     own.place_MK[m, i] = low[g, i]
                     own.value_MK[m, i] = -size if kind & np.uint32(2) else size
+        multiply(own, members, gram)
+
+
+@compiled
+def compare_lookup(
+    payloads: Any, chunks: Ints, shape: Any, shift: int, own: Any, scratch: Any, gram: Ints
+) -> None:
+    """As `compare_sparse`, of `lookup2`."""
+    for c in chunks:
+        members = lookup.place_lookup(payloads, c, shape, shift, own, scratch)
+        if members < 0:
+            return
         multiply(own, members, gram)
 
 

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.merging import ALPHA_BITS
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.merging import ALPHA_BITS
 
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _HALF_BITS = 16

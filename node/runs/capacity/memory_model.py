@@ -34,6 +34,8 @@ SEEN_BYTES = 12
 """The same where nothing is trained: Θ_final, the view, and the array that a fold makes."""
 MOMENTUM_BYTES = 16
 """More of each parameter for each outer momentum: in Θ_final, the view and what a fold makes, and the mean."""
+MEMORY_BYTES = 4
+"""More of each parameter that is trained for what a rule keeps beside the error feedback."""
 _WEIGHT_BYTES, _TAKEN_BYTES = 4, 12
 """Taken: weight and moments of what is trained, on the host while the experts change hands."""
 _CAST_BYTES = 2
@@ -121,7 +123,8 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     )
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained - saved if splits(spec) else 0
-    folds = (FOLD_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * spec.model.parameters
+    each = FOLD_BYTES + MOMENTUM_BYTES * spec.outer.momenta + MEMORY_BYTES * _memories(spec)
+    folds = each * spec.model.parameters
     if devices[0] == "cpu":
         each = _CPU_BASE_BYTES + held + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
@@ -146,13 +149,18 @@ def _needs_to_observe(spec: RunSpec, config: NodeConfig) -> Needs:
     return Needs(_GPU_HOST_BASE_BYTES + module + folds, _GPU_BASE_BYTES + module + passes)
 
 
+def _memories(spec: RunSpec) -> int:
+    return spec.compress.memories(spec.outer.momenta)
+
+
 def encoder_bytes(spec: RunSpec) -> int:
     """Bytes that a device needs to encode contributions (node/worker/encoder_choice.py), for all experts."""
-    chunks, k = arena_of(spec.model).chunks, spec.compress.k
+    chunks, k = arena_of(spec.model).chunks, spec.compress.most_k
     # Of each chunk: twice as many candidates as a power of two above k, with their values; places, values, order
     # and codes of k; unary bits.
     each = 4 * CHUNK + 16 * (1 << (k - 1).bit_length()) + 13 * k + CHUNK // 16
-    return _EXCHANGE_BYTES * CHUNK * chunks + each * min(chunks, _SLAB_CHUNKS) + largest_payload(spec)
+    held = _EXCHANGE_BYTES + MEMORY_BYTES * _memories(spec)
+    return held * CHUNK * chunks + each * min(chunks, _SLAB_CHUNKS) + largest_payload(spec)
 
 
 def memory_shortage(spec: RunSpec, free_bytes: int, *, spare: bool) -> str:

@@ -25,8 +25,8 @@ from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.local.worker_messages import AuditRequest, Member
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import RunSpec, Stage
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll_bench.byzantine import trial
 from atoll_bench.byzantine.mixtures import dealt, mixtures
 

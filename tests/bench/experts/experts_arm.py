@@ -12,8 +12,8 @@ from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import RunSpec, Stage
+from atoll.protocols.run.sections.merging import MergeSpec
 from atoll_bench.child import obey
 from atoll_bench.experts.experts_members import MEMBERS, identity_of
 from atoll_bench.experts.experts_plans import plan_of

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 from atoll.p2p.discovery.discovery import TARGET
 from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.ledger import sync
-from atoll.p2p.membership import liveness, register_store
+from atoll.p2p.membership import liveness, register_sync
 from atoll.p2p.rpc import frames
 from atoll.p2p.swarm.anti_entropy import EVERY_S
 from atoll.protocols import codec
@@ -188,9 +188,9 @@ class Mesh:
     def _exchange(self, number: int) -> None:
         """Count an exchange of two nodes that have the same: its real messages, with all authors that wrote."""
         versions = tuple((author, "lease", 1, seq) for author, seq in sorted(self._registers.items()))
-        asked = frames.request(1, register_store.METHOD, codec.encode(register_store.KnownVersions(versions)))
+        asked = frames.request(1, register_sync.METHOD, codec.encode(register_sync.KnownVersions(versions)))
         self._count("registers.pull", len(asked))
-        self._count("registers.pull", len(frames.reply(1, codec.encode(register_store.RegisterBatch(())))))
+        self._count("registers.pull", len(frames.reply(1, codec.encode(register_sync.RegisterBatch(())))))
         state = codec.encode(sync.Exchange(dict(sorted(self._entries.items())), False, (), (), ()))
         self._count("ledger.sync", len(frames.request(2, sync.METHOD, state)))
         self._count("ledger.sync", len(frames.reply(2, state)))

@@ -9,7 +9,7 @@ from atoll.node.daemon.audits.standing import judge
 from atoll.node.daemon.member_standing import MOST, MemberStandings
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.standing import Standing
-from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.daemon.audits.test_newcomer_weights import PROBATION, Rig
 from tests.node.daemon.audits.test_standing import IDLE, history
 

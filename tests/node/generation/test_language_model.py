@@ -18,7 +18,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
-from atoll.protocols.run.serving import SamplingSpec, ServingSpec
+from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(

@@ -17,7 +17,7 @@ from atoll.node.import_export.huggingface.serving import byte_tokenizer_json
 from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import atoms
-from atoll.protocols.run.serving import ServingSpec
+from atoll.protocols.run.sections.serving import ServingSpec
 from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, SPECS, TOKENS, logits_of, theta_of
 
 DENSE_SPECS = [name for name, spec in SPECS.items() if spec.experts is None]

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from atoll.node.runs.presets import continuation_of, preset
 from atoll.protocols.codec import check_types
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.worker.session_home import ME
 
 MERGING = MergeSpec(every=1, until=40, alpha_4096=1024, donors=2)

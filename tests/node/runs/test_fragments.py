@@ -11,8 +11,8 @@ from atoll.node.runs.presets import finer, fragmented
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import Stage
+from atoll.protocols.run.sections.merging import MergeSpec
 
 OWNER = peer_id_of(bytes(range(32)))
 SPEC = presets.preset("tiny", OWNER, 1)

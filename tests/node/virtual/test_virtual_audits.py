@@ -22,8 +22,8 @@ from atoll.protocols.local.worker_messages import (
     FinalizeRequest,
     FoldRequest,
 )
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.virtual.conftest import FakeWorker
 from tests.node.virtual.real_worker import RealWorker, Seen
 

@@ -45,7 +45,7 @@ class Accountant(RealWorker):
                 delta[rows] = weights.anchor_C4096[rows] - weights.rows(span)
             payload = encode(number, weights)
             self.given[number], self.sent[number] = delta, torch.zeros_like(delta)
-            feedback._codec.give_back(self.sent[number], bytes(payload))
+            feedback._codec_of(number).give_back(self.sent[number], bytes(payload))
             return payload
 
         feedback.encode = listen

@@ -8,8 +8,8 @@ import torch
 
 from atoll.node.learning.model.merging import merge_after_round
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.run_spec import Stage
+from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.virtual.real_worker import RealWorker, Seen, both_before_and_after
 
 ROUNDS = 14

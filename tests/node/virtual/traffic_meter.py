@@ -7,7 +7,8 @@ import pytest
 
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.ledger.sync import Exchange
-from atoll.p2p.membership.register_store import RegisterBatch, RegisterStore
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import RegisterBatch
 from atoll.p2p.rpc.call_stream import OutgoingCalls
 from atoll.p2p.rpc.server import CallServer
 from atoll.p2p.transports.memory.memory_stream import MemoryStream

@@ -31,8 +31,8 @@ from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest, Member
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.worker.session_home import SPEC, Home, member, said
 
 STEPS, PEERS = 4, [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]

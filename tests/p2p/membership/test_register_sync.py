@@ -7,14 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.membership.register_store import (
-    MESSAGE_BYTES,
-    METHOD,
-    KnownVersions,
-    RegisterBatch,
-    RegisterStore,
-    RegisterSync,
-)
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import MESSAGE_BYTES, METHOD, KnownVersions, RegisterBatch, RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual

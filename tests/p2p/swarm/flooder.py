@@ -12,7 +12,7 @@ from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.ledger.sync import MESSAGE_BYTES, METHOD, Exchange
 from atoll.p2p.membership.register_store import MESSAGE_BYTES as PULL_BYTES
 from atoll.p2p.membership.register_store import METHOD as PULL
-from atoll.p2p.membership.register_store import KnownVersions, RegisterBatch
+from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols import codec
 from atoll.protocols.identity import Identity

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.membership.register_store import METHOD, KnownVersions, RegisterBatch, RegisterStore, RegisterSync
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.membership.register_sync import METHOD, KnownVersions, RegisterBatch, RegisterSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.lease_survey import read_leases
 from atoll.protocols.errors import Unreachable

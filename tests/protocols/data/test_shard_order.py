@@ -11,8 +11,8 @@ from atoll.node.runs.presets import preset
 from atoll.protocols.data.shard_index import ShardIndex
 from atoll.protocols.data.shard_order import Turn, most_windows, shards_of, stretches, windows_a_shard
 from atoll.protocols.ids import PeerId, digest
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.run_spec import Stage
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.worker.session_home import ME, OTHER
 
 TINY = preset("tiny", ME, 7)

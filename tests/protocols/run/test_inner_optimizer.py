@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from atoll.node.worker.multi_device.modes import check_shards
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 from atoll.protocols.run.moments import is_orthogonalized, kinds_of, moments_bytes
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, open_run, sign_run
+from atoll.protocols.run.sections.audits import AuditSpec
 
 EXPERTS = ExpertsSpec(count=4, per_token=2, ffn=64)
 MODEL = ModelSpec(

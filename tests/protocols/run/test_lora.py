@@ -10,10 +10,10 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.run.arena import CHUNK, arena_of
-from atoll.protocols.run.audits import AuditSpec
 from atoll.protocols.run.bounds import base_max_bytes, snapshot_max_bytes
 from atoll.protocols.run.model_spec import ExpertsSpec, atoms
 from atoll.protocols.run.run_spec import SPEC_VERSION, RunSpec, SignedRun, StartSpec, open_run, sign_run
+from atoll.protocols.run.sections.audits import AuditSpec
 
 BASE = bytes(range(32))
 

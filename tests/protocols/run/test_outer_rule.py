@@ -8,9 +8,9 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of, state_arena_of
 from atoll.protocols.run.bounds import snapshot_max_bytes
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, StartSpec, open_run, sign_run
+from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 DENSE = CompressSpec(codec="int8", k=4096, feedback=0.95)

@@ -13,11 +13,11 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
-from atoll.protocols.run.audits import AuditSpec
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
-from atoll.protocols.run.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 OWNER_ID = Identity(bytes(range(32))).peer_id

@@ -1,5 +1,7 @@
 """A GPU as the place where a worker encodes; and whether this one may be, which is tried before it is believed."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,7 +38,7 @@ class OnDevice:
         assert isinstance(local, Tensor)
         return is_sound(local)
 
-    def begin(self, layout: Layout) -> UnfinishedPayload:
+    def begin(self, layout: Layout, tensor_C: Sequence[int] | None = None) -> UnfinishedPayload:
         return _DevicePayload(layout, self.device)
 
 

@@ -13,7 +13,7 @@ from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import AuditedContribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply
-from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.daemon.audits.test_standing import IDLE, history
 from tests.node.worker.session_home import SPEC
 

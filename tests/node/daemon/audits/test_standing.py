@@ -20,7 +20,7 @@ from atoll.node.daemon.audits.standing import (
 )
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
-from atoll.protocols.run.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 
 SPEC = AuditSpec()
 IDLE = PeerId("a0")

@@ -13,7 +13,7 @@ from atoll.node.import_export.huggingface.serving import (
     tokenizer_files,
 )
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.serving import TEMPLATE_MAX_BYTES, SamplingSpec, ServingSpec, TokensSpec
 from tests.node.import_export.huggingface.test_transformers import DENSE
 
 VOCAB = 256

@@ -28,9 +28,9 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.merging import MergeSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, expert_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.merging import MergeSpec
 
 ME = Identity(bytes([1]) * 32).peer_id
 ALPHA_UNIT = 1 << ALPHA_BITS

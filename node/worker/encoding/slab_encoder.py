@@ -1,0 +1,157 @@
+"""Local weights into a payload, slab by slab, by all threads of an encoder: what is added to them before and kept
+after is the run's rule of the error feedback."""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from atoll.node.learning.compress.blocks import Blocks
+from atoll.node.learning.compress.codecs import Encoder, UnfinishedPayload
+from atoll.node.learning.compress.feedback.memory import FeedbackRule
+from atoll.node.learning.outer.fixed import Padding, clear
+from atoll.node.worker.local_weights import LocalWeights
+from atoll.protocols.errors import TRAIN_AGAIN, Divergence
+from atoll.protocols.ledger.coverage import Cover, size_of, slabs
+from atoll.protocols.run.arena import CHUNK, Arena, Span
+from atoll.protocols.run.payload import Layout
+
+T = TypeVar("T")
+Work = Callable[[int, Span, Tensor | Blocks], T]
+"""Is given a slab: its first row in the payload, its chunks, its local weights."""
+
+
+class _Slab(NamedTuple):
+    """Chunks that are encoded at once."""
+
+    at: int
+    """Their first row in the payload."""
+    span: Span
+    blocks: Blocks | None
+    """Their local weights where these stand; None: they are copied."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlabEncoder:
+    """Encodes rounds of one run. `rule`: None for the plain error feedback with the decay `feedback`."""
+
+    encoder: Encoder
+    arena: Arena
+    padding: Padding
+    feedback: float
+    rule: FeedbackRule | None
+
+    def encode(
+        self, number: int, weights: LocalWeights, cover: Cover, layout: Layout, residual_C4096: Tensor
+    ) -> bytearray:
+        """Payload of β·e + (A − L), or of what the rule makes of them; e becomes what the rule leaves.
+
+        Raises Divergence for weights that are NaN or from 2⁶⁴ on, with everything as it was.
+        """
+        found = self._slabs(weights, cover)
+        if not all(self._each(found, weights, lambda _, span, local: self.encoder.is_sound(local))):
+            raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
+        payload = self.encoder.begin(layout, tensors_of(self.arena, cover) if layout.has_table else None)
+        if self.rule is None:
+            work = self._plain(weights, payload, residual_C4096)
+        else:
+            left = self._left(self.rule.most_norm(number, size_of(cover) * CHUNK), found, weights)
+            work = self._ruled(self.rule, number, weights, payload, residual_C4096, left)
+        self._each(found, weights, work)
+        data = payload.whole()
+        if layout.has_table:  # only now anything left e, its padding too
+            for _, span in slabs(cover, self.encoder.slab_chunks):
+                clear(residual_C4096[span.start : span.stop], self.padding, span.start)
+        return data
+
+    def _plain(self, weights: LocalWeights, payload: UnfinishedPayload, residual_C4096: Tensor) -> Work[None]:
+        def work(at: int, span: Span, local: Tensor | Blocks) -> None:
+            residual = residual_C4096[span.start : span.stop]
+            payload.fill(at, residual, weights.anchor_C4096[span.start : span.stop], local, self.feedback)
+            if isinstance(local, Tensor):
+                clear(residual, self.padding, span.start)
+                weights.mark_sent(span, local)
+
+        return work
+
+    def _ruled(
+        self,
+        rule: FeedbackRule,
+        number: int,
+        weights: LocalWeights,
+        payload: UnfinishedPayload,
+        residual_C4096: Tensor,
+        left: float,
+    ) -> Work[None]:
+        def work(at: int, span: Span, local: Tensor | Blocks) -> None:
+            rows = slice(span.start, span.stop)
+            residual, anchor = residual_C4096[rows], weights.anchor_C4096[rows]
+            assert isinstance(local, Tensor), "a rule reads rows"
+
+            def encode(wanted: Tensor) -> None:
+                # The encoder adds a difference of weights to what it encodes: here of equal ones, which is 0.
+                payload.fill(at, wanted, anchor, anchor, 1.0)
+
+            delta = anchor - local
+            rule.send(number, span, residual, delta if left == 1 else delta.mul_(left), encode)
+            # A payload may name places that are padding, where nothing was trained and nothing may be kept.
+            clear(residual, self.padding, span.start)
+            if rule.memory is not None:
+                clear(rule.memory.values_C4096[rows], self.padding, span.start)
+            weights.mark_sent(span, local)
+
+        return work
+
+    def _left(self, most: float, found: list[_Slab], weights: LocalWeights) -> float:
+        """Share of the local progress that clipping to a norm leaves, in 256ths where that is less than all."""
+        if most == math.inf:
+            return 1.0
+
+        def square(_: int, span: Span, local: Tensor | Blocks) -> float:
+            assert isinstance(local, Tensor), "a rule reads rows"
+            return float(torch.linalg.vector_norm(weights.anchor_C4096[span.start : span.stop] - local)) ** 2
+
+        norm = math.sqrt(math.fsum(self._each(found, weights, square)))
+        # Rounded down to 256ths: sums of another order, on another device, give the same share.
+        return 1.0 if norm <= most else math.floor(256 * most / norm) / 256
+
+    def _slabs(self, weights: LocalWeights, cover: Cover) -> list[_Slab]:
+        """One for each thread where the encoder reads weights in place, else as large as it likes them."""
+        size, threads = size_of(cover), self.encoder.threads
+        # A rule needs the anchor after the encoder has read it, so nothing becomes the anchor in passing.
+        if self.encoder.reads_blocks and weights.are_readable and self.rule is None:
+            cut = slabs(cover, max(1, -(-size // threads)))
+            return [_Slab(at, span, weights.blocks(span)) for at, span in cut]
+        most = max(1, min(self.encoder.slab_chunks, size))
+        return [_Slab(at, span, None) for at, span in slabs(cover, most)]
+
+    def _each(self, found: list[_Slab], weights: LocalWeights, work: Work[T]) -> list[T]:
+        """Results of `work` for every slab, by all threads together. Each thread has one buffer for copies."""
+        threads, device = self.encoder.threads, self.encoder.device
+        most = max((slab.span.chunks for slab in found if slab.blocks is None), default=0)
+
+        def share(first: int) -> list[T]:
+            into_M4096 = torch.empty((most, CHUNK), device=device)
+            return [
+                work(at, span, weights.rows(span, into_M4096) if blocks is None else blocks)
+                for at, span, blocks in found[first::threads]
+            ]
+
+        if threads == 1:
+            return share(0)
+        with ThreadPoolExecutor(max_workers=threads) as pool:
+            return [found for each in pool.map(share, range(threads)) for found in each]
+
+
+def tensors_of(arena: Arena, cover: Cover) -> list[int]:
+    """Number of the tensor of each chunk of a cover. Vectors, which share chunks, are one tensor."""
+    tensor_C = [-1] * arena.chunks
+    for number, place in enumerate(arena.placements):
+        if len(place.shape) == 2:
+            chunks = place.blocks[0] * place.blocks[1]
+            tensor_C[place.first_chunk : place.first_chunk + chunks] = [number] * chunks
+    return [tensor for span in cover for tensor in tensor_C[span.start : span.stop]]
