@@ -62,6 +62,11 @@ def test_who_sent_nothing_has_no_vote_and_nobody_is_no_error():
     assert edit_weights([9, 255], [0, 0]) == [0, 0]
 
 
+def test_where_lengths_are_large_the_shortest_has_all_of_the_vote():
+    """As published, and why docs/aggregation.md calls it no defence."""
+    assert edit_weights([64] * 4, [norm2(14.0), norm2(14.0), norm2(14.0), norm2(0.01)]) == [0, 0, 0, 255]
+
+
 def test_the_longest_norms_do_not_overflow():
     assert edit_weights([255, 255], [1 << 90, (1 << 90) - 1]) == [255, 255]
 
