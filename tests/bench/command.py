@@ -29,6 +29,7 @@ BENCHES = {
     "reducers": "Rounds until a reducer that lies, or opens nothing, counts no more; small and large arenas.",
     "experts": "Memory, upload, time and loss of members that share a mixture's experts, beside training all.",
     "slices": "Memory, upload, time and loss of members that train slices of a dense model, beside training all.",
+    "convergence": "Loss of every outer loop at equal tokens: data-parallel, each rule of the fold, k and H.",
     "byzantine": "Loss of runs with liars under rules of aggregation, by attack and share; cost of the fold.",
     "scale": "Control traffic of a node, and how long a record takes, with 100 and with 2,000 virtual nodes.",
     "heal": "Loss after a partition of two sides that trained apart, over the better side's that goes on alone.",
@@ -49,6 +50,7 @@ OPTIONS = {
     "reducers": (),
     "experts": ("loss", "device"),
     "slices": ("loss", "preset", "seeds", "store"),
+    "convergence": ("store", "part", "minutes", "size", "arms", "rounds", "seeds", "device", "report"),
     "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
     "scale": (),
     "heal": ("seeds",),
@@ -63,6 +65,7 @@ DEADLINES_S = {
     "reducers": 3600.0,
     "step": 3600.0,
     "topology": 1800.0,
+    "convergence": 24 * 3600.0,
     "byzantine": 4 * 3600.0,
     "heal": 4 * 3600.0,
     "scale": 3600.0,
@@ -83,14 +86,24 @@ LOSS_DEADLINE_S = 6 * 3600.0
     "--millions", type=click.IntRange(1, 1024), help="compress: parameters, in Mi (64; GPU: 1024); topology: (16)."
 )
 @click.option(
-    "--device", type=click.Choice(["cpu", "cuda"]), help="compress, experts: `cuda` for the rows of a GPU (cpu)."
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="compress, experts: `cuda` for the rows of a GPU; convergence: it trains there (cpu).",
 )
 @click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave, goodput: how many (4).")
-@click.option("--minutes", type=click.FloatRange(0.1, 60), help="goodput: how long each swarm is measured (3).")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.1, 60),
+    help="goodput: how long each swarm is measured (3); convergence: begin no arm that ends later.",
+)
 @click.option(
     "--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny); slices: (10m)."
 )
-@click.option("--rounds", type=click.IntRange(1, 1000), help="wan: how many are measured.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 1000),
+    help="wan: how many are measured; convergence: of 15 steps, longer ones as many steps (100).",
+)
 @click.option(
     "--overlap", type=click.IntRange(1, 1000), help="wan: inner steps before a fold is in (the preset's)."
 )
@@ -102,14 +115,24 @@ LOSS_DEADLINE_S = 6 * 3600.0
     metavar="ALPHA",
     help="byzantine: members read unlike mixtures of works (all read the whole text).",
 )
-@click.option("--seeds", type=click.IntRange(1, 100), help="byzantine, heal: how many (3); slices: (2).")
-@click.option("--store", metavar="DIR", help="slices: curves of finished arms; those are not trained again.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), help="byzantine, heal, convergence: how many (3); slices: (2)."
+)
+@click.option(
+    "--store", metavar="DIR", help="slices, convergence: curves of finished arms; those are not trained again."
+)
+@click.option("--part", metavar="I/N", help="convergence: train the I-th of N parts of what is missing (1/1).")
+@click.option("--size", help="convergence: micro, tiny or 125m (micro; on a GPU 125m).")
+@click.option(
+    "--arms", help="convergence: only these methods, or arms such as `sgd H=15 k=64`, commas between (all)."
+)
+@click.option("--report", metavar="FILE.md", help="convergence: train nothing; write the page of what is stored.")
 @click.option(
     "--loss", is_flag=True, default=None, help="experts, slices: also train whole runs, for an hour and more."
 )
 def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
-    topology, reducers, experts, slices, byzantine, heal, scale, wan (docs/bench.md).
+    topology, reducers, experts, slices, convergence, byzantine, heal, scale, wan (docs/bench.md).
 
     Ways that are compared take turns in one run, because machines are shared: trust ratios before seconds. Exit
     status 1 when a bar is missed or could not be measured.

@@ -1,0 +1,184 @@
+"""The arms of `bench convergence`: what is trained, and with which RunSpec. One line adds a method.
+
+A method is a set of `KEY=VALUE` changes of one recipe, as `atoll run new --set` makes them, so whatever a RunSpec
+can say can be compared. The rules of the outer step come from the product's own list: one that has no line here is
+trained with the settings of a dense rule.
+"""
+
+import typing
+from typing import NamedTuple
+
+import msgspec
+
+from atoll.cli.runs.changes import with_changes
+from atoll.node.runs.presets import SHAPES, Shape
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import digest, peer_id_of
+from atoll.protocols.run import run_spec
+from atoll.protocols.run.model_spec import ModelSpec
+from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+
+MEMBERS = 8
+SOURCE = "builtin:shakespeare"
+LENGTHS = (15, 30, 100)
+"""Inner steps of a round (H)."""
+KEPT = (32, 64, 128)
+"""Values of a chunk that sparse payloads hold (k)."""
+TRIAL_SHARE, TRIAL_STEPS = 3, 500
+"""A trial of settings takes a third of a run's steps, at most 500, on the first seed, at the least H."""
+WARMUP = 20
+"""One step in so many warms the rate up."""
+_DENSE = ("compress.codec=int8", "compress.k=4096")
+Settings = tuple[str, ...]
+
+
+class Size(NamedTuple):
+    """A model, and how one member trains it."""
+
+    shape: Shape
+    vocab: int
+    batch: int
+    """Sequences of a member's step."""
+    lr: float
+    """Peak rate of all methods that train in rounds."""
+
+
+SIZES = {
+    "micro": Size(Shape(64, 1, 1, 1, 128, 32), 256, 4, 4e-3),
+    "tiny": Size(SHAPES["tiny"], 256, 4, 3e-3),
+    "125m": Size(SHAPES["125m"], 8192, 16, 1e-3),
+}
+
+
+class Method(NamedTuple):
+    """One outer loop. `trials` are the settings that are tried first, on one seed; the best one is used."""
+
+    label: str
+    settings: Settings = ()
+    trials: tuple[Settings, ...] = ((),)
+    parallel: bool = False
+    """Members share each step, and there are no rounds."""
+    exact: bool = False
+    """Contributions are float32 and not encoded; everything else is the product's."""
+    sparse: bool = False
+    """Whether k can be chosen."""
+    tuned_as: str = ""
+    """The method whose best trial is used; empty: its own."""
+
+
+def _rates(*alphas_256: int) -> tuple[Settings, ...]:
+    return tuple((f"outer.alpha_256={alpha}",) for alpha in alphas_256)
+
+
+_PARALLEL_RATES = tuple((f"inner.lr={rate:g}",) for rate in (2e-3, 3e-3, 4e-3, 8e-3))
+_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.3, 0.5, 0.8, 0.95))
+_MUON = ("inner.optimizer=muon", "inner.muon_lr=2")
+_NESTEROV = _rates(26, 45, 90, 179)
+_RULES = {
+    "sgd": Method("sgd, sparse2 (SparseLoCo, ours)", trials=_FEEDBACK, sparse=True),
+    "average": Method("average, int8", ("outer.rule=average", *_DENSE)),
+    "nesterov": Method("nesterov, int8 (DiLoCo)", ("outer.rule=nesterov", *_DENSE), _NESTEROV),
+    "slowmo": Method(
+        "slowmo β 0.5, int8", ("outer.rule=slowmo", "outer.momentum_256=128", *_DENSE), _rates(64, 128, 192, 256)
+    ),
+}
+"""By name of `outer.rule`."""
+_BESIDE = {
+    "adamw-parallel": Method("data-parallel AdamW", trials=_PARALLEL_RATES, parallel=True),
+    "muon-parallel": Method("data-parallel Muon", _MUON, parallel=True, tuned_as="adamw-parallel"),
+    "nesterov-float32": Method(
+        "nesterov, float32 (DiLoCo)", ("outer.rule=nesterov", *_DENSE), exact=True, tuned_as="nesterov"
+    ),
+    "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True),
+    "sgd-muon": Method("sgd, sparse2, Muon", _MUON, sparse=True, tuned_as="sgd"),
+    "sgd-overlap": Method("sgd, sparse2, τ = 4", ("outer.overlap_steps=4",), sparse=True, tuned_as="sgd"),
+}
+
+
+def methods() -> dict[str, Method]:
+    """Every method by its name: each rule of the product, and what stands beside them."""
+    rules = {rule: _RULES.get(rule) or _unlisted(rule) for rule in typing.get_args(run_spec.Step)}
+    return {**rules, **_BESIDE}
+
+
+def _unlisted(rule: str) -> Method:
+    return Method(f"{rule}, int8", (f"outer.rule={rule}", *_DENSE), _rates(64, 128, 192, 256))
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One training run."""
+
+    method: str
+    size: str
+    steps: int
+    """Inner steps of a round (H)."""
+    k: int
+    """Values of a chunk; 4096 where all are sent."""
+    settings: Settings
+    """Changes of the recipe."""
+    parallel: bool
+    exact: bool
+    total: int
+    """Inner steps of a member in the whole run; the last round may go beyond it."""
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What tables and plots call it, apart from its size, length and seed."""
+        if self.parallel:
+            return self.method
+        return f"{self.method} H={self.steps}" + (f" k={self.k}" if self.k < 4096 else "")
+
+    @property
+    def key(self) -> str:
+        """A short name of all its settings, of the RunSpec that follows from them too."""
+        return digest(msgspec.json.encode(self), codec.encode(spec_of(self))).hex()[:16]
+
+
+def arm_of(
+    method: str, size: str, *, total: int, seed: int, steps: int = 15, k: int = 64, trial: Settings = ()
+) -> Arm:
+    """An arm of a method with one of its trials' settings. Raises ConfigError for names and settings of no run."""
+    found = methods().get(method)
+    if found is None:
+        raise ConfigError(f"no method {method!r}", hint=f"use one of {', '.join(methods())}")
+    sparse = (f"compress.k={k}",) if found.sparse else ()
+    return Arm(
+        method=method,
+        size=size,
+        steps=1 if found.parallel else steps,
+        k=k if found.sparse else 4096,
+        settings=(*found.settings, *sparse, *trial),
+        parallel=found.parallel,
+        exact=found.exact,
+        total=total,
+        seed=seed,
+    )
+
+
+def spec_of(arm: Arm) -> RunSpec:
+    """The RunSpec of an arm. Nothing comes from a preset but the shape of the model. Raises ConfigError."""
+    size = SIZES.get(arm.size)
+    if size is None:
+        raise ConfigError(f"no size {arm.size!r}", hint=f"use one of {', '.join(SIZES)}")
+    rounds = -(-arm.total // arm.steps)
+    model = ModelSpec(
+        vocab=size.vocab, tied=True, rope_theta=10000.0, norm_eps=1e-5, **msgspec.structs.asdict(size.shape)
+    )
+    spec = RunSpec(
+        version=run_spec.SPEC_VERSION,
+        name="bench",
+        owner=peer_id_of(bytes(range(32))),
+        seed=arm.seed,
+        model=model,
+        data=DataSpec(source=SOURCE, tokenizer="bytes" if size.vocab == 256 else "bpe8k", digest=b""),
+        inner=InnerSpec(
+            lr=size.lr, lr_min=0.1, warmup_steps=arm.total // WARMUP, total_steps=rounds * arm.steps,
+            beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0, batch=size.batch,
+        ),
+        outer=OuterSpec(rounds=rounds, stages=(Stage(0, arm.steps),), alpha_256=256, floor_256=64),
+        compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
+        pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1),
+    )  # fmt: skip
+    return with_changes(spec, arm.settings)

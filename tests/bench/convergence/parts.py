@@ -1,0 +1,124 @@
+"""Which arms a bench trains, in which order, and which of them are still missing. Pure.
+
+Settings are tried before whole runs, so a whole run of a method is known only when its trials are stored.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from atoll.protocols.errors import ConfigError
+from atoll_bench.convergence.arms import KEPT, LENGTHS, TRIAL_SHARE, TRIAL_STEPS, Arm, Settings, arm_of, methods
+from atoll_bench.convergence.store import Line
+
+Stored = Mapping[str, Line]
+"""Lines by key."""
+_MAIN = ("adamw-parallel", "sgd", "nesterov", "nesterov-float32")
+"""Methods that the bars compare: all their seeds come first."""
+
+
+class Wanted(NamedTuple):
+    """What a bench shall train."""
+
+    size: str
+    total: int
+    """Inner steps of a member."""
+    seeds: int
+    only: tuple[str, ...] = ()
+    """Methods, or arms by name; empty: all."""
+
+
+class Cell(NamedTuple):
+    """A whole run of a method but for its seed."""
+
+    method: str
+    steps: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        """As `Arm.name`."""
+        return arm_of(self.method, "micro", total=1, seed=1, steps=self.steps, k=self.k).name
+
+
+def cells(wanted: Wanted) -> list[Cell]:
+    """All whole runs, in the order of their weight for the bars. Raises ConfigError for a name that is none."""
+    known = methods()
+    first = [Cell(name, 1 if known[name].parallel else 15, 64) for name in sorted(known, key=_weight)]
+    more = [
+        Cell(name, steps, k)
+        for steps in LENGTHS
+        for k in KEPT
+        for name in known
+        if not known[name].parallel and (k == 64 or known[name].sparse)
+    ]
+    more.sort(key=lambda cell: (cell.k != 64, cell.method != "sgd"))
+    every = list(dict.fromkeys([*first, *more]))
+    for name in wanted.only:
+        if not any(name in (cell.method, cell.name) for cell in every):
+            raise ConfigError(f"no method {name!r}", hint=f"use some of {', '.join(known)}")
+    return [cell for cell in every if not wanted.only or {cell.method, cell.name} & set(wanted.only)]
+
+
+def _weight(name: str) -> int:
+    return _MAIN.index(name) if name in _MAIN else len(_MAIN)
+
+
+def trials_of(method: str, wanted: Wanted) -> list[tuple[Settings, Arm]]:
+    """The short runs in which a method's settings are tried; none where there is one setting."""
+    found = methods()[method]
+    if len(found.trials) == 1:
+        return []
+    total = trial_total(wanted.total)
+    return [(trial, arm_of(method, wanted.size, total=total, seed=1, trial=trial)) for trial in found.trials]
+
+
+def trial_total(total: int) -> int:
+    """Inner steps of a trial for whole runs of `total` steps."""
+    return max(1, min(TRIAL_STEPS, total // TRIAL_SHARE))
+
+
+def best_trial(method: str, wanted: Wanted, stored: Stored) -> Settings | None:
+    """The settings with the lowest loss; None while a trial is missing."""
+    tuned = methods()[method].tuned_as or method
+    tried = trials_of(tuned, wanted)
+    if not tried:
+        return methods()[tuned].trials[0]
+    losses = [(stored[arm.key].val_bpb if arm.key in stored else math.nan, trial) for trial, arm in tried]
+    return None if any(math.isnan(loss) for loss, _ in losses) else min(losses)[1]
+
+
+def arms(wanted: Wanted, stored: Stored) -> Iterator[Arm]:
+    """Every arm that can be named now, stored or not, in the order in which they should be trained."""
+    found = cells(wanted)
+    main = [cell for cell in found if cell.method in _MAIN and cell.steps in (1, 15) and cell.k == 64]
+    rest = [cell for cell in found if cell not in main]
+    for group, seeds in (
+        (main, range(1, wanted.seeds + 1)),
+        (rest, range(1, 2)),
+        (rest, range(2, wanted.seeds + 1)),
+    ):
+        tuned = dict.fromkeys(methods()[cell.method].tuned_as or cell.method for cell in group)
+        for method in tuned:
+            yield from (arm for _, arm in trials_of(method, wanted))
+        for seed in seeds:
+            for cell in group:
+                trial = best_trial(cell.method, wanted, stored)
+                if trial is not None:
+                    yield arm_of(
+                        cell.method,
+                        wanted.size,
+                        total=wanted.total,
+                        seed=seed,
+                        steps=cell.steps,
+                        k=cell.k,
+                        trial=trial,
+                    )
+
+
+def next_arm(wanted: Wanted, stored: Stored, part: int = 1, parts: int = 1) -> Arm | None:
+    """The next arm of this part that is not stored; None if all that can be named now are."""
+    missing = (
+        arm for arm in arms(wanted, stored) if arm.key not in stored and int(arm.key, 16) % parts == part - 1
+    )
+    return next(missing, None)

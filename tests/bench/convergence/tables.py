@@ -1,0 +1,133 @@
+"""What the stored arms say: means over seeds with their intervals, ratios of equal seeds, and the bars."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from atoll_bench.convergence.arms import methods
+from atoll_bench.convergence.parts import Cell, Wanted, cells
+from atoll_bench.convergence.store import Line
+from atoll_bench.report import Bar, Row, row
+
+OURS, DILOCO, PARALLEL = "sgd H=15 k=64", ("nesterov H=15", "nesterov-float32 H=15"), "adamw-parallel"
+LEAST_ROUNDS, LEAST_SEEDS = 300, 3
+_COMPARED = (
+    ("data-parallel AdamW", OURS, PARALLEL, Bar("<=", 1.02)),
+    ("τ = 4 / no overlap", "sgd-overlap H=15 k=64", OURS, Bar("<=", 1.005)),
+    ("SparseLoCo with Muon / with AdamW (MuLoCo's claim: below 1)", "sgd-muon H=15 k=64", OURS, Bar("<=", 1.0)),
+    ("nesterov / average, int8 (DiLoCo's claim: below 1)", "nesterov H=15", "average H=15", Bar("<=", 1.0)),
+    ("slowmo / average, int8 (SlowMo's claim: below 1)", "slowmo H=15", "average H=15", Bar("<=", 1.0)),
+)
+"""Name, arm, the arm beside it, and the bar of the ratio of their losses."""
+_T_975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+"""97.5 % quantiles of Student's t, by degrees of freedom; above 9: that of 9, a little wide."""
+Runs = Mapping[str, Mapping[int, Line]]
+"""Lines of whole runs by the name of the arm, then by seed."""
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds, and half of its 95 % interval; None with one seed."""
+
+    mean: float
+    half: float | None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f}" + ("" if self.half is None else f" ± {self.half:.4f}")
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and interval of independent values, at least one."""
+    mean, count = statistics.fmean(values), len(values)
+    if count == 1 or not all(map(math.isfinite, values)):
+        return Estimate(mean, None)
+    return Estimate(mean, _T_975[min(count - 1, 9)] * statistics.stdev(values) / math.sqrt(count))
+
+
+def whole_runs(wanted: Wanted, lines: Sequence[Line]) -> Runs:
+    """The newest line of each whole run of this size and length."""
+    found: dict[str, dict[int, Line]] = {}
+    for line in lines:
+        if line.arm.size == wanted.size and line.arm.total == wanted.total and line.arm.seed <= wanted.seeds:
+            found.setdefault(line.arm.name, {})[line.arm.seed] = line
+    return found
+
+
+def ratio(runs: Runs, first: str, second: str) -> tuple[Estimate, list[float]] | None:
+    """Ratio of the losses at the end, of the seeds that both have; None if there is none."""
+    seeds = sorted(runs.get(first, {}).keys() & runs.get(second, {}).keys())
+    ratios = [runs[first][seed].val_bpb / runs[second][seed].val_bpb for seed in seeds]
+    return (estimate(ratios), ratios) if ratios else None
+
+
+def rows_of(wanted: Wanted, lines: Sequence[Line]) -> list[Row]:
+    """The loss of each arm, then the bars."""
+    runs = whole_runs(wanted, lines)
+    return [*(_loss_row(runs, cell) for cell in cells(wanted)), *bar_rows(wanted, lines)]
+
+
+def bar_rows(wanted: Wanted, lines: Sequence[Line]) -> list[Row]:
+    """The figures that have a bar."""
+    runs = whole_runs(wanted, lines)
+    rows = _against_diloco(runs)
+    for label, first, second, bar in _COMPARED:
+        metric = f"ours / {label}" if second == PARALLEL else label
+        rows.append(_ratio_row(runs, metric, first, second, bar))
+    return rows
+
+
+def better_diloco(runs: Runs) -> str | None:
+    """The better arm of DiLoCo's two, over the seeds that all have; None while one of them is missing."""
+    seeds = set.intersection(*(set(runs.get(name, {})) for name in DILOCO))
+    if not seeds:
+        return None
+    return min(DILOCO, key=lambda name: statistics.fmean(runs[name][seed].val_bpb for seed in seeds))
+
+
+def _against_diloco(runs: Runs) -> list[Row]:
+    beside = better_diloco(runs)
+    loss, less = Bar("<=", 1.0), Bar(">=", 180)
+    if beside is None or OURS not in runs:
+        names = ("loss, ours / better DiLoCo, H = 15", "bytes, better DiLoCo / ours, H = 15")
+        return [row(name, None, "x", bar, note="not run") for name, bar in zip(names, (loss, less), strict=True)]
+    ours, other = next(iter(runs[OURS].values())), next(iter(runs[beside].values()))
+    rounds = _rounds_of(ours)
+    rows = [
+        _ratio_row(runs, f"loss, ours / better DiLoCo ({beside})", OURS, beside, loss),
+        row("rounds of that comparison", rounds, "rounds", Bar(">=", LEAST_ROUNDS)),
+        row("seeds of that comparison", _seeds_of(runs, OURS, beside), "seeds", Bar(">=", LEAST_SEEDS)),
+        row(f"bytes, {beside} / ours", other.points[-1].sent_bytes / ours.points[-1].sent_bytes, "x", less),
+    ]
+    for name in (name for name in DILOCO if name != beside):
+        sent = next(iter(runs[name].values())).points[-1].sent_bytes
+        rows.append(_ratio_row(runs, f"loss, ours / {name}", OURS, name, None))
+        rows.append(row(f"bytes, {name} / ours", sent / ours.points[-1].sent_bytes, "x"))
+    return rows
+
+
+def _rounds_of(line: Line) -> int:
+    return -(-line.arm.total // line.arm.steps)
+
+
+def _seeds_of(runs: Runs, first: str, second: str) -> int:
+    return len(runs[first].keys() & runs[second].keys())
+
+
+def _loss_row(runs: Runs, cell: Cell) -> Row:
+    name = cell.name
+    metric = f"{name}: {methods()[cell.method].label}"
+    if name not in runs:
+        return row(metric, None, "bits/byte", note="not run")
+    losses = [line.val_bpb for _, line in sorted(runs[name].items())]
+    note = "seeds " + ", ".join(f"{loss:.4f}" for loss in losses)
+    found = estimate(losses)
+    return row(metric, found.mean, "bits/byte", note=note if found.half is None else f"± {found.half:.4f}; {note}")
+
+
+def _ratio_row(runs: Runs, metric: str, first: str, second: str, bar: Bar | None) -> Row:
+    found = ratio(runs, first, second)
+    if found is None:
+        return row(metric, None, "x", bar, note="not run")
+    mean, each = found
+    note = "seeds " + ", ".join(f"{value:.4f}" for value in each)
+    return row(metric, mean.mean, "x", bar, note=note if mean.half is None else f"± {mean.half:.4f}; {note}")
