@@ -3,7 +3,7 @@
     python -m atoll_bench.lora.loss --text FILE [--seeds 1 2] [--rates whole=0.001 8=0.003]
 
 A `tiny` base is trained on Shakespeare by one member, then two members go on with another text: with all weights,
-or with adapters of a rank. Prints a JSON line for each validation.
+or with adapters of a rank, of which K of 4096 values are sent. Prints a JSON line for each validation.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", type=Path, required=True, help="what is tuned on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rates", nargs="+", default=["whole=0.001", "8=0.003"], help="RANK=RATE or whole=RATE")
+    parser.add_argument(
+        "--rates", nargs="+", default=["whole=0.001", "8=0.003"], help="RANK=RATE, RANK/K=RATE or whole=RATE"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     for seed in args.seeds:
@@ -71,9 +73,12 @@ def main() -> None:
             print(json.dumps({"seed": seed, "arm": "base on its own text", "loss": base_loss}), flush=True)
             for number, words in enumerate(args.rates):
                 arm, _, rate = words.partition("=")
-                rank = 0 if arm == WHOLE else int(arm)
+                kind, _, k = arm.partition("/")
+                rank = 0 if kind == WHOLE else int(kind)
                 plain = spec_of(seed, f"file:{args.text.name}", ROUNDS, STEPS, BATCH, float(rate))
                 spec = given(plain, start, rank)
+                if k:
+                    spec = replace(spec, compress=replace(spec.compress, k=int(k)))
                 spec.check()
                 members = GivenMembers(Path(folder) / str(number), spec, weights, 2, str(args.text))
                 about = {"seed": seed, "arm": arm, "rate": float(rate)}
