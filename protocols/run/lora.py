@@ -4,8 +4,8 @@ An adapter of a matrix W `[out, in]` is a pair A `[r, in]`, B `[out, r]`: the la
 (LoRA, arXiv 2106.09685 §4.1). The pairs are all that such a run trains, sends, folds and saves (docs/lora.md).
 """
 
-from collections.abc import Mapping
-from typing import Annotated, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Meta
 
@@ -24,12 +24,25 @@ FACTORS = ("lora_A", "lora_B")
 """Modules of a pair, by their names in peft."""
 _WEIGHT = ".weight"
 _SHARED = ("embed", "embedding", "embed_tokens", "lm_head", "head")
-_REASONS = {
-    "start": "the imported weights are the frozen base, and an adapter begins at zero",
-    "outer.fragments": "an adapter is small, and its vectors are one fragment",
-    "audit": "audits look at the layers' matrices, and these are frozen",
-    "inner.optimizer muon": "Muon moves the layers' matrices, and these are frozen; AdamW moves adapters",
-}
+_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    (
+        "start",
+        lambda spec: bool(spec.start),
+        "the imported weights are the frozen base, and an adapter begins at zero",
+    ),
+    (
+        "outer.fragments",
+        lambda spec: spec.outer.fragments > 1,
+        "an adapter is small, and its vectors are one fragment",
+    ),
+    ("audit", lambda spec: bool(spec.audit), "audits look at the layers' matrices, and these are frozen"),
+    (
+        "inner.optimizer muon",
+        lambda spec: spec.inner.optimizer == "muon",
+        "Muon moves the layers' matrices, and these are frozen; AdamW moves adapters",
+    ),
+)
+"""Keys of a RunSpec, whether one uses them, and why adapters do not go with them."""
 
 
 def is_target(atom: str, targets: str) -> bool:
@@ -71,16 +84,15 @@ def check_rank(rank: int, sides: Mapping[str, tuple[int, ...]]) -> None:
             raise ConfigError(f"model.lora_rank = {rank} is above the smaller side of {name}, {min(shape)}")
 
 
-def check_lora(rank: int, *, has_base: bool, used: Mapping[str, bool]) -> None:
-    """Raise ConfigError for a run whose settings do not go with an adapter. `used`: by the keys of `_REASONS`."""
-    if has_base and not rank:
+def check_lora(spec: Any) -> None:
+    """Raise ConfigError for a RunSpec whose settings do not go with an adapter, or with none."""
+    is_adapted = bool(spec.model.lora_rank)
+    if spec.base and not is_adapted:
         raise ConfigError("base is for runs with model.lora_rank: others start from their weights")
-    if not rank:
-        return
-    if not has_base:
+    if is_adapted and not spec.base:
         raise ConfigError(
             "model.lora_rank needs imported weights, which are the frozen base", hint="make the run --from-hf DIR"
         )
-    for key, why in _REASONS.items():
-        if used[key]:
+    for key, is_used, why in _REFUSED if is_adapted else ():
+        if is_used(spec):
             raise ConfigError(f"model.lora_rank and {key} cannot go together: {why}")

@@ -286,9 +286,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             if self.version <= last and is_set:
                 raise ConfigError(f"version {self.version} has no {key}", hint="make the run again")
         if self.version == WHOLE_VERSION and self.outer.fragments > 1:
-            raise ConfigError(
-                f"in version {self.version} outer.fragments were cut otherwise", hint="make the run again"
-            )
+            raise ConfigError("in version 3 outer.fragments were cut otherwise", hint="make the run again")
         codec.check_types(self)
         self.model.check()
         public_key_of(self.owner)
@@ -305,27 +303,20 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_reduce(self)
         _check_audit(self)
         _check_excision(self)
-        used = {
-            "start": bool(self.start),
-            "outer.fragments": self.outer.fragments > 1,
-            "audit": bool(self.audit),
-            "inner.optimizer muon": self.inner.optimizer == "muon",
-        }
-        check_lora(self.model.lora_rank, has_base=bool(self.base), used=used)
+        check_lora(self)
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
             raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
 
     def _newer_keys(self) -> tuple[tuple[int, bool, str], ...]:
         """The last version that lacks a key, whether the key is set, and its name."""
-        unset, each = msgspec.UNSET, self.audit.each if self.audit else msgspec.UNSET
         return (
-            (UNAUDITED_VERSION, self.pace.probation is not unset, "pace.probation"),
-            (MEAN_VERSION, self.outer.aggregate is not unset, "outer.aggregate"),
-            (UNAUDITED_VERSION, self.audit is not unset, "audit"),
-            (ONE_AUDIT_VERSION, each is not unset, "audit.each"),
-            (FULL_WEIGHT_VERSION, self.pace.probation_256 is not unset, "pace.probation_256"),
-            (FULL_WEIGHT_VERSION, self.admission.puzzle_bits is not unset, "admission.puzzle_bits"),
-            (FULL_WEIGHT_VERSION, self.pace.excise_rounds is not unset, "pace.excise_rounds"),
+            (UNAUDITED_VERSION, self.pace.probation is not msgspec.UNSET, "pace.probation"),
+            (MEAN_VERSION, self.outer.aggregate is not msgspec.UNSET, "outer.aggregate"),
+            (UNAUDITED_VERSION, self.audit is not msgspec.UNSET, "audit"),
+            (ONE_AUDIT_VERSION, bool(self.audit and self.audit.each), "audit.each"),
+            (FULL_WEIGHT_VERSION, self.pace.probation_256 is not msgspec.UNSET, "pace.probation_256"),
+            (FULL_WEIGHT_VERSION, self.admission.puzzle_bits is not msgspec.UNSET, "admission.puzzle_bits"),
+            (FULL_WEIGHT_VERSION, self.pace.excise_rounds is not msgspec.UNSET, "pace.excise_rounds"),
         )
 
 
@@ -395,6 +386,7 @@ def _check_reduce(spec: RunSpec) -> None:
         (bool(spec.outer.holders), "outer.holders", "slices are of whole payloads"),
         (bool(spec.pace.probation_256), "pace.probation_256", "a reducer adds what contributions claim"),
         (bool(spec.outer.aggregate), "outer.aggregate", "a rule judges whole payloads, a reducer has slices"),
+        (bool(spec.audit), "audit", "a reducer adds up weights before verdicts are final"),
     )
     for is_set, key, why in refused:
         if is_set:
@@ -404,11 +396,6 @@ def _check_reduce(spec: RunSpec) -> None:
 def _check_audit(spec: RunSpec) -> None:
     if spec.audit is msgspec.UNSET:
         return
-    if spec.reduce is not None:
-        raise ConfigError(
-            "reduce and audit cannot go together: a reducer adds up weights before verdicts are final",
-            hint=_UNREDUCED,
-        )
     if spec.outer.holders or spec.outer.fragments != 1:
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
 

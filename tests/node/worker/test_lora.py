@@ -40,6 +40,9 @@ RUNS = {
     "momentum": replace(with_outer(SPEC, rule="nesterov", alpha_256=179), compress=DENSE),
     "average": replace(with_outer(SPEC, rule="average"), compress=DENSE),
     "judged": with_outer(SPEC, aggregate="clip", floor_256=64),
+    "co2": replace(with_outer(SPEC, rule="co2"), compress=DENSE),
+    "edit": with_outer(SPEC, aggregate="edit", floor_256=64),
+    "blend": with_outer(OVERLAPPING, late="blend"),
     "may reduce": replace(SPEC, reduce=ReduceSpec(k=128)),
 }
 
