@@ -53,11 +53,16 @@ def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
     if outlook.is_complete(spec):
         return f"complete: its owner says that all {spec.outer.rounds} rounds are final"
     known = f"round {outlook.round}, {counted(outlook.members, 'member')}, {outlook.final + 1} rounds are final"
+    if outlook.loss is not None:
+        known += f", training loss {number(outlook.loss)}"
+    rounds = max(0, spec.outer.rounds - outlook.round)
+    speed = f"{number(outlook.tokens_per_s, 0)} tokens/s together"
+    if outlook.pace_s is not None:
+        return f"{known}; {speed}, {span(outlook.pace_s)} a round, about {span(outlook.pace_s * rounds)} left"
     if outlook.round_s is None:
         return known
-    left_s = outlook.round_s * max(0, spec.outer.rounds - outlook.round)
-    pace = f"{number(outlook.tokens_per_s, 0)} tokens/s together, {span(outlook.round_s)} of steps a round"
-    return f"{known}; {pace}, at least {span(left_s)} left"
+    left = f"at least {span(outlook.round_s * rounds)} left"
+    return f"{known}; {speed}, {span(outlook.round_s)} of steps a round, {left}"
 
 
 def part_word(spec: RunSpec) -> str:
@@ -117,12 +122,14 @@ def _traffic(costs: Preview) -> list[str]:
         f"{size(costs.join_bytes)} down once to join",
         f"           {counted(costs.members, 'member')}{'' if costs.members_known else ' assumed'}, "
         f"{size(costs.round_bytes)} up and down a round, "
-        f"{span(costs.round_s)} a round{' at least' if costs.round_known else ' assumed'}, {rate} rounds a day",
+        f"{span(costs.round_s)} a round{' as members say' if costs.round_known else ' assumed'}, "
+        f"{rate} rounds a day",
     ]
 
 
 def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
-    digest = f"; digest {spec.data.digest.hex()[:16]}" if spec.data.digest else ""
+    digest = f"; {size(spec.data.size)}" if spec.data.size else ""
+    digest += f"; digest {spec.data.digest.hex()[:16]}" if spec.data.digest else ""
     if spec.data.index is not None:
         kept = f"members send what this node trains on; {size(config.shard_bytes)} are kept"
         return f"{spec.data.source} ({kept}){digest}"

@@ -134,7 +134,7 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
     `yes` does not join where nothing can be trained: that needs an answer of its own.
     """
     spec, seen = plan.run.spec, plan.outlook
-    members, round_s = (seen.members + 1, seen.round_s) if seen else (None, None)
+    members, round_s = (seen.members + 1, seen.pace_s or seen.round_s) if seen else (None, None)
     costs = preview_of(spec, plan.config, plan.room, members, round_s)
     lines = preview_lines(
         spec, plan.invite, costs, outlook=seen, free=plan.free, config=plan.config, unix_s=time.time()

@@ -11,7 +11,7 @@ from atoll.cli.options import UPCYCLE_FORM
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions, local_folder
-from atoll.node.learning.data.dataset import digest_of
+from atoll.node.learning.data.dataset import measured
 from atoll.node.learning.data.given import vocab_of
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokenizer_choice import TokenizerChoice, choose_tokenizer
@@ -192,9 +192,8 @@ def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:
                 f"{text} was packed with {index.vocab} tokens, the model has {spec.model.vocab}",
                 hint="pack it with the tokenizer.json of these weights",
             )
-        return replace(spec, data=replace(spec.data, digest=name))
-    found = digest_of(spec.data, text, default_cache(), tokenizer)
-    return replace(spec, data=replace(spec.data, digest=found))
+        return replace(spec, data=replace(spec.data, digest=name, size=index.total_bytes))
+    return replace(spec, data=measured(spec.data, text, default_cache(), tokenizer))
 
 
 def _upcycle(text: str) -> UpcycleOptions:

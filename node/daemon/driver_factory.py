@@ -316,6 +316,8 @@ def _build_training(
         offer=lambda: finalizer.offer,
         applied=lambda: finalizer.applied,
         tokens_per_s=lambda: training.tokens_per_s,
+        loss=lambda: training.loss,
+        round_s=lambda: training.starts.round_s,
         trials=Trials(net.block_of),
         is_excluded=removals.is_excluded,
     )

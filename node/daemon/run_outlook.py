@@ -1,6 +1,6 @@
 """How a run is doing, as its members say, for somebody who thinks of joining it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
 
@@ -27,6 +27,10 @@ class RunOutlook:
     """Median seconds that the steps of a round take them; None while nobody says."""
     tokens_per_s: float
     """Of all of them together."""
+    loss: float | None
+    """Median training loss of their newest rounds, nats per token; None while nobody says."""
+    pace_s: float | None
+    """Median seconds from one round to the next, waiting included; None while nobody says."""
     owner_final: int | None
     """The newest round that the run's owner knows to be final; None where its lease is not known."""
 
@@ -47,9 +51,17 @@ def outlook_of(spec: RunSpec, known: Mapping[PeerId, Lease]) -> RunOutlook | Non
         round=median_high(lease.round for lease in leases),
         final=median_high(lease.final for lease in leases),
         round_s=median(took_s) if took_s else None,
+        loss=_median(lease.loss for lease in leases),
+        pace_s=_median(lease.round_s for lease in leases),
         tokens_per_s=sum(lease.tokens_per_s for lease in leases),
         owner_final=owners.final if owners else None,
     )
+
+
+def _median(said: Iterable[float]) -> float | None:
+    """Of what is said; 0 says nothing."""
+    known = [value for value in said if value > 0]
+    return median(known) if known else None
 
 
 async def ask_outlook(

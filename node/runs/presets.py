@@ -75,7 +75,7 @@ def model_of(name: str) -> ModelSpec:
 def preset(
     name: str, owner: PeerId, seed: int, source: str = "builtin:shakespeare", digest: bytes = b""
 ) -> RunSpec:
-    """A complete RunSpec. `digest` is `data.dataset.digest_of(...)`, or empty where data is not checked.
+    """A complete RunSpec. `digest` is that of `data.dataset.measured(...)`, or empty where data is not checked.
 
     The run's own name is the preset's: replace it with `msgspec.structs.replace`. Raises ConfigError.
     """

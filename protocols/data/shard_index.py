@@ -62,6 +62,11 @@ class ShardIndex(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Size of the held-out file."""
         return self.held_out_tokens * (self.token_bytes + SIZE_BYTES)
 
+    @property
+    def total_bytes(self) -> int:
+        """Size of all shards and of the held-out file."""
+        return self.count * self.shard_bytes + self.held_out_bytes
+
     def shard(self, at: int) -> Digest:
         """Blob id of shard `at`."""
         return Digest(self.shards[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES])

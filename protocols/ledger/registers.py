@@ -21,7 +21,9 @@ REGISTER_VERSION = REGISTER.newest
 REGISTER_MAX_BYTES = 4096
 MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""
-_DOMAIN = "register/2"
+LOSS_END = 1e6
+"""A lease says no loss from here on."""
+_DOMAIN = "register/3"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done"]
 RoundOrNone: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 24)]
@@ -45,6 +47,10 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_un
     """Round whose final state the snapshot holds; -1: none."""
     tokens_per_s: Annotated[float, Meta(ge=0, lt=1e12)]
     """Training throughput of the member."""
+    loss: Annotated[float, Meta(ge=0, lt=LOSS_END)] = 0.0
+    """Mean training loss of the newest round that it trained, nats per token; 0: none. A claim, as all of this."""
+    round_s: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
+    """Seconds from the start of one round to that of the next, the median of its newest; 0: not known yet."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):

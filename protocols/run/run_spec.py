@@ -69,6 +69,8 @@ class DataSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     id of the index of its shards (protocols/data/shard_index.py)."""
     tokenizer_blob: Link = b""
     """Blob id of the tokenizer file, which travels with the run; empty unless `tokenizer` is `file`."""
+    size: Annotated[int, Meta(ge=0, le=1 << 50)] = 0
+    """Bytes of the text, or of all files of a packed one; 0: not given. Who reads the text checks it."""
 
     @property
     def index(self) -> Digest | None:

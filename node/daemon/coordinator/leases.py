@@ -29,9 +29,11 @@ class MemberLeases:
     assignment: ExpertAssignment
     feed_round: Callable[[LeasesChanged], None]
     offer: Callable[[], SnapshotOffer | None]
-    """This, `applied` and `tokens_per_s` return what the own lease holds besides the activity."""
+    """This, `applied`, `tokens_per_s`, `loss` and `round_s` return what else the own lease holds."""
     applied: Callable[[], Round]
     tokens_per_s: Callable[[], float]
+    loss: Callable[[], float]
+    round_s: Callable[[], float]
     is_excluded: Callable[[PeerId, int], bool]
     """Returns whether a peer is excluded from a round."""
     trials: Trials
@@ -127,6 +129,8 @@ class MemberLeases:
             snapshot=offer.blob if offer else b"",
             snapshot_round=offer.round if offer else Round(-1),
             tokens_per_s=self.tokens_per_s(),
+            loss=self.loss(),
+            round_s=self.round_s(),
         )
         self.net.put_lease(lease, self.context.spec.pace.lease_s)
         self.assignment.publish()

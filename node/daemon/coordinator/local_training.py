@@ -11,12 +11,22 @@ from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.step_budget import Tempo, choose, least, limit_s, measured, shortened, tempo_of
+from atoll.node.daemon.rounds.step_budget import (
+    RoundStarts,
+    Tempo,
+    choose,
+    least,
+    limit_s,
+    measured,
+    shortened,
+    tempo_of,
+)
 from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DiskFault, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
+from atoll.protocols.ledger.registers import LOSS_END
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.contribution_forms import contribution_of
 
@@ -43,6 +53,10 @@ class LocalTraining:
     """The newest inner step of the round in training."""
     waiting: str = ""
     """What a round that has begun waits for before its first step."""
+    loss: float = 0.0
+    """Mean training loss of the newest round that this node trained since its start; 0: none."""
+    starts: RoundStarts = field(default_factory=RoundStarts)
+    """When its newest rounds began."""
     _tempo: Tempo = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +75,7 @@ class LocalTraining:
             request, worker_messages.TrainReply, lambda: self._check_need(action.round)
         )
         self._tempo = measured(self._tempo, done.train_s, done.pending.steps, done.pending.tokens)
+        self.loss = done.pending.loss if 0 <= done.pending.loss < LOSS_END else 0.0
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
         left_out = max(0, self._tempo.chosen - request.steps)
@@ -99,6 +114,7 @@ class LocalTraining:
     def _request(self, action: StartTraining) -> worker_messages.TrainRequest:
         """Choose steps and experts of the round that begins."""
         self.progress = None
+        self.starts = self.starts.after(action.round, self.context.now())
         self.context.log.training_started(action.round)
         members = self.leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]

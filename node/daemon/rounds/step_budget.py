@@ -201,6 +201,27 @@ def _steady(wish: float, nominal: int, before: int) -> int:
     return next(near, floor(wish))
 
 
+@dataclass(frozen=True, slots=True)
+class RoundStarts:
+    """When the newest rounds of this node began, from which follows how fast the run goes, waiting included."""
+
+    began: tuple[tuple[int, float], ...] = ()
+    """Rounds and monotonic seconds, oldest first."""
+
+    def after(self, number: int, now: float) -> "RoundStarts":
+        """With a round that begins now. One that begins again, or is older, starts the count anew."""
+        if self.began and self.began[-1][0] >= number:
+            return RoundStarts(((number, now),))
+        return RoundStarts((*self.began[-REMEMBERED:], (number, now)))
+
+    @property
+    def round_s(self) -> float:
+        """Median seconds a round; 0 before two rounds have begun."""
+        # Rounds that this node did not train lie between two starts: the time is divided among them.
+        took_s = [(to_s - from_s) / (to - start) for (start, from_s), (to, to_s) in pairwise(self.began)]
+        return median(took_s) if took_s else 0.0
+
+
 def round_seconds(spec: RunSpec, lease: Lease) -> float:
     """Seconds that the nominal steps of its round take a member, by its lease; 0 while it announces no speed."""
     return spec.nominal_tokens(lease.round) / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0

@@ -133,6 +133,10 @@ def open_dataset(
             f"{spec.source} here ({found.hex()[:12]}) is not the text of this run ({spec.digest.hex()[:12]})",
             hint="use the run's file, and the same version of the tokenizers package",
         )
+    if spec.size and spec.size != _size(text):
+        raise ConfigError(
+            f"{spec.source} has {_size(text)} bytes, and the run says {spec.size}", hint="ask its owner"
+        )
     dataset = Dataset(tokens.encode(text.train), *tokens.encode_sized(text.val), found, context)
     if dataset.num_windows < MIN_WINDOWS or len(dataset.val_N) <= context:
         raise ConfigError(
@@ -142,11 +146,15 @@ def open_dataset(
     return dataset
 
 
-def digest_of(spec: DataSpec, path: str, cache: Path, given: bytes | None = None) -> Digest:
-    """DataSpec.digest of a new run, from the text as it is here; `given` has the bytes of the tokenizer `file`."""
+def measured(spec: DataSpec, path: str, cache: Path, given: bytes | None = None) -> DataSpec:
+    """With digest and size of the text as it is here, for a new run; `given`: bytes of the tokenizer `file`."""
     text = corpus.load_corpus(spec.source, path, cache)
     identity = built_in_tokenizer(spec.tokenizer, text.train).identity if given is None else given
-    return corpus.text_digest(text, identity)
+    return msgspec.structs.replace(spec, digest=corpus.text_digest(text, identity), size=_size(text))
+
+
+def _size(text: corpus.Corpus) -> int:
+    return len(text.train) + len(text.val)
 
 
 def _cut(tokens_N: NDArray[np.int32], windows_B: NDArray[np.int64], context: int) -> NDArray[np.int64]:

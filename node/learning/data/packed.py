@@ -130,6 +130,11 @@ def open_packed(spec: RunSpec, folder: Path) -> PackedText:
         index = decode_index(data)
     except DecodeError as error:
         raise ConfigError(f"the packed text of this run cannot be used: {error}", hint="ask its owner") from error
+    if spec.data.size and spec.data.size != index.total_bytes:
+        raise ConfigError(
+            f"the packed text has {index.total_bytes} bytes, and the run says {spec.data.size}",
+            hint="ask its owner",
+        )
     if index.vocab > spec.model.vocab:
         raise ConfigError(
             f"the packed text has {index.vocab} tokens in its vocabulary, the model {spec.model.vocab}",

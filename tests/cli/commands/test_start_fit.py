@@ -24,7 +24,16 @@ TOO_SMALL, LARGE = (Machine(size, size, "cpu") for size in (1 << 20, 1 << 50))
 
 def outlook(final):
     """What three members say."""
-    return RunOutlook(members=3, round=final + 1, final=final, round_s=2.5, tokens_per_s=7000.0, owner_final=final)
+    return RunOutlook(
+        members=3,
+        round=final + 1,
+        final=final,
+        round_s=2.5,
+        tokens_per_s=7000.0,
+        owner_final=final,
+        loss=1.75,
+        pace_s=None,
+    )
 
 
 class Stdin(io.StringIO):
@@ -102,10 +111,13 @@ async def test_yes_does_not_join_a_run_that_is_complete(agree, yes, is_terminal)
 async def test_the_preview_says_what_the_members_say(agree, capsys):
     assert await agree(LARGE, yes=True, is_terminal=False, outlook=outlook(11)) == []
     said = capsys.readouterr().err
-    assert "now        round 12, 3 members, 12 rounds are final; 7000 tokens/s together, " in said
+    assert (
+        "now        round 12, 3 members, 12 rounds are final, training loss 1.750; 7000 tokens/s together, "
+        in said
+    )
     assert "2.5 s of steps a round, at least 1 m 45 s left\n" in said
     assert "4 members, " in said, "with this node"
-    assert "2.5 s a round at least, " in said
+    assert "2.5 s a round as members say, " in said
     assert "assumed" not in said
 
 

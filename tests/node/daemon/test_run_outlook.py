@@ -1,6 +1,7 @@
 """What leases say of a run to somebody who may join it: medians, and the owner's word on its end."""
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.cli.preview_lines import outlook_line
 from atoll.node.daemon.run_outlook import outlook_of
@@ -36,6 +37,18 @@ def test_how_far_and_how_fast():
         f"round 20, 3 members, 19 rounds are final; {TOKENS:.0f} tokens/s together, 2.0 s of steps a round, "
         f"at least {left}"
     )
+
+
+def test_loss_and_pace_are_medians_of_those_who_say_them():
+    leases = (
+        replace(lease(20, 18), loss=loss, round_s=pace) for loss, pace in ((2.5, 4.0), (2.0, 5.0), (900.0, 1e6))
+    )
+    seen = outlook_of(SPEC, members(*leases, lease(20, 18)))
+    assert (seen.loss, seen.pace_s) == (2.5, 5.0)
+    left_s = (SPEC.outer.rounds - 20) * 5
+    line = outlook_line(SPEC, seen)
+    assert "19 rounds are final, training loss 2.500; " in line
+    assert line.endswith(f" 5.0 s a round, about {left_s // 60} m {left_s % 60:02d} s left")
 
 
 def test_without_a_speed_no_time_is_claimed():

@@ -15,7 +15,7 @@ from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.import_export.export_run import export_run
 from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.source_options import HuggingFaceSource, UpcycleOptions
-from atoll.node.learning.data.dataset import digest_of
+from atoll.node.learning.data.dataset import measured
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import Decoder
@@ -57,8 +57,7 @@ def made(tmp_path, upcycle=None):
     (tmp_path / "runs").mkdir(exist_ok=True)
     with importing(HuggingFaceSource(tmp_path / "hf", upcycle), tmp_path / "runs", 1) as found:
         spec = found.applied(SPEC, 32)
-        digest = digest_of(spec.data, "", tmp_path, found.tokenizer)
-        spec = replace(spec, data=replace(spec.data, digest=digest))
+        spec = replace(spec, data=measured(spec.data, "", tmp_path, found.tokenizer))
         spec.check()
         found.check(spec)
         home = tmp_path / "runs" / spec.id.hex()

@@ -25,7 +25,7 @@ from atoll.protocols.ledger.registers import (
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
-LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5)
+LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5, 2.25, 3.5)
 HOLDING = Holding(b"\x03", 8)
 FOUND = Validation(3, b"s" * 32, 2.5)
 ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-v1"))
@@ -34,7 +34,7 @@ ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-
 def forged(value, **changes):
     """A register that is signed but was never checked."""
     draft = replace(Register(REGISTER_VERSION, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
-    return codec.encode(replace(draft, signature=AUTHOR.sign("register/2", unsigned(draft))))
+    return codec.encode(replace(draft, signature=AUTHOR.sign("register/3", unsigned(draft))))
 
 
 @pytest.mark.parametrize(
@@ -68,17 +68,19 @@ def test_golden_bytes():
         .hex()
         .startswith(
             "98"
-            "02"
+            "03"
             "c420" + "72" * 32 + "d934" + author + "01"
             "02"
             "cb403e000000000000"  # ttl 30.0
-            "97"
+            "99"
             "a56c65617365"
             "a8747261696e696e67"
             "04"
             "03"
             "c420" + "73" * 32 + "02"
             "cb4089640000000000"
+            "cb4002000000000000"
+            "cb400c000000000000"
             "c440"
         )
     )
@@ -90,6 +92,7 @@ def test_golden_bytes():
         *(replace(LEASE, **{key: value}) for key, values in {
             "round": (-1, 1 << 24), "final": (-2, 1 << 24), "snapshot": (b"x",), "snapshot_round": (-2, 1 << 24),
             "tokens_per_s": (-1.0, math.nan, math.inf, 1e12), "activity": ("sleeping",),
+            "loss": (-0.1, math.nan, math.inf, 1e6), "round_s": (-0.1, math.nan, math.inf, 1e9),
         }.items() for value in values),
         Validation(1 << 24, b"s" * 32, 1.0), Validation(3, b"s" * 31, 1.0), Validation(3, b"", 1.0),
         *(Validation(3, b"s" * 32, bpb) for bpb in (-0.1, 1e6, math.inf, math.nan)),
@@ -105,7 +108,8 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 1}, {"version": 3}, {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
+        {"version": 1}, {"version": 2}, {"version": 4},
+            {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
         {"seq": 1 << 48},
         {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},
         {"author": "x"},

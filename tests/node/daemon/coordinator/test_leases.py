@@ -53,6 +53,7 @@ class World:
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
+            loss=lambda: 2.5, round_s=lambda: 3.0,
             is_excluded=lambda peer, number: number >= self.excluded.get(peer, number + 1),
             trials=Trials(lambda peer: peer),
         )  # fmt: skip

@@ -9,6 +9,7 @@ from atoll.node.daemon.rounds.step_budget import (
     LEAST_SHARE,
     PROBE_ROUNDS,
     REMEMBERED,
+    RoundStarts,
     Tempo,
     Timed,
     choose,
@@ -243,3 +244,17 @@ def test_what_was_learnt_wrongly_of_sizes_is_learnt_again(fixed, ratio, believed
     node = Tempo(TOKENS, 64, 256, (wrong,) * PROBE_ROUNDS, 5, BATCH, 1, believed)
     node, _ = after_rounds(node, 2 * PROBE_ROUNDS, whole_s, fixed)
     assert node.sequences == BATCH
+
+
+def test_the_pace_of_rounds_is_the_median_of_the_newest():
+    starts = RoundStarts()
+    assert starts.after(7, 5.0).round_s == 0.0, "of one start nothing follows"
+    now = 0.0
+    for number, took_s in enumerate((3.0, 3.0, 90.0, 3.5, 3.0, 3.25)):
+        starts = starts.after(number, now)
+        now += took_s
+    assert starts.round_s == 3.0
+    assert len(starts.after(6, now).began) == REMEMBERED + 1
+    missed = RoundStarts().after(4, 10.0).after(8, 18.0)
+    assert missed.round_s == 2.0, "the others trained the rounds between"
+    assert starts.after(3, now).began == ((3, now),), "a round that begins again is no pace"

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from atoll.node.learning.data import corpus, markov
-from atoll.node.learning.data.dataset import digest_of, open_dataset
+from atoll.node.learning.data.dataset import measured, open_dataset
 from atoll.node.learning.data.tokens import (
     BPE_VOCAB,
     ByteTokenizer,
@@ -50,11 +51,21 @@ def test_validation_is_bounded_spread_and_constant(tmp_path):
 
 
 def test_a_text_other_than_the_runs_is_refused(tmp_path):
-    right = digest_of(spec_of(), "", tmp_path)
+    right = measured(spec_of(), "", tmp_path).digest
     assert open_dataset(spec_of(digest=right), 32, "", tmp_path).digest == right
     with pytest.raises(ConfigError, match="not the text of this run") as caught:
         open_dataset(spec_of(digest=bytes(32)), 32, "", tmp_path)
     assert caught.value.hint
+
+
+def test_the_size_is_that_of_the_text_and_checked(tmp_path):
+    path = tmp_path / "t.txt"
+    path.write_bytes(TEXT)
+    found = measured(spec_of(source="file:t"), str(path), tmp_path)
+    assert 0 <= len(TEXT) - found.size <= 1, "a letter between training and validation text may be in neither"
+    assert open_dataset(found, 32, str(path), tmp_path).digest == found.digest
+    with pytest.raises(ConfigError, match=f"has {found.size} bytes, and the run says {found.size + 1}"):
+        open_dataset(replace(found, size=found.size + 1), 32, str(path), tmp_path)
 
 
 def test_too_short_a_text_is_refused(tmp_path):
@@ -100,8 +111,8 @@ def test_bpe_of_broken_utf8_does_not_fail(bpe):
 def test_the_tokenizer_is_part_of_the_digest(tmp_path):
     path = tmp_path / "t.txt"
     path.write_bytes(TEXT)
-    plain = digest_of(spec_of(source="file:t"), str(path), tmp_path)
-    coded = digest_of(spec_of(source="file:t", tokenizer="bpe8k"), str(path), tmp_path)
+    plain = measured(spec_of(source="file:t"), str(path), tmp_path).digest
+    coded = measured(spec_of(source="file:t", tokenizer="bpe8k"), str(path), tmp_path).digest
     assert plain != coded
     assert plain == corpus.text_digest(corpus.load_corpus("file:t", str(path), tmp_path))
     data = open_dataset(spec_of(source="file:t", tokenizer="bpe8k", digest=coded), 64, str(path), tmp_path)

@@ -119,6 +119,14 @@ def test_what_does_not_fit_the_run_is_refused(changes, fault, made):
         open_packed(spec, folder)
 
 
+def test_the_size_that_the_run_says_is_that_of_the_files(made):
+    spec, index, _, folder = made()
+    said = sum((folder / f"{blob.hex()}.blob").stat().st_size for blob in index.blobs)
+    open_packed(replace(spec, data=replace(spec.data, size=said)), folder)
+    with pytest.raises(ConfigError, match=f"has {said} bytes, and the run says {said - 1}"):
+        open_packed(replace(spec, data=replace(spec.data, size=said - 1)), folder)
+
+
 def test_a_home_without_it_says_so(made, tmp_path):
     spec, _, _, _ = made()
     with pytest.raises(ConfigError, match="not in this home"):
