@@ -17,7 +17,8 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import digest, peer_id_of
 from atoll.protocols.run import run_spec
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.sections.compression import CompressSpec
 
 MEMBERS = 8
 SOURCE = "builtin:shakespeare"
