@@ -2,7 +2,7 @@
 
 from atoll.cli.formatting import number, room_text, size, span
 from atoll.node.config.node_config import NodeConfig, devices_of
-from atoll.node.daemon.run_outlook import RunOutlook
+from atoll.node.daemon.telemetry.run_outlook import RunOutlook
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols.errors import counted

@@ -19,7 +19,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
 from atoll.node.daemon.assets.feed_recovery import LostFeed, read_mark
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
-from atoll.node.daemon.run_outlook import RunOutlook, ask_outlook
+from atoll.node.daemon.telemetry.run_outlook import RunOutlook, ask_outlook
 from atoll.node.guest.sensors import MachineFiles, check_sensors
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free

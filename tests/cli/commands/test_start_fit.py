@@ -11,7 +11,7 @@ import pytest
 from atoll.cli.node_commands import running
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.daemon.run_outlook import RunOutlook
+from atoll.node.daemon.telemetry.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.presets import preset

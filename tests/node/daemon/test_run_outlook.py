@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.cli.preview_lines import outlook_line
-from atoll.node.daemon.run_outlook import outlook_of
+from atoll.node.daemon.telemetry.run_outlook import outlook_of
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import Round, peer_id_of
 from atoll.protocols.ledger.registers import Lease

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from atoll.node.daemon.run_outlook import outlook_of
+from atoll.node.daemon.telemetry.run_outlook import outlook_of
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.registers import Lease
 
