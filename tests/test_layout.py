@@ -118,7 +118,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 65_630
+BUDGET_LINES = 65_650
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -141,7 +141,7 @@ nouns and groups of options (220), a swarm for notebooks (110), Muon as inner op
 moments in eight bits (300 lines), audits that weigh values by their gradients and find
 contributions that were sent before (200 lines), LoRA runs with their base and exports (580 lines),
 Qwen2 and Gemma (90 lines), EDiT's penalty on pseudo-gradients (130 lines), CO2 and blended folds
-(90), EControl, DGC and a warm-up of k (520), SparseLoCo's own quantiser for comparison (380), loss,
+(90), EControl, DGC and a warm-up of k (520), SparseLoCo's own quantiser for comparison (400), loss,
 pace and size of the text in the preview of a run (80 lines).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")

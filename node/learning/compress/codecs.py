@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress import encoding, folding, lookup
+from atoll.node.learning.compress import encoding, folding, lookup_encoding
 from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
 from atoll.node.learning.compress.measuring import Judge
@@ -35,7 +35,7 @@ class Codec(NamedTuple):
     def encode(self, residual_C4096: Tensor, anchor_C4096: Tensor, local_C4096: Tensor, beta: float) -> bytes:
         """Payload of β·e + (anchor − local); the residual becomes what was not sent."""
         layout = self.layout(len(residual_C4096))
-        encode = lookup.encode_residual if layout.has_table else encoding.encode_residual
+        encode = lookup_encoding.encode_residual if layout.has_table else encoding.encode_residual
         return encode(residual_C4096, anchor_C4096, local_C4096, beta, layout)
 
     def check(self, payload: Payload, chunks: int) -> None:
@@ -135,7 +135,7 @@ class OnHost:
         return encoding.is_sound(local)
 
     def begin(self, layout: Layout, tensor_C: Sequence[int] | None = None) -> UnfinishedPayload:
-        return lookup.LookupPayload(layout, tensor_C) if layout.has_table else _HostPayload(layout)
+        return lookup_encoding.LookupPayload(layout, tensor_C) if layout.has_table else _HostPayload(layout)
 
 
 class _HostPayload:

@@ -38,7 +38,7 @@ from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.run.run_spec import Stage
+from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 
 torch.set_num_threads(1)
@@ -61,8 +61,21 @@ def spec_of(overlap_steps: int, fragments: int = 1, experts: ExpertsSpec | None 
     return msgspec.structs.replace(SPEC, model=model, compress=compress, outer=outer)
 
 
+def ruled(name: str, **outer):
+    """A run with a rule of the error feedback."""
+    plain = spec_of(0)
+    return msgspec.structs.replace(
+        plain,
+        version=SPEC_VERSION,
+        compress=msgspec.structs.replace(plain.compress, feedback=1.0, feedback_rule=name),
+        outer=msgspec.structs.replace(plain.outer, **outer),
+    )
+
+
 PLAIN, OVERLAPPING = spec_of(0), spec_of(1, 2)
 SHARED = spec_of(1, experts=ExpertsSpec(count=E, per_token=2, ffn=64, bias_rate=0.01))
+ESTIMATES = ruled("econtrol", rule="slowmo", momentum_256=192, floor_256=256)
+VELOCITIES = ruled("dgc", alpha_256=64, fragments=2)
 HELD = {number: bitmap_of({0} if number < 2 else {1}, E) for number in range(ROUNDS + 1)}
 TRIED = cache(fault_of)
 TO_AND_FRO = ("device", "host", "device", "host")
@@ -156,8 +169,14 @@ def play(node: Node, theirs: list[Member], places: list[str]) -> list[tuple[str,
 
 @pytest.mark.parametrize(
     ("spec", "lives"),
-    [(PLAIN, [TO_AND_FRO]), (OVERLAPPING, [TO_AND_FRO, ("device",) * 4]), (SHARED, [TO_AND_FRO])],
-    ids=["plain", "overlapping", "shared"],
+    [
+        (PLAIN, [TO_AND_FRO]),
+        (OVERLAPPING, [TO_AND_FRO, ("device",) * 4]),
+        (SHARED, [TO_AND_FRO]),
+        (ESTIMATES, [TO_AND_FRO]),
+        (VELOCITIES, [TO_AND_FRO]),
+    ],
+    ids=["plain", "overlapping", "shared", "estimates", "velocities"],
 )
 def test_what_is_sent_and_saved_is_the_hosts_bit_by_bit(tmp_path, spec, lives, monkeypatch, caplog):
     """Moved to and fro at every restart, and on the device throughout."""

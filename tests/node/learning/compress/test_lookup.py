@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from atoll.node.learning.compress import lookup
+from atoll.node.learning.compress import lookup_encoding
 from atoll.node.learning.compress.codecs import OnHost, codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.worker.encoding.slab_encoder import tensors_of
@@ -48,7 +48,7 @@ def encoded(values, tensor_C=None, cuts=(0, CHUNKS)):
 @pytest.mark.parametrize("values", [noise(1), heavy(2), noise(3, 30.0)], ids=["Gaussian", "heavy", "large"])
 def test_codes_and_values_are_those_of_the_published_code(values):
     chosen = values.gather(1, values.abs().topk(K, dim=1).indices.sort(dim=1).values)
-    codes, halves = lookup.quantised(chosen.double().numpy().ravel())
+    codes, halves = lookup_encoding.quantised(chosen.double().numpy().ravel())
     wanted, table = quantise(chosen)
     assert (codes == wanted.numpy().ravel()).mean() > 0.9999, "float32 sums may round one to the other side"
     for code in np.unique(codes):
