@@ -43,6 +43,9 @@ RUNS = {
     "co2": replace(with_outer(SPEC, rule="co2"), compress=DENSE),
     "edit": with_outer(SPEC, aggregate="edit", floor_256=64),
     "blend": with_outer(OVERLAPPING, late="blend"),
+    "econtrol": replace(SPEC, compress=replace(SPEC.compress, feedback=1.0, feedback_rule="econtrol")),
+    "dgc": replace(SPEC, compress=replace(SPEC.compress, feedback=1.0, feedback_rule="dgc")),
+    "lookup2": replace(with_outer(SPEC, floor_256=1), compress=replace(SPEC.compress, codec="lookup2")),
     "may reduce": replace(SPEC, reduce=ReduceSpec(k=128)),
 }
 
