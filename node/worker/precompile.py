@@ -1,11 +1,14 @@
 """Machine code for codecs and fold, before it is needed: `python -m atoll.node.worker.precompile`.
 
-A worker compiles its codec when it starts: the compiler takes half a minute, and in the middle of a round the
-other members would wait for it. Machine code that was made once is only loaded, in a second.
+The compiler takes about 20 s of CPU after an install. What the other members would wait for, the encoding of a
+round, is compiled before a worker has started; the rest beside its first steps. Machine code that was made once is
+only loaded, in a second.
 """
 
 import sys
 import time
+from collections.abc import Iterator
+from threading import Event, Thread
 
 import numpy as np
 import torch
@@ -19,25 +22,74 @@ from atoll.node.learning.outer.judging import RULES
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
-from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, Stage
+from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
 
 
 def warm(codec: Codec) -> None:
     """Put one chunk through all functions of a codec and of the fold, so that they are compiled."""
+    for _ in parts(codec, judges=True, rules=tuple(MOMENTA)):
+        pass
+
+
+def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[str]:
+    """Compile part by part, the encoding first; the name of each when it is there.
+
+    `judges`: also the fold with `outer.aggregate`; `rules`: of the outer step with momentum.
+    """
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
+    yield "encoding"
     codec.check(payload, 1)
-    judge = Aggregation(RULES["nnm"], 64, np.zeros(1, np.int32), [0], 0)
     nothing = torch.zeros((1, CHUNK), dtype=torch.int32)
-    theta = codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
+    theta = codec.apply_update(nothing, [1], [payload], OuterStep(256, 256))
     plus(theta, theta)
     plus(theta, theta, theta)
-    shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
-    codec.give_back(residual, payload)
-    for name, momenta in MOMENTA.items():
+    yield "fold"
+    if judges:
+        judge = Aggregation(RULES["nnm"], 64, np.zeros(1, np.int32), [0], 0)
+        codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
+        shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
+        yield "aggregation"
+    for name in rules:
         rule = rule_of(OuterSpec(rounds=1, stages=(Stage(0, 1),), alpha_256=256, floor_256=0, rule=name))
         assert rule is not None
-        rule.step(torch.zeros((1 + momenta, CHUNK), dtype=torch.int32), nothing, (Span(0, 1),))
+        rule.step(torch.zeros((1 + MOMENTA[name], CHUNK), dtype=torch.int32), nothing, (Span(0, 1),))
+        yield name
+    codec.give_back(residual, payload)
+    yield "late work"
+
+
+class KernelsBeside:
+    """Compiles what a run needs: its encoding now, the rest in a thread. A function that is needed earlier waits.
+
+    numba compiles one function at a time, and looks again whether it is there when its turn comes. So the thread
+    and the worker never compile the same one twice.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        codec, rule = codec_of(spec.compress.codec, spec.compress.k), str(spec.outer.rule)
+        self._parts = parts(
+            codec,
+            judges=bool(spec.outer.aggregate),
+            rules=(rule,) if rule in MOMENTA and spec.outer.momenta else (),
+        )
+        next(self._parts)
+        self._is_over = Event()
+        # No daemon thread: the interpreter would end it in the midst of the compiler's C++, which aborts.
+        self._thread = Thread(target=self._compile_rest, name="compiler", daemon=False)
+        self._thread.start()
+
+    def _compile_rest(self) -> None:
+        while not self._is_over.is_set() and next(self._parts, ""):
+            pass
+
+    def wait(self) -> None:
+        """Return when all is compiled."""
+        self._thread.join()
+
+    def end(self) -> None:
+        """Begin no other part: a worker that stops must not wait for the compiler longer than for one function."""
+        self._is_over.set()
 
 
 def main() -> None:

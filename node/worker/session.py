@@ -37,7 +37,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.replica import StepMemory
-from atoll.node.worker.precompile import warm
+from atoll.node.worker.precompile import KernelsBeside
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.time_account import TimeAccount
@@ -96,7 +96,7 @@ class Session:
         check_device(devices[0])
         # Its processes start first: they load torch while this one compiles and opens the data.
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
-        warm(codec_of(spec.compress.codec, spec.compress.k))
+        self._kernels = KernelsBeside(spec)
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = None
         if start.reads_text:
@@ -239,6 +239,7 @@ class Session:
 
     def close(self) -> None:
         """Save what is not saved yet, nothing of the round at hand, and end the ranks. Raises DiskFault."""
+        self._kernels.end()
         self._end_save()
         if not self._is_saved and not self._is_training:
             self._save()

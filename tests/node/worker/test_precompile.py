@@ -1,6 +1,7 @@
 """A worker that was warmed compiles nothing in the middle of a round."""
 
 import sys
+from threading import Event
 
 import pytest
 from msgspec.structs import replace
@@ -8,7 +9,8 @@ from numba.core.dispatcher import Dispatcher
 
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.worker.precompile import warm
+from atoll.node.worker import precompile
+from atoll.node.worker.precompile import KernelsBeside, parts, warm
 from atoll.node.worker.session import Session
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import (
@@ -69,3 +71,37 @@ def test_reduced_rounds_need_no_compiler(tmp_path):
         pair.mine.ask(FoldRequest(Round(number), (), pair.slices(pair.reduce(number, number - 1))))
     assert pair.mine.ask(OpenRequest(Round(1), 3)).opening
     assert machine_code() == before
+
+
+def test_a_worker_starts_when_it_can_encode_and_compiles_only_what_its_run_has():
+    names = list(parts(codec_of("sparse2", K), judges=False, rules=()))
+    assert names == ["encoding", "fold", "late work"]
+    assert list(parts(codec_of("sparse2", K), judges=True, rules=("slowmo",)))[2:4] == ["aggregation", "slowmo"]
+    beside = KernelsBeside(SPEC)
+    beside.wait()
+    before = machine_code()
+    warm(codec_of(SPEC.compress.codec, SPEC.compress.k))
+    new = {name for name, types in machine_code().items() if types - before.get(name, set())}
+    assert not {
+        name for name in new if name.startswith("atoll.node.learning.compress.") and "measuring" not in name
+    }
+
+
+def test_a_worker_that_stops_waits_for_one_function_of_the_compiler_at_most(monkeypatch):
+    reached, gate, began = Event(), Event(), []
+
+    def slow_parts(*_, **__):
+        yield "encoding"
+        for name in ("fold", "late work"):
+            began.append(name)
+            reached.set()
+            assert gate.wait(60)
+            yield name
+
+    monkeypatch.setattr(precompile, "parts", slow_parts)
+    beside = KernelsBeside(SPEC)
+    assert reached.wait(60)
+    beside.end()
+    gate.set()
+    beside.wait()
+    assert began == ["fold"]
