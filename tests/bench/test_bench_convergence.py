@@ -15,11 +15,12 @@ from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import FinalizeRequest, TrainProgress, TrainReply, TrainRequest
 from atoll.protocols.run import run_spec
 from atoll.protocols.run.experts import ALL
+from atoll.protocols.run.sections.compression import FeedbackName
 from atoll_bench.convergence import convergence
 from atoll_bench.convergence.arms import SIZES, arm_of, methods, spec_of
 from atoll_bench.convergence.page import write_page
 from atoll_bench.convergence.parts import Wanted, arms, best_trial, cells, next_arm, trials_of
-from atoll_bench.convergence.store import FILE, add_line, by_key, line_of, read_lines
+from atoll_bench.convergence.store import FILE, add_line, line_of, read_lines, reusable
 from atoll_bench.convergence.tables import bar_rows, better_diloco, estimate, whole_runs
 from atoll_bench.convergence.trial import Point, _Rounds
 from atoll_bench.experts.experts_members import Members, identity_of
@@ -101,6 +102,9 @@ def test_exact_contributions_move_the_fold_by_their_mean(tmp_path):
 
 def test_every_rule_of_the_product_is_a_method_and_every_method_a_run():
     assert set(typing.get_args(run_spec.Step)) <= methods().keys()
+    settings = {setting for method in methods().values() for setting in method.settings}
+    rules = set(typing.get_args(FeedbackName)) - {"ef"}  # that of `sgd`, without a setting
+    assert {f"compress.feedback_rule={rule}" for rule in rules} <= settings
     wanted = Wanted("micro", 1500, 1)
     for cell in cells(wanted):
         for trial in methods()[cell.method].trials:
@@ -152,7 +156,7 @@ def stored_lines(losses=MAIN, wanted=WANTED):
     for method in methods():
         found += [fixed(arm, 3.5 + at) for at, (_, arm) in enumerate(trials_of(method, wanted))]
     for method, loss in losses.items():
-        trial = best_trial(method, wanted, {line.key: line for line in found})
+        trial = best_trial(method, wanted, {line.arm: line for line in found})
         for seed in (1, 2):
             found.append(fixed(arm_of(method, "micro", total=1500, seed=seed, trial=trial), loss + 0.01 * seed))
     return found
@@ -161,7 +165,7 @@ def stored_lines(losses=MAIN, wanted=WANTED):
 def test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing():
     assert {arm.total for arm in arms(WANTED._replace(only=("sgd",)), {})} == {500}
     lines = stored_lines({})
-    stored = {line.key: line for line in lines}
+    stored = {line.arm: line for line in lines}
     named = list(arms(WANTED, stored))
     whole = [arm for arm in named if arm.total == 1500]
     assert len(whole) == len({arm.key for arm in whole}) == 2 * len(cells(WANTED))
@@ -174,16 +178,16 @@ def test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing():
 def test_the_trial_with_the_lowest_loss_is_used():
     trials = trials_of("nesterov", WANTED)
     losses = [3.3, 3.1, 3.2, float("inf")]
-    stored = {arm.key: fixed(arm, loss) for (_, arm), loss in zip(trials, losses, strict=True)}
+    stored = {arm: fixed(arm, loss) for (_, arm), loss in zip(trials, losses, strict=True)}
     assert best_trial("nesterov", WANTED, stored) == best_trial("nesterov-float32", WANTED, stored) == trials[1][0]
     assert best_trial("nesterov", WANTED, dict(list(stored.items())[1:])) is None
 
 
 def test_a_line_of_another_code_or_device_is_trained_again():
     arm = arm_of("average", "micro", total=1500, seed=1)
-    assert by_key([fixed(arm, 3.0)], "cpu").keys() == {arm.key}
-    assert not by_key([fixed(arm, 3.0, code="other")], "cpu")
-    assert not by_key([fixed(arm, 3.0)], "cuda")
+    assert reusable([fixed(arm, 3.0)], "cpu").keys() == {arm}
+    assert not reusable([fixed(arm, 3.0, code="other")], "cpu")
+    assert not reusable([fixed(arm, 3.0)], "cuda")
     assert arm.key != arm_of("average", "micro", total=1500, seed=2).key
 
 

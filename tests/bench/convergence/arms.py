@@ -83,6 +83,7 @@ _RULES = {
     "slowmo": Method(
         "slowmo β 0.5, int8", ("outer.rule=slowmo", "outer.momentum_256=128", *_DENSE), _rates(64, 128, 192, 256)
     ),
+    "co2": Method("co2, int8", ("outer.rule=co2", *_DENSE), _rates(64, 128, 192, 256)),
 }
 """By name of `outer.rule`."""
 _BESIDE = {
@@ -93,6 +94,37 @@ _BESIDE = {
     ),
     "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True),
     "sgd-muon": Method("sgd, sparse2, Muon", _MUON, sparse=True, tuned_as="sgd"),
+    "edit": Method(
+        "edit: nesterov with EDiT's penalty, int8",
+        ("outer.rule=nesterov", "outer.aggregate=edit", *_DENSE),
+        tuned_as="nesterov",
+    ),
+    "blend": Method(
+        "nesterov, e3m0, τ = 4, blended (Streaming DiLoCo, whole)",
+        (
+            "outer.rule=nesterov",
+            "compress.codec=e3m0",
+            "compress.k=4096",
+            "outer.overlap_steps=4",
+            "outer.late=blend",
+        ),
+        tuned_as="nesterov",
+    ),
+    "reference": Method(
+        "sgd, lookup2 (SparseLoCo as coded)", ("compress.codec=lookup2",), sparse=True, tuned_as="sgd"
+    ),
+    "econtrol": Method(
+        "sgd, sparse2, EControl",
+        ("compress.feedback_rule=econtrol", "compress.feedback=1"),
+        tuple((f"compress.control={eta:g}",) for eta in (0.05, 0.1, 0.2, 0.4)),
+        sparse=True,
+    ),
+    "dgc": Method(
+        "sgd, sparse2, DGC",
+        ("compress.feedback_rule=dgc", "compress.feedback=1"),
+        tuple((f"compress.momentum={beta:g}",) for beta in (0.3, 0.5, 0.7, 0.9)),
+        sparse=True,
+    ),
     "sgd-overlap": Method("sgd, sparse2, τ = 4", ("outer.overlap_steps=4",), sparse=True, tuned_as="sgd"),
 }
 

@@ -16,7 +16,7 @@ from atoll.node.learning.data.shakespeare import default_cache
 from atoll.protocols.errors import ConfigError, Divergence
 from atoll_bench.convergence.arms import SIZES, Arm, spec_of
 from atoll_bench.convergence.parts import Wanted, arms, next_arm
-from atoll_bench.convergence.store import FILE, Line, add_line, by_key, line_of, read_lines
+from atoll_bench.convergence.store import FILE, Line, add_line, line_of, read_lines, reusable
 from atoll_bench.convergence.tables import rows_of
 from atoll_bench.convergence.trial import Point, trained
 from atoll_bench.report import Row
@@ -69,7 +69,7 @@ async def _train_parts(
 ) -> list[Line]:
     """Train one arm after the other; the lines that were added."""
     began, added, longest_s = time.monotonic(), list[Line](), 0.0
-    while (arm := next_arm(wanted, by_key(read_lines(path), device), *part)) is not None:
+    while (arm := next_arm(wanted, reusable(read_lines(path), device), *part)) is not None:
         if minutes and time.monotonic() - began + longest_s > 60 * minutes:
             say(f"{minutes:g} minutes are over; the same command goes on")
             break

@@ -43,10 +43,11 @@ def write_page(path: Path, wanted: Wanted, lines: Sequence[Line]) -> None:
 
 
 def groups(wanted: Wanted, lines: Sequence[Line]) -> list[Wanted]:
-    """Sizes and lengths of which the lines hold whole runs, longest first, with seeds and methods of `wanted`."""
+    """Sizes and lengths of which the lines hold whole runs, most first, with seeds and methods of `wanted`."""
     found = {(line.arm.size, line.arm.total) for line in lines}
     trials = {(size, trial_total(total)) for size, total in found if trial_total(total) < total}
-    return [wanted._replace(size=size, total=total) for size, total in sorted(found - trials, reverse=True)]
+    whole = [wanted._replace(size=size, total=total) for size, total in sorted(found - trials)]
+    return sorted(whole, key=lambda group: -sum(map(len, whole_runs(group, lines).values())))
 
 
 def _curves(runs: Runs) -> dict[str, list[Line]]:
@@ -102,7 +103,7 @@ def _setting(own: Sequence[Line], lines: Sequence[Line], group: Wanted) -> str:
 def _bar_cells(row: Row) -> Sequence[str]:
     verdict = {None: "not run" if row.bar else "", True: "reached", False: "**missed**"}[row.passed]
     seen = "" if row.value is None else f"{row.value:,.0f}" if row.value >= 100 else f"{row.value:.4g}"
-    return row.metric, row.bar or "", seen, verdict, "" if row.value is None else row.note
+    return row.metric, row.bar or "", seen, verdict, "" if row.note == "not run" else row.note
 
 
 def _arm_cells(runs: Runs, name: str) -> Sequence[str]:
@@ -135,10 +136,10 @@ def _not_run(missing: Sequence[str]) -> list[str]:
 
 
 def _trial_rows(group: Wanted, lines: Sequence[Line]) -> list[Sequence[str]]:
-    stored = {line.key: line for line in lines}
+    stored = {line.arm: line for line in lines}
     rows: list[Sequence[str]] = []
     for name in methods():
-        tried = [(trial, stored.get(arm.key)) for trial, arm in trials_of(name, group)]
+        tried = [(trial, stored.get(arm)) for trial, arm in trials_of(name, group)]
         best = best_trial(name, group, stored)
         texts = [
             f"{'**' if trial == best else ''}{', '.join(trial)}: {line.val_bpb:.4f}{'**' if trial == best else ''}"

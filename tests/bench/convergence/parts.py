@@ -11,8 +11,7 @@ from atoll.protocols.errors import ConfigError
 from atoll_bench.convergence.arms import KEPT, LENGTHS, TRIAL_SHARE, TRIAL_STEPS, Arm, Settings, arm_of, methods
 from atoll_bench.convergence.store import Line
 
-Stored = Mapping[str, Line]
-"""Lines by key."""
+Stored = Mapping[Arm, Line]
 _MAIN = ("adamw-parallel", "sgd", "nesterov", "nesterov-float32")
 """Methods that the bars compare: all their seeds come first."""
 
@@ -84,7 +83,7 @@ def best_trial(method: str, wanted: Wanted, stored: Stored) -> Settings | None:
     tried = trials_of(tuned, wanted)
     if not tried:
         return methods()[tuned].trials[0]
-    losses = [(stored[arm.key].val_bpb if arm.key in stored else math.nan, trial) for trial, arm in tried]
+    losses = [(stored[arm].val_bpb if arm in stored else math.nan, trial) for trial, arm in tried]
     return None if any(math.isnan(loss) for loss, _ in losses) else min(losses)[1]
 
 
@@ -118,7 +117,5 @@ def arms(wanted: Wanted, stored: Stored) -> Iterator[Arm]:
 
 def next_arm(wanted: Wanted, stored: Stored, part: int = 1, parts: int = 1) -> Arm | None:
     """The next arm of this part that is not stored; None if all that can be named now are."""
-    missing = (
-        arm for arm in arms(wanted, stored) if arm.key not in stored and int(arm.key, 16) % parts == part - 1
-    )
+    missing = (arm for arm in arms(wanted, stored) if arm not in stored and int(arm.key, 16) % parts == part - 1)
     return next(missing, None)

@@ -101,6 +101,7 @@ def add_line(path: Path, line: Line) -> None:
             file.write(msgspec.json.encode(line) + b"\n")
 
 
-def by_key(lines: Iterable[Line], device: str) -> dict[str, Line]:
-    """Lines of this code and this device, by key of their arm."""
-    return {line.key: line for line in lines if line.code == code_name() and line.device == device}
+def reusable(lines: Iterable[Line], device: str) -> dict[Arm, Line]:
+    """Lines of this code and this device whose RunSpec is still what follows from their arm."""
+    own = (line for line in lines if line.code == code_name() and line.device == device)
+    return {line.arm: line for line in own if line.key == line.arm.key}

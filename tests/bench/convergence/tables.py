@@ -89,7 +89,10 @@ def _against_diloco(runs: Runs) -> list[Row]:
     loss, less = Bar("<=", 1.0), Bar(">=", 180)
     if beside is None or OURS not in runs:
         names = ("loss, ours / better DiLoCo, H = 15", "bytes, better DiLoCo / ours, H = 15")
-        return [row(name, None, "x", bar, note="not run") for name, bar in zip(names, (loss, less), strict=True)]
+        missing = [name for name in (OURS, *DILOCO) if name not in runs] or ["a seed that all have"]
+        note = f"not run: {', '.join(missing)}"
+        rows = [row(name, None, "x", bar, note=note) for name, bar in zip(names, (loss, less), strict=True)]
+        return [*rows, *(_ratio_row(runs, f"loss, ours / {name}", OURS, name, None) for name in DILOCO)]
     ours, other = next(iter(runs[OURS].values())), next(iter(runs[beside].values()))
     rounds = _rounds_of(ours)
     rows = [
