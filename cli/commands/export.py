@@ -60,7 +60,7 @@ def gguf(file: Path, **options: Any) -> None:
         if error.name != "gguf":
             raise
         raise ConfigError(
-            "`atoll export gguf` needs the package gguf", hint="pip install 'atoll[gguf]'"
+            "`atoll model export gguf` needs the package gguf", hint="pip install 'atoll[gguf]'"
         ) from error
     _export(export_gguf, file, **options)
 

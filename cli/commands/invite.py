@@ -146,7 +146,7 @@ def _run_and_seeds(home: Home, wanted: str | None, seeds: list[str]) -> tuple[Fo
     if status is None or status["run"] != found.spec.id.hex():
         raise ConfigError(
             f"no node of this home trains {found.spec.name}, so an invite would lead nowhere",
-            hint="start it with `node start`, or name a node that does with --peer",
+            hint="start it with `atoll start`, or name a node that does with --peer",
         )
     config = load_config(home.config_toml)
     return found, own_seeds(status["addresses"], PeerId(status["peer"]), config.seeds)

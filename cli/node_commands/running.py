@@ -159,7 +159,7 @@ def _obstacle(plan: JoinPlan, disk_bytes: int) -> tuple[str, str]:
     spec, machine = plan.run.spec, measure_machine(plan.config.device)
     if plan.outlook and plan.outlook.is_complete(spec):
         done = f"the run {spec.name!r} is complete: its owner says that no round is left to train"
-        return done, "ask one of them for the model: `atoll export hf`"
+        return done, "ask one of them for the model: `atoll model export hf`"
     never = shortage(needs_here(spec, plan.config, machine), machine)
     if not never and disk_bytes > plan.free.disk_bytes:
         full = f"it needs up to {size(disk_bytes)}, and {size(plan.free.disk_bytes)} are free in {plan.home.root}"
@@ -220,7 +220,7 @@ def _words(plan: JoinPlan) -> Words:
             return ["others join with an invite: `atoll invite`"]
         seeds = own_seeds(now.addresses, me.peer_id, plan.config.seeds)
         where = ("", "", " in this network", " on this machine")[min(map(reach_rank, seeds))]
-        return [f"others join{where} with: node start {invite.link(seeds, time.time())}"]
+        return [f"others join{where} with: atoll start {invite.link(seeds, time.time())}"]
 
     return words
 

@@ -28,7 +28,7 @@ def print_public_runs(
     if as_json:
         return print_json({"runs": rows})
     print_table(("name", "id", "parameters", "members", "age", "owner"), map(_cells, rows))
-    click.echo("join one with: node start NAME@OWNER, or its id" if rows else "no such public run", err=True)
+    click.echo("join one with: atoll start NAME@OWNER, or its id" if rows else "no such public run", err=True)
 
 
 async def _find(words: tuple[str, ...], home: Home, config: NodeConfig) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ OVERHEAD_LIMIT = 1.05
 COMPRESSION_FLOOR = 100.0
 """fp32 weights over one payload."""
 Rows = Mapping[int, Sequence[Mapping[str, Any]]]
-"""Each node's rows, one per round, as `atoll rounds --json` shows them."""
+"""Each node's rows, one per round, as `atoll run rounds --json` shows them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,7 +250,7 @@ class DaemonOperator:
         found = [one for one in known if one == peer or (len(peer) >= SHORTEST and one.endswith(peer))]
         if len(found) != 1:
             many = "nobody" if not found else f"{len(found)} peers"
-            raise ConfigError(f"{many} known here: {peer!r}", hint="`atoll peers --json` has whole PeerIDs")
+            raise ConfigError(f"{many} known here: {peer!r}", hint="`atoll peer list --json` has whole PeerIDs")
         rounds = [None if number is None else Round(number) for number in (first, since)]
         return self.control.exclude(found[0], rounds[0], reason, rounds[1])
 

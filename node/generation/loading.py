@@ -56,7 +56,7 @@ def load_model_folder(folder: Path, device: str) -> LanguageModel:
     _quiet()
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise ConfigError(f"{folder} has no {name}", hint="give a folder that `atoll export hf` wrote")
+            raise ConfigError(f"{folder} has no {name}", hint="give a folder that `atoll model export hf` wrote")
     local = {"local_files_only": True, "trust_remote_code": False}
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, dtype="auto", **local)

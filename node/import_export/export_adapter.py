@@ -29,7 +29,9 @@ def export_adapter(
     itself does not know it.
     """
     if not spec.base:
-        raise ConfigError(f"{spec.name!r} has no adapter: it trains the whole model", hint="use `atoll export hf`")
+        raise ConfigError(
+            f"{spec.name!r} has no adapter: it trains the whole model", hint="use `atoll model export hf`"
+        )
     found = chosen_weights(spec, run_folder, snapshot)
     card = model_card(spec, found.round, found.state, rows)
     read = trained_reader(spec.model, found)

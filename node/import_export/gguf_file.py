@@ -64,7 +64,7 @@ class GgufTokenizer(NamedTuple):
 def check_gguf(model: ModelSpec) -> str:
     """The GGUF architecture of a model. Raises ConfigError for a model that this module does not write."""
     if model.experts is not None:
-        hint = "export a folder with `atoll export hf`; llama.cpp's own converter reads some mixtures"
+        hint = "export a folder with `atoll model export hf`; llama.cpp's own converter reads some mixtures"
         raise ConfigError("a mixture of experts is not written as GGUF", hint=hint)
     return model_type_of(model)
 
@@ -121,7 +121,9 @@ def gguf_tokenizer(serialised: str, vocab: int, serving: ServingSpec | None = No
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs] or [_NO_MERGE]
     adds_bos = "TemplateProcessing" in json.dumps(whole.get("post_processor")) and serving is not None
     if whole.get("normalizer"):
-        raise ConfigError("a tokenizer with a normaliser is not written as GGUF", hint="use `atoll export hf`")
+        raise ConfigError(
+            "a tokenizer with a normaliser is not written as GGUF", hint="use `atoll model export hf`"
+        )
     return GgufTokenizer(tokens, kinds, merges, _split_name(whole, has_merges=bool(pairs)), adds_bos)
 
 
@@ -142,12 +144,16 @@ def _split_name(whole: Mapping[str, Any], *, has_merges: bool) -> str:
     byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
     if len(steps) == len(patterns) + len(byte_level) and len(byte_level) == 1:
         if byte_level[0].get("add_prefix_space"):
-            raise ConfigError("a tokenizer that adds a space is not written as GGUF", hint="use `atoll export hf`")
+            raise ConfigError(
+                "a tokenizer that adds a space is not written as GGUF", hint="use `atoll model export hf`"
+            )
         if byte_level[0].get("use_regex", True):
             patterns.append(_GPT2)
         if len(patterns) == 1 and patterns[0] in _SPLITS:
             return _SPLITS[patterns[0]]
-    raise ConfigError("llama.cpp has no name for how this tokenizer cuts texts", hint="use `atoll export hf`")
+    raise ConfigError(
+        "llama.cpp has no name for how this tokenizer cuts texts", hint="use `atoll model export hf`"
+    )
 
 
 def _describe(writer: gguf.GGUFWriter, model: ModelSpec, about: Mapping[str, str]) -> None:

@@ -62,10 +62,10 @@ def save_shard(
     if spec.outer.momenta:
         raise ConfigError(
             f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
-            hint="export the weights: atoll export",
+            hint="export the weights: atoll model export",
         )
     if spec.base:
-        raise ConfigError("shards have no place for the base of a LoRA run", hint="export it: atoll export")
+        raise ConfigError("shards have no place for the base of a LoRA run", hint="export it: atoll model export")
     found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(f"there is no state of {spec.name!r} in this home yet", hint="train first")

@@ -34,7 +34,7 @@ CONNECT_S = 15.0
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """One known peer, as `atoll peers` shows it."""
+    """One known peer, as `atoll peer list` shows it."""
 
     peer: PeerId
     connected: bool

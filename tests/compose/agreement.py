@@ -1,4 +1,4 @@
-"""What rows of `atoll rounds --json` from several nodes say together. Pure."""
+"""What rows of `atoll run rounds --json` from several nodes say together. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

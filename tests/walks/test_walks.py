@@ -1,6 +1,6 @@
 """The modules on the two walks of docs/architecture.md, traced in real processes.
 
-Walk (a): a pseudo-gradient from the inner step on one node to the fold on another. Walk (b): `node start LINK`
+Walk (a): a pseudo-gradient from the inner step on one node to the fold on another. Walk (b): `atoll start LINK`
 to the first inner step. tests/walks/tracing defines when a module is on a walk. The page leaves out `protocols`,
 the vocabulary of both. `python -m tests.walks.test_walks FOLDER` prints the lists of a traced FOLDER for the page.
 """

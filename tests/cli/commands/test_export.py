@@ -1,4 +1,4 @@
-"""`atoll export hf`: the newest state on disk, or a snapshot, without a node; refusals are one line."""
+"""`atoll model export hf`: the newest state on disk, or a snapshot, without a node; refusals are one line."""
 
 import json
 import sys
@@ -206,4 +206,4 @@ def test_a_mixture_is_no_gguf_and_no_package_is_one_line(atoll, tmp_path, run, m
     for name in ("export_gguf", "gguf_file"):
         monkeypatch.delitem(sys.modules, f"atoll.node.import_export.{name}", raising=False)
     ran = atoll("export", "gguf", str(tmp_path / "out.gguf"))
-    assert ran.err == "error: `atoll export gguf` needs the package gguf; pip install 'atoll[gguf]'\n"
+    assert ran.err == "error: `atoll model export gguf` needs the package gguf; pip install 'atoll[gguf]'\n"

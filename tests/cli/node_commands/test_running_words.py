@@ -29,7 +29,7 @@ def words_of(tmp_path, who, mode):
 @pytest.mark.parametrize("who", [OWNER, MEMBER])
 def test_any_member_of_an_open_run_shows_one_invite(tmp_path, who):
     (line,) = words_of(tmp_path, who, "open")
-    assert line.startswith("others join with: node start atoll:")
+    assert line.startswith("others join with: atoll start atoll:")
 
 
 def test_members_of_a_run_by_invitation_promise_nothing(tmp_path):

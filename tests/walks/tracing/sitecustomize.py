@@ -10,7 +10,7 @@ Walk (a), a contribution. A module is on it
   entry's id, the first bytes of its payload, or a value that holds one of these; until the other worker folded it;
 - in the worker that folds, when a function of it is called between the request to fold and the reply.
 
-Walk (b), `node start LINK` to the first inner step. A module is on it when a function of it, other than a
+Walk (b), `atoll start LINK` to the first inner step. A module is on it when a function of it, other than a
 constructor, is called on the way: before the event loop, in the main task or a task of WAY, or in the worker.
 Rooms that other rooms use as a library (LIBRARIES) count where another room calls them, not where they call
 themselves. Calls during an import never count.
