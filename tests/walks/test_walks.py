@@ -28,9 +28,7 @@ SEEN_LEAST = 0.9
 
 BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("epochs", "exclusion", "missing", "orphans")}
 BESIDE |= {"node/daemon/removals.py"}
-BESIDE |= {f"node/learning/outer/{name}.py" for name in ("edit", "rules/choice", "rules/momentum")}
-"""Not of a walk, but seen when the status is asked for, at a tick, when a round waits longer than usual, or when
-a first start compiles the kernels of all rules."""
+"""Not of a walk, but seen when the status is asked for, at a tick, or when a round waits longer than usual."""
 
 
 def documented(walk: str) -> set[str]:
