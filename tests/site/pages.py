@@ -13,7 +13,8 @@ import msgspec
 
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
-from atoll.protocols.run import admission, merging, model_spec, run_spec, serving, slices
+from atoll.protocols.run import admission, model_spec, run_spec, slices
+from atoll.protocols.run.sections import audits, compression, merging, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -34,7 +35,7 @@ SPECS = (
     run_spec.InnerSpec,
     run_spec.OuterSpec,
     run_spec.Stage,
-    run_spec.CompressSpec,
+    compression.CompressSpec,
     run_spec.PaceSpec,
     admission.AdmissionSpec,
     slices.ReduceSpec,
@@ -42,7 +43,7 @@ SPECS = (
     serving.ServingSpec,
     serving.TokensSpec,
     serving.SamplingSpec,
-    run_spec.AuditSpec,
+    audits.AuditSpec,
 )
 REFERENCES = ("reference/commands.md", "reference/runspec.md")
 
