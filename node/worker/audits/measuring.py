@@ -49,7 +49,7 @@ def audit(
 ) -> AuditReply:
     """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault.
 
-    `squares`: mean squared gradients of this member, by atom, as Adam has them; empty if there are none. `sent`:
+    `squares`: mean squared gradients of this member, by atom, as Adam has them; of matrices that Muon moves there are none. `sent`:
     the payloads that this member saw.
     """
     began = time.monotonic()
@@ -129,13 +129,15 @@ def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
 
 
 def whitened(step_C4096: Tensor, arena: Arena, squares: Mapping[str, Tensor]) -> Tensor:
-    """The step with each value divided by the size of its gradients, in place; as it is without `squares`.
+    """The step with each value divided by the size of its gradients, in place; matrices without `squares` stay.
 
     Few values, whose gradients differ most from window to window, make most of a verdict's noise otherwise. The
     step as a whole stays as long as it was, measured in losses that it may change.
     """
     before = after = 0.0
-    for place, rows in _matrices(arena) if squares else ():
+    for place, rows in _matrices(arena):
+        if place.name not in squares:  # Muon moves it, which has no second moments
+            continue
         part_N4096 = step_C4096[rows]
         size_N4096 = torch.empty_like(part_N4096)
         bridge.read_rows({place.name: squares[place.name].to("cpu")}, arena, rows.start, size_N4096)

@@ -49,9 +49,9 @@ AUDITED = msgspec.structs.replace(
 CONTEXT = AUDITED.model.context
 
 
-def all_trained(tmp_path_factory):
+def all_trained(tmp_path_factory, spec=AUDITED):
     """Three members that trained round 0, and their contributions."""
-    homes = [Home(tmp_path_factory.mktemp("home"), peer, AUDITED) for peer in PEERS]
+    homes = [Home(tmp_path_factory.mktemp("home"), peer, spec) for peer in PEERS]
     for home in homes:
         home.pending = home.train(0).pending
     return homes, [member(home.pending, peer) for home, peer in zip(homes, PEERS, strict=True)]
@@ -208,6 +208,18 @@ def test_a_step_is_divided_by_the_size_of_its_gradients_and_stays_as_long_in_los
     assert float(ratio.std()) < 1e-3 * float(ratio.mean())
     nothing = {name: torch.zeros_like(value) for name, value in squares.items()}
     assert not whitened(plain.clone(), arena, nothing).any()
+
+
+def test_members_whose_matrices_muon_moves_audit_too(tmp_path_factory):
+    """Muon has no second moments: its members look at the step as it is (the preset `tiny` has Muon)."""
+    inner = msgspec.structs.replace(AUDITED.inner, optimizer="muon", muon_lr=2.0)
+    homes, (one, two, three) = all_trained(tmp_path_factory, msgspec.structs.replace(AUDITED, inner=inner))
+    squares = homes[0].session._learner.squared_gradients()
+    assert squares, "AdamW moves the rest"
+    plain = difference(AUDITED, AuditRequest(Round(0), STEPS, one, (two, three), (), Round(0)))
+    assert torch.equal(whitened(plain.clone(), arena_of(AUDITED.model), squares), plain)
+    found = [audit(homes[1], about, others) for about, others in ((one, (two, three)), (three, (one, two)))]
+    assert sum(found) > 0, found
 
 
 @pytest.mark.parametrize(("windows", "others"), [(16, 16), (64, 64), (100, 136)])

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from atoll.p2p.gossip.gossip import MESSAGES_PER_MINUTE
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.ledger.sync import MESSAGE_BYTES, METHOD, Exchange
-from atoll.p2p.membership.register_store import MESSAGE_BYTES as PULL_BYTES
-from atoll.p2p.membership.register_store import METHOD as PULL
+from atoll.p2p.membership.register_sync import MESSAGE_BYTES as PULL_BYTES
+from atoll.p2p.membership.register_sync import METHOD as PULL
 from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols import codec
