@@ -39,7 +39,8 @@ CASES = [
 @pytest.mark.parametrize(("rule", "more"), CASES)
 def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     owner, second, late = nodes("owner"), nodes("second"), nodes("late")
-    keys = (f"outer.rule={rule}", "reduce=null", "pace.min_members=2", *more)
+    short = ("outer.stages=[[0,2]]", "outer.rounds=400", "inner.optimizer=adamw")
+    keys = (f"outer.rule={rule}", "reduce=null", "pace.min_members=2", *short, *more)
     owner.new_run("--data", "synthetic:markov", *(word for key in keys for word in ("--set", key)))
     owner.start("--run", "tiny").up()
     join = ("--run", str(owner.home.run_file("tiny")), "--seed", owner.seed())
