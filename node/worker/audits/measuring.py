@@ -49,8 +49,8 @@ def audit(
 ) -> AuditReply:
     """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault.
 
-    `squares`: mean squared gradients of this member, by atom, as Adam has them; of matrices that Muon moves there are none. `sent`:
-    the payloads that this member saw.
+    `squares`: mean squared gradients of this member, by atom, as Adam has them; of matrices that Muon moves there
+    are none. `sent`: the payloads that this member saw.
     """
     began = time.monotonic()
     assert spec.audit
