@@ -516,7 +516,9 @@ async def test_the_real_worker_trains_folds_and_comes_back_from_a_kill(rig):
         assert one.started[1].pending == (pending,)
         assert (await one.trainer.ask(FinalizeRequest(Round(0), (member,)), FinalizeReply)).state == folded.state
         late = asyncio.gather(
-            one.trainer.ask(TrainRequest(Round(1), 0, 1, 40, -1), TrainReply), return_exceptions=True
+            # So many steps that it is still at it when the next request comes, however busy the machine is.
+            one.trainer.ask(TrainRequest(Round(1), 0, 1, 4000, -1), TrainReply),
+            return_exceptions=True,
         )
         await eventually(lambda: one.progress[-1].round == 1)
         newer = await one.trainer.ask(TrainRequest(Round(2), 0, 1, 40, -1), TrainReply)
