@@ -10,7 +10,7 @@ from atoll.node.learning.data.dataset import GivenTokenizer, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.learner import Learner
-from atoll.p2p.blobs.store import BLOBS
+from atoll.p2p.blobs.store import BLOBS, blob_path
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import EvaluationResult
 from atoll.protocols.run.run_spec import RunSpec
@@ -26,9 +26,9 @@ def evaluate_saved(spec: RunSpec, run_folder: Path, config: NodeConfig) -> Evalu
         raise ConfigError(f"no weights of {spec.name!r} were saved in this home", hint="begin with `atoll start`")
     torch.set_num_threads(config.threads)
     blob = spec.data.tokenizer_blob
-    given = GivenTokenizer(run_folder / BLOBS / f"{blob.hex()}.blob", spec.model.vocab) if blob else None
+    given = GivenTokenizer(blob_path(run_folder / BLOBS, blob), spec.model.vocab) if blob else None
     data = open_text(spec, config.data, default_cache(), run_folder / BLOBS, given)
-    base = run_folder / BLOBS / f"{spec.base.hex()}.blob" if spec.base else None
+    base = blob_path(run_folder / BLOBS, spec.base) if spec.base else None
     learner = Learner(spec, devices_of(config.device)[0], config.frozen, config.frozen_on_host, base=base)
     windows_WT1, size_bytes = data.validation(VAL_WINDOWS), data.validation_bytes(VAL_WINDOWS)
     loss = learner.evaluate(found.tensors["final"], windows_WT1, size_bytes)

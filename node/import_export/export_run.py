@@ -23,7 +23,7 @@ from atoll.node.learning.data import corpus
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokens import built_in_tokenizer
 from atoll.node.learning.outer.fixed import state_digest
-from atoll.p2p.blobs.store import BLOBS
+from atoll.p2p.blobs.store import BLOBS, blob_path
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import ConfigError, CorruptFault
@@ -81,11 +81,9 @@ def atom_reader(
     """
     numbers, count = itertools.count(1), len(atoms(spec.model.base))
     own = trained_reader(spec.model, weights)
-    atom = (
-        own
-        if not spec.base
-        else merged_reader(spec.model, own, open_base(spec, blobs / f"{spec.base.hex()}.blob"))
-    )
+    atom = own
+    if spec.base:
+        atom = merged_reader(spec.model, own, open_base(spec, blob_path(blobs, spec.base)))
 
     def read(name: str) -> Tensor:
         report(next(numbers), count)
@@ -115,7 +113,7 @@ def tokenizer_json(data: DataSpec, path: str, blobs: Path) -> str:
     if data.tokenizer == "bytes":
         return byte_tokenizer_json()
     if data.tokenizer == "file":
-        return _read_tokenizer(blobs / f"{data.tokenizer_blob.hex()}.blob", Digest(data.tokenizer_blob))
+        return _read_tokenizer(blob_path(blobs, data.tokenizer_blob), Digest(data.tokenizer_blob))
     text = corpus.load_corpus(data.source, path, default_cache())
     tokens = built_in_tokenizer(data.tokenizer, text.train)
     if data.digest and corpus.text_digest(text, tokens.identity) != data.digest:

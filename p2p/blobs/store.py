@@ -30,6 +30,11 @@ BLOBS = "blobs"
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 
 
+def blob_path(folder: Path, blob: bytes) -> Path:
+    """Path of a whole blob in the folder of a store, whether it is there or not."""
+    return folder / f"{blob.hex()}.blob"
+
+
 class BlobStore:
     """Blobs on disk. Synchronous; one owner. Every method may raise DiskFault.
 
@@ -105,7 +110,7 @@ class BlobStore:
 
     def blob_path(self, blob: Digest) -> Path:
         """Path of a whole blob, whether it is in the store or not."""
-        return self._file(blob, "blob")
+        return blob_path(self._folder, blob)
 
     def manifest(self, blob: Digest) -> BlobManifest | None:
         """Manifest of a whole blob; None if it is not in the store."""

@@ -2,7 +2,7 @@
 
 import math
 
-from atoll.protocols.run.model_spec import atoms
+from atoll.protocols.run.model_spec import ModelSpec, atoms
 from atoll.protocols.run.moments import file_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -15,13 +15,13 @@ def moments_max_bytes(spec: RunSpec, number: int) -> int:
 
 def snapshot_max_bytes(spec: RunSpec) -> int:
     """Return an upper bound of a snapshot: 4 bytes a value and a header entry per atom, again for a momentum."""
-    one = 4 * spec.model.parameters + 512 * len(atoms(spec.model))
-    return (1 + spec.outer.momenta) * one + 4096
+    return _snapshot_bytes(spec.model, 1 + spec.outer.momenta)
 
 
 def base_max_bytes(spec: RunSpec) -> int:
     """Return an upper bound of the frozen base, a snapshot of the whole model; 0 for a run without one."""
-    if not spec.base:
-        return 0
-    base = spec.model.base
-    return 4 * base.parameters + 512 * len(atoms(base)) + 4096
+    return _snapshot_bytes(spec.model.base, 1) if spec.base else 0
+
+
+def _snapshot_bytes(model: ModelSpec, arrays: int) -> int:
+    return arrays * (4 * model.parameters + 512 * len(atoms(model))) + 4096

@@ -441,7 +441,7 @@ def _check_rule(spec: RunSpec) -> None:
     outer, rule = spec.outer, spec.outer.rule
     if outer.momentum_256 is not msgspec.UNSET and not outer.momenta:
         raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov, slowmo or co2")
-    if rule != "co2" and not outer.stale_256 is outer.clip_65536 is msgspec.UNSET:
+    if rule != "co2" and (outer.stale_256 or outer.clip_65536):
         raise ConfigError("outer.stale_256 and outer.clip_65536 are for runs with outer.rule co2")
     if rule == "average" and outer.alpha_256 != 256:
         raise ConfigError("outer.rule average needs outer.alpha_256 256: the whole mean is the step")

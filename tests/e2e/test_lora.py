@@ -1,10 +1,9 @@
 """Real nodes in a LoRA run: one is killed, one joins late, all have one digest, and each fetches the base once."""
 
-import signal
-
 import pytest
 
 from atoll.protocols.run.run_spec import open_run
+from tests.e2e.late_join import kill_and_join
 from tests.e2e.test_given_start import one_digest
 from tests.node.daemon.published import publish
 
@@ -30,12 +29,7 @@ def test_a_kill_and_a_late_join_end_with_one_digest_and_a_base_that_came_once(no
     second.start(*join).up()
     until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
     came = base_of(second)
-    second.signal(signal.SIGKILL)
-    second.process.wait()
-    late.start(*join).up()
-    second.start(*join).up()
-    at = owner.final()
-    until("all go on", lambda: min(node.final() for node in (owner, second, late)) >= at + 3)
+    kill_and_join(until, owner, second, late, join)
     assert len(one_digest(owner, second, late)) >= 3
     assert base_of(second) == came, "who has the base does not fetch it again"
     base_of(late)

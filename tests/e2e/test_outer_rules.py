@@ -1,8 +1,8 @@
 """Real nodes with rules of the outer step and the error feedback: one is killed, one joins late, one digest."""
 
-import signal
-
 import pytest
+
+from tests.e2e.late_join import kill_and_join
 
 pytestmark = pytest.mark.swarm
 DENSE = ("compress.codec=int8", "compress.k=4096")
@@ -46,12 +46,7 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     join = ("--run", str(owner.home.run_file("tiny")), "--seed", owner.seed())
     second.start(*join).up()
     until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
-    second.signal(signal.SIGKILL)
-    second.process.wait()
-    late.start(*join).up()
-    second.start(*join).up()
-    at = owner.final()
-    until("all go on", lambda: min(node.final() for node in (owner, second, late)) >= at + 3)
+    kill_and_join(until, owner, second, late, join)
 
     def states():
         """What each computed itself from the final set, of the rounds that all three folded."""

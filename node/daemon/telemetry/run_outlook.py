@@ -44,13 +44,12 @@ def outlook_of(spec: RunSpec, known: Mapping[PeerId, Lease]) -> RunOutlook | Non
     if not known:
         return None
     leases, owners = known.values(), known.get(spec.owner)
-    took_s = [took for lease in leases if (took := round_seconds(spec, lease)) > 0]
     return RunOutlook(
         members=len(leases),
         # Medians: one that lies, or came just now, changes little.
         round=median_high(lease.round for lease in leases),
         final=median_high(lease.final for lease in leases),
-        round_s=median(took_s) if took_s else None,
+        round_s=_median(round_seconds(spec, lease) for lease in leases),
         loss=_median(lease.loss for lease in leases),
         pace_s=_median(lease.round_s for lease in leases),
         tokens_per_s=sum(lease.tokens_per_s for lease in leases),

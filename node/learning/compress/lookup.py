@@ -19,13 +19,10 @@ from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
     clipped,
-    divide,
-    drain,
-    drain_wide,
     find_members,
+    finish_chunk,
     least_weight,
     packed,
-    scatter,
     spill,
 )
 from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, add_to, compiled, fence, inlined
@@ -127,15 +124,8 @@ def fold_lookup(
                         count += np.uint64(sums[spot] == 0)
                         sums[spot] += addend
         if len(out):
-            found = int(count)
-            if spilt:
-                spill(sums, wide[0], wide[1])
-                found = drain_wide(wide[0], wide[1], touched, total[0], total[1])
-            else:
-                drain(sums, touched, found, total[0], total[1])
-            least = least_weight(payloads, c, there, members, floor_256)
-            divide(total[0], total[1], found, alpha_256, least)
-            scatter(moves, touched, total[0], found)
+            rule = alpha_256, least_weight(payloads, c, there, members, floor_256)
+            finish_chunk(sums, wide, touched, total, moves, (count, spilt), rule)
             if not add_to(out, theta, moves, c):
                 return LEFT_RANGE
     # Streaming stores are not ordered with others: the caller's thread must see them before it sees us end.

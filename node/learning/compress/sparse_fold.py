@@ -14,13 +14,10 @@ from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
     add_row,
     clipped,
-    divide,
-    drain,
-    drain_wide,
     find_members,
+    finish_chunk,
     least_weight,
     packed,
-    scatter,
     spill,
 )
 from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, add_to, compiled, fence, inlined
@@ -95,15 +92,8 @@ def fold_sparse(
                     _values(value, word[g] >> SHAPE_SHIFT, unit * own_weight, own_weight, shape.code_bits)
                     count = add_row(sums, touched, count, low[g], code[g], value, shape.k)
         if len(out):
-            found = int(count)
-            if spilt:
-                # `touched` holds only places of the last part by now, so all places are looked at
-                spill(sums, wide[0], wide[1])
-                found = drain_wide(wide[0], wide[1], touched, total[0], total[1])
-            else:
-                drain(sums, touched, found, total[0], total[1])
-            divide(total[0], total[1], found, alpha_256, least_weight(payloads, c, there, members, floor_256))
-            scatter(moves, touched, total[0], found)
+            rule = alpha_256, least_weight(payloads, c, there, members, floor_256)
+            finish_chunk(sums, wide, touched, total, moves, (count, spilt), rule)
             if not add_to(out, theta, moves, c):
                 return LEFT_RANGE
     # Streaming stores are not ordered with others: the caller's thread must see them before it sees us end.

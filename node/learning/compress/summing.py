@@ -132,3 +132,23 @@ def scatter(row: Ints32, touched: Marks, moves: Ints, count: int) -> None:
     """The steps of the touched places into `row`, which is zero elsewhere."""
     for t in range(count):
         row[np.uint64(touched[t])] = np.int32(moves[t])
+
+
+@inlined
+def finish_chunk(
+    sums: Ints, wide: Ints, touched: Marks, total: Ints, row: Ints32, sent: tuple[Any, bool], rule: tuple[int, int]
+) -> None:
+    """The outer steps of a chunk into `row`; the sums are zero again.
+
+    `sent`: places in `touched`, and whether sums were spilt. `rule`: α_256 and the least divisor.
+    """
+    count, spilt = sent
+    found = int(count)
+    if spilt:
+        # `touched` holds only places of the last part by now, so all places are looked at
+        spill(sums, wide[0], wide[1])
+        found = drain_wide(wide[0], wide[1], touched, total[0], total[1])
+    else:
+        drain(sums, touched, found, total[0], total[1])
+    divide(total[0], total[1], found, rule[0], rule[1])
+    scatter(row, touched, total[0], found)

@@ -85,12 +85,12 @@ class Aggregation:
 
     def clip(self, atom: int, norm2_P: Sequence[int]) -> list[int]:
         """WHOLE for those that are short enough, else what makes them as long as the limit."""
-        sent = sorted(norm2 for norm2 in norm2_P if norm2)
-        # The upper one of two: of two members none is clipped, and fewer than half of any number cannot raise it
-        # above the longest of the others.
-        limit2 = min(sent[len(sent) // 2], self._limit2_A[atom]) if sent else 0
-        if self._step_most_256 is not None:  # EDiT leaves out what is too long; the limit holds nevertheless
-            limit2 = self._limit2_A[atom]
+        limit2 = self._limit2_A[atom]
+        if self._step_most_256 is None:  # EDiT leaves out what is too long; the limit holds nevertheless
+            sent = sorted(norm2 for norm2 in norm2_P if norm2)
+            # The upper one of two: of two members none is clipped, and fewer than half of any number cannot raise
+            # it above the longest of the others.
+            limit2 = min(sent[len(sent) // 2], limit2) if sent else 0
         return [WHOLE if norm2 <= limit2 else isqrt((limit2 << 2 * WHOLE_BITS) // norm2) for norm2 in norm2_P]
 
     def weigh(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:

@@ -16,7 +16,7 @@ from atoll.node.learning.outer.fixed import state_digest, to_float
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
-from atoll.p2p.blobs.store import BLOBS
+from atoll.p2p.blobs.store import BLOBS, blob_path
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -27,12 +27,10 @@ def differing(checkpoint: ShardedCheckpoint, spec: RunSpec, run_folder: Path, ex
     """
     assert spec.start
     blobs = run_folder / BLOBS
-    theta_C4096 = read_snapshot(
-        blobs / f"{spec.start.weights.hex()}.blob", checkpoint.arena, state_digest
-    ).theta_C4096
+    theta_C4096 = read_snapshot(blob_path(blobs, spec.start.weights), checkpoint.arena, state_digest).theta_C4096
     learner, sending = Learner(spec, "cpu"), ErrorFeedback(spec, run_folder / "spool", OnHost())
     learner.set_trained_experts(experts)
-    paths = tuple(str(blobs / f"{blob.hex()}.blob") for blob in spec.start.moment_blobs)
+    paths = tuple(str(blob_path(blobs, blob)) for blob in spec.start.moment_blobs)
     InitialMoments(spec, paths).load_into(learner, sending)
     learner.weights.start(theta_C4096)
     begun = dict(_begun(learner, sending, spec))

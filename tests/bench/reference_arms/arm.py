@@ -21,6 +21,7 @@ from atoll.node.learning.data import corpus
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs.presets import with_adamw
+from atoll.p2p.blobs.store import blob_path
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import AtollError
 from atoll.protocols.run.run_spec import open_run
@@ -42,10 +43,10 @@ def arm(name: str, run_file: Path, blobs: Path, present: Sequence[int], rounds: 
         text = corpus.load_corpus(spec.data.source, "", default_cache())
         return {"arm": name, "unigram_bpb": unigram_bits_per_byte(text.val)}
     tokenizer = spec.data.tokenizer_blob
-    given = GivenTokenizer(blobs / f"{tokenizer.hex()}.blob", spec.model.vocab) if tokenizer else None
+    given = GivenTokenizer(blob_path(blobs, tokenizer), spec.model.vocab) if tokenizer else None
     data = open_dataset(spec.data, spec.model.context, "", default_cache(), given)
     spec = msgspec.structs.replace(spec, inner=with_adamw(spec.inner))
-    start = blobs / f"{spec.start.weights.hex()}.blob" if spec.start else None
+    start = blob_path(blobs, spec.start.weights) if spec.start else None
     task = Task(spec, data, max(present), rounds, start=start, present=present)
     rule = TUNED if name == "diloco" else AVERAGE
     points = data_parallel(task) if name == "adamw" else dense_diloco(task, rule)

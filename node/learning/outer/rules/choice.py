@@ -29,5 +29,6 @@ def rule_of(outer: OuterSpec, threads: int = 1, fresh: Fresh = fresh_like) -> Mo
         gap_256 = 256 if outer.stale_256 is UNSET else outer.stale_256
         clip_65536 = _WHOLE if outer.clip_65536 is UNSET else outer.clip_65536
         more = (gap_256, clip_65536 << (FRACTION_BITS - 16))
-    rule = MomentumRule(KERNELS[str(outer.rule)], outer.alpha_256, outer.beta_256, threads, fresh)
-    return rule._replace(momenta=outer.momenta, more=more)
+    kernel = KERNELS[str(outer.rule)]
+    momenta = outer.momenta
+    return MomentumRule(kernel, outer.alpha_256, outer.beta_256, threads, fresh, momenta=momenta, more=more)
