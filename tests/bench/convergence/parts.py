@@ -72,13 +72,14 @@ def _weight(name: str) -> int:
 def trials_of(method: str, wanted: Wanted) -> list[tuple[Settings, Arm]]:
     """The runs in which a method's settings are tried; none where there is one setting.
 
-    They are whole runs of the first seed at the least H: a third of a run chose rates and β that were wrong for the
-    whole (docs/bench-convergence.md).
+    They are whole runs of the first seed at the least H: a third of a run chose rates and β that were wrong for
+    the whole (docs/bench-convergence.md).
     """
     found = methods()[method]
     if len(found.trials) == 1:
         return []
-    return [(trial, arm_of(method, wanted.size, total=wanted.total, seed=1, trial=trial)) for trial in found.trials]
+    total = wanted.total
+    return [(trial, arm_of(method, wanted.size, total=total, seed=1, trial=trial)) for trial in found.trials]
 
 
 def best_trial(method: str, wanted: Wanted, stored: Stored) -> Settings | None:
