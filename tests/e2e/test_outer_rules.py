@@ -33,6 +33,7 @@ CASES = [
             "compress.warmup=[[1,512],[3,256]]",
         ),
     ),
+    ("sgd", ("inner.optimizer=spsa", "inner.lr=0.0001")),
 ]
 
 
