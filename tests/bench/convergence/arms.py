@@ -26,8 +26,6 @@ LENGTHS = (15, 30, 100)
 """Inner steps of a round (H)."""
 KEPT = (32, 64, 128)
 """Values of a chunk that sparse payloads hold (k)."""
-TRIAL_SHARE, TRIAL_STEPS = 3, 500
-"""A trial of settings takes a third of a run's steps, at most 500, on the first seed, at the least H."""
 WARMUP = 20
 """One step in so many warms the rate up."""
 _DENSE = ("compress.codec=int8", "compress.k=4096")
@@ -73,9 +71,9 @@ def _rates(*alphas_256: int) -> tuple[Settings, ...]:
 
 
 _PARALLEL_RATES = tuple((f"inner.lr={rate:g}",) for rate in (2e-3, 3e-3, 4e-3, 8e-3))
-_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.3, 0.5, 0.8, 0.95))
+_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.8, 0.9, 0.95, 0.98))
 _MUON = ("inner.optimizer=muon", "inner.muon_lr=2")
-_NESTEROV = _rates(26, 45, 90, 179)
+_NESTEROV = _rates(90, 128, 179, 256)
 _RULES = {
     "sgd": Method("sgd, sparse2 (SparseLoCo, ours)", trials=_FEEDBACK, sparse=True),
     "average": Method("average, int8", ("outer.rule=average", *_DENSE)),
