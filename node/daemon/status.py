@@ -38,6 +38,8 @@ from atoll.protocols.local.worker_messages import TrainProgress
 SHORTEST = 6
 """Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
 STARTING, FETCHING = "the worker is starting", "fetching from other members"
+BRIEF_S = 1.0
+"""A download that took less is not yet what a node waits for."""
 SENT_ROUNDS = 100
 """What is sent in a round is an average over so many of the newest ones."""
 
@@ -285,8 +287,9 @@ class DaemonOperator:
         needs_worker = self.plan.config.work.has_model and not node.is_worker_ready
         if not (needs_worker or node.waiting or node.round.phase is Phase.CATCH_UP):
             return None
-        # Payloads of open rounds are fetched as well. What is waited for longest is the largest.
-        if (found := self.swarm.blobs.largest_download()) is None:
+        # Payloads of open rounds are fetched as well: what is waited for longest is the largest, and not brief.
+        found = self.swarm.blobs.largest_download()
+        if found is None or found.took_s < BRIEF_S:
             return self.trainer.starting() if needs_worker else None
         return WorkProgress(
             work=FETCHING,

@@ -144,6 +144,7 @@ def test_a_worker_without_memory_and_a_sensor_that_fails_are_trouble(worker, gue
 
 START = WorkProgress(work="opening the text", took_s=7.0, left_s=3.0)
 DOWNLOAD = DownloadProgress(done_bytes=4, of_bytes=16, took_s=2.0, left_s=6.0)
+BRIEF = DownloadProgress(done_bytes=16, of_bytes=16, took_s=0.1, left_s=0.0)
 FETCH = WorkProgress(work=FETCHING, done_bytes=4, of_bytes=16, took_s=2.0, left_s=6.0)
 
 
@@ -155,6 +156,7 @@ FETCH = WorkProgress(work=FETCHING, done_bytes=4, of_bytes=16, took_s=2.0, left_
         (False, Phase.SYNC, "", None, None, None),  # it died, and is started again in a moment
         (True, Phase.CATCH_UP, "", DOWNLOAD, None, FETCH),
         (True, Phase.CATCH_UP, "", None, None, None),
+        (True, Phase.CATCH_UP, "", BRIEF, None, None),  # a payload, while the model is applied
         (True, Phase.TRAIN, "fetching shard 1 of 2", DOWNLOAD, None, FETCH),
         (True, Phase.TRAIN, "", DOWNLOAD, None, None),  # nothing waits for it
         (True, Phase.PAUSED, "", DOWNLOAD, None, None),
