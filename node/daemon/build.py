@@ -202,7 +202,9 @@ def _build_training(
         work=plan.config.work,
         room=0 if not plan.config.work.trains else plan.room.experts if plan.room else None,
         history=LedgerHistory(
-            swarm.ledger, keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec)
+            swarm.ledger,
+            keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec),
+            certifies=bool(plan.run.spec.history),
         ),
     )
     goodput = GoodputCollector(

@@ -12,7 +12,7 @@ from typing import NamedTuple, get_args
 
 from atoll.p2p.ledger.database import Database, damaged
 from atoll.protocols.errors import DiskFault
-from atoll.protocols.ids import PeerId, digest, short
+from atoll.protocols.ids import Digest, PeerId, digest, short
 from atoll.protocols.ledger.records import Admit, EpochBody, Solved
 
 _SEAL_BYTES = 8
@@ -22,10 +22,32 @@ _FLOOR = "floor/"
 _STAYS = tuple(str(body.__struct_config__.tag) for body in (*get_args(EpochBody), Admit, Solved))
 """Kinds of records that stay: who joins, leaves, opens an epoch or excludes. They are few, and read in every
 replay."""
-_GONE = (
-    "round <= ? AND kind NOT IN ({stays}) AND round NOT IN ({forks}) "
-    "AND seq < (SELECT MAX(seq) FROM entries h WHERE h.author = entries.author)"
-)
+_HEADLESS = "seq < (SELECT MAX(seq) FROM entries h WHERE h.author = entries.author)"
+
+
+class Cut(NamedTuple):
+    """What a ledger lets go of, and what stands for it."""
+
+    summary: bytes
+    last: int
+    """Newest round whose records go."""
+    forks: Collection[int] = ()
+    """Rounds whose records all stay."""
+    floors: Mapping[PeerId, Digest] | None = None
+    """Entries from which on a feed stays whole; feeds without one stay. None: each is cut as far as it goes."""
+
+
+class Below(NamedTuple):
+    """A record below a floor that outlives a cut."""
+
+    id: Digest
+    round: int
+    is_lasting: bool
+    """It stays for good; else only where its round is newer, or one at which an epoch begins."""
+
+    def stays(self, last: int, forks: Collection[int]) -> bool:
+        """Whether a cut up to round `last` leaves it."""
+        return self.is_lasting or self.round > last or self.round in forks
 
 
 class FeedEnd(NamedTuple):
@@ -66,25 +88,53 @@ class RecordHistory:
         """The first sequence number of this author's feed from which on no entry is missing."""
         return self.floors.get(author, 0)
 
-    def cut(self, summary: bytes, last: int, forks: Collection[int]) -> None:
-        """Put a summary in place of the records of the rounds up to `last`; all or nothing. Raises DiskFault.
+    def cut(self, cut: Cut) -> None:
+        """Put a summary in place of the records of old rounds; all or nothing. Raises DiskFault.
 
         Every author's newest entry stays, because the next one is linked to it, and so do all records about the
         rounds `forks`, at which an epoch of this node's chain begins.
         """
-        gone = _GONE.format(stays=_marks(_STAYS), forks=_marks(forks))
-        values = (last, *_STAYS, *forks)
+        old = (
+            f"round <= ? AND kind NOT IN ({_marks(_STAYS)}) AND round NOT IN ({_marks(cut.forks)}) AND {_HEADLESS}"
+        )
+        values = (cut.last, *_STAYS, *cut.forks)
         with self._db.transaction():
-            floors = self._db.rows(
-                f"SELECT author, MAX(seq) + 1 FROM entries WHERE {gone} GROUP BY author", *values
-            )
             # First, so that a full file has the pages that the rest needs.
-            self._db.write(f"DELETE FROM entries WHERE {gone}", *values)
-            for author, floor in floors:
+            for author, floor in sorted(self._floors_after(cut, old, values).items()):
+                self._db.write(
+                    f"DELETE FROM entries WHERE author = ? AND seq < ? AND {old}", author, floor, *values
+                )
                 highest = max(floor, self.floor(author))
                 self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _FLOOR + author, highest)
-            self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _SUMMARY, _seal(summary) + summary)
-        self.floors, self.summary = self._read_floors(), summary
+            self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _SUMMARY, _seal(cut.summary) + cut.summary)
+        self.floors, self.summary = self._read_floors(), cut.summary
+
+    def _floors_after(self, cut: Cut, old: str, values: tuple[object, ...]) -> dict[PeerId, int]:
+        """The floor of each feed that is cut."""
+        if cut.floors is not None:
+            return {author: place for author, entry in cut.floors.items() if (place := self.place_of(entry))}
+        rows = self._db.rows(f"SELECT author, MAX(seq) + 1 FROM entries WHERE {old} GROUP BY author", *values)
+        return {PeerId(author): floor for author, floor in rows}
+
+    def place_of(self, entry: Digest) -> int | None:
+        """The sequence number of an entry; None where no feed here has it."""
+        rows = self._db.rows("SELECT seq FROM entries WHERE id = ?", entry)
+        return int(rows[0][0]) if rows else None
+
+    def below(self, author: PeerId, first: int, end: int, last: int, forks: Collection[int]) -> list[Below]:
+        """The records of a feed from `first` on and before `end` that a cut up to round `last` leaves."""
+        rows = self._db.rows(
+            f"SELECT id, round, kind IN ({_marks(_STAYS)}) FROM entries WHERE author = ? AND seq >= ? AND seq < ? "
+            f"AND (kind IN ({_marks(_STAYS)}) OR round > ? OR round IN ({_marks(forks)})) ORDER BY seq",
+            *_STAYS,
+            author,
+            first,
+            end,
+            *_STAYS,
+            last,
+            *forks,
+        )
+        return [Below(Digest(name), number, bool(stays)) for name, number, stays in rows]
 
     def forget(self, author: PeerId) -> None:
         """Inside a transaction: the feed of this author goes, and with it its floor."""

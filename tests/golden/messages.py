@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.node.checkpoint import generations, local, universal
-from atoll.node.daemon.certificates import certificate, summary
+from atoll.node.daemon.certificates import certificate, full_summary, reducers, summary
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
@@ -46,6 +46,7 @@ from atoll.protocols.run.run_spec import (
 )
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
@@ -123,6 +124,7 @@ MIXTURE = _run(
 )  # fmt: skip
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
+CERTIFYING = _run(history=HistorySpec(every=128))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
@@ -151,6 +153,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
     records.ExcisingProposal(ROUND, BALLOT, (A, B), A, (records.Excised(OTHER.peer_id, Round(7)),)),
+    records.SummaryProposal(ROUND, records.Ballot(0, ME.peer_id), (A, B), A, B),
     records.Vote(ROUND, IN_EPOCH, A),
     records.Prepare(ROUND, BALLOT),
     records.Promise(ROUND, BALLOT, (A,)),
@@ -198,6 +201,15 @@ def _feed() -> Iterator[tuple[str, Case]]:
     tally, who = (8, 9, ((ME.peer_id, 7),)), (ME.peer_id, OTHER.peer_id)
     parts = (9, who, tally, ((A, 4, who, (ME.peer_id,), tally),), ((9, who, who),), ((OTHER.peer_id, 3),), who)
     yield "Summary", Case(codec.decode(codec.encode((1, *parts)), summary.Summary), summary.Summary, True)
+    full = full_summary.FullSummary(
+        full_summary.VERSION,
+        codec.decode(codec.encode((1, *parts)), summary.Summary),
+        (full_summary.Floor(ME.peer_id, A, (B,)),),
+        reducers.ReducerHistory(
+            (reducers.Missed(OTHER.peer_id, 2, 17),), (reducers.Decided(12, who, (OTHER.peer_id,)),)
+        ),
+    )
+    yield "FullSummary", Case(full, full_summary.FullSummary, True)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
     index = ShardIndex(vocab=300, shard_tokens=4096, shards=A + B, held_out=B, held_out_tokens=2048)
     yield "ShardIndex", Case(index, ShardIndex)
@@ -218,6 +230,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "dense": DENSE,
         "mixture": MIXTURE,
         "audited": AUDITED,
+        "certifying": CERTIFYING,
         "puzzled": PUZZLED,
         "muon": MUON,
         "lora": LORA,

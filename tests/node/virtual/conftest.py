@@ -472,7 +472,9 @@ class Node:
             work=self.work,
             room=self.world.room,
             rng=random.Random(f"samples {self.number}"),
-            history=LedgerHistory(swarm.ledger, self.recent is None, *(self.recent or ())),
+            history=LedgerHistory(
+                swarm.ledger, self.recent is None, *(self.recent or ()), certifies=bool(spec.history)
+            ),
         )
         driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
         self.driver, self.swarm = driver, swarm

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.full_summary import Floor, decode_full
 from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
 from atoll.protocols.ledger.records import Ack
+from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.daemon.consensus.epoch_world import World
 
 RUN = RunId(digest(b"run"))
@@ -79,3 +82,34 @@ def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
     excising = replace(plain, pace=replace(plain.pace, excise_rounds=5))
     excising.check()
     assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]
+    assert not needs_all_records(replace(reduced, history=HistorySpec()))
+
+
+def test_certified_summaries_are_made_where_finality_asks_for_them(tmp_path, states):
+    """Also where all records are kept: a voter needs the name. Then the ledger is cut below the floors."""
+    opened = Ledger(tmp_path / LEDGER_FILE, RUN)
+    entries = [opened.append(ME, Ack(Round(number), digest(b"set"), digest(b"state"))) for number in range(40)]
+    every, recent = (
+        LedgerHistory(opened, keeps_all=keeps_all, kept_rounds=10, step_rounds=4, certifies=True)
+        for keeps_all in (True, False)
+    )
+    for number in sorted(states):
+        for history in (every, recent):
+            history.on_accepted([ME.peer_id])
+            history.on_counted([(ME.peer_id, entries[number].id)] if number >= 0 else [])
+            history.on_final(states[number])
+            if number in (7, 15):
+                made = history.certify(states[number], ReducerHistory())
+                assert made is not None
+                assert history.certify(states[number], None) is None, "a node that cannot know it names none"
+        assert not every.cut(states[number], number)
+        assert recent.cut(states[number], number) == (number in (17, 25)), number
+    assert recent.last_gone == 15
+    assert rounds(opened) == list(range(15, 40))
+    again = LedgerHistory(opened, keeps_all=False, certifies=True)
+    assert (again.last_gone, again.authors) == (15, (ME.peer_id,))
+    assert decode_full(opened.history.summary).floors == (Floor(ME.peer_id, entries[15].id, ()),)
+    # An author of which a final set names what no feed here holds.
+    again.on_counted([(ME.peer_id, digest(b"orphan"))])
+    assert again.certify(states[30], ReducerHistory()) is None
+    opened.close()
