@@ -8,21 +8,53 @@ stay for good: docs/decisions/0025-ledgers-may-be-cut.md.
 """
 
 from collections.abc import Collection, Mapping
-from typing import NamedTuple, get_args
+from typing import Annotated, NamedTuple, TypeAlias, get_args
+
+import msgspec
+from msgspec import Meta
 
 from atoll.p2p.ledger.database import Database, damaged
+from atoll.protocols import codec
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest, PeerId, digest, short
-from atoll.protocols.ledger.records import Admit, EpochBody, Solved
+from atoll.protocols.ledger.records import (
+    ENTRY_MAX_BYTES,
+    MAX_SET,
+    Admit,
+    Entry,
+    EpochBody,
+    Solved,
+    encode_entry,
+)
 
 _SEAL_BYTES = 8
 _SUMMARY = "summary"
 _FLOOR = "floor/"
-"""Both are rows of `meta`: a new table would need a page, which a full ledger of an older version has not."""
+_LINK = "link/"
+"""All are rows of `meta`: a new table would need a page, which a full ledger of an older version has not."""
 _STAYS = tuple(str(body.__struct_config__.tag) for body in (*get_args(EpochBody), Admit, Solved))
 """Kinds of records that stay: who joins, leaves, opens an epoch or excludes. They are few, and read in every
 replay."""
 _HEADLESS = "seq < (SELECT MAX(seq) FROM entries h WHERE h.author = entries.author)"
+
+
+SignedEntry: TypeAlias = Annotated[bytes, Meta(max_length=ENTRY_MAX_BYTES)]
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Why a summary is to be believed by who knows the voters of an earlier round."""
+
+    proposal: SignedEntry
+    votes: Annotated[tuple[SignedEntry, ...], Meta(max_length=MAX_SET)]
+
+
+class StoredLink(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A link of this ledger's chain, with the summary that it proves."""
+
+    link: Link
+    name: Digest
+    """Blob id of the summary."""
+    summary: bytes
 
 
 class Cut(NamedTuple):
@@ -35,6 +67,8 @@ class Cut(NamedTuple):
     """Rounds whose records all stay."""
     floors: Mapping[PeerId, Digest] | None = None
     """Entries from which on a feed stays whole; feeds without one stay. None: each is cut as far as it goes."""
+    links: tuple[StoredLink, ...] = ()
+    """Why others may believe the summary; the last link proves it."""
 
 
 class Below(NamedTuple):
@@ -69,6 +103,8 @@ class RecordHistory:
         self._db = database
         self.floors: Mapping[PeerId, int] = self._read_floors()
         """The first sequence number of each cut feed from which on no entry is missing."""
+        self.links = self._read_links()
+        """Why others may believe the summary; empty: they may not."""
         self.summary = self._read_summary()
         """What stands for the records that are gone; None: none are."""
 
@@ -88,9 +124,10 @@ class RecordHistory:
         """The first sequence number of this author's feed from which on no entry is missing."""
         return self.floors.get(author, 0)
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: Cut, entries: Collection[Entry] = ()) -> None:
         """Put a summary in place of the records of old rounds; all or nothing. Raises DiskFault.
 
+        `entries`: verified ones that a summary of others names, with the floors: this ledger may lack them.
         Every author's newest entry stays, because the next one is linked to it, and so do all records about the
         rounds `forks`, at which an epoch of this node's chain begins.
         """
@@ -99,6 +136,8 @@ class RecordHistory:
         )
         values = (cut.last, *_STAYS, *cut.forks)
         with self._db.transaction():
+            for entry in entries:
+                self._insert(entry)
             # First, so that a full file has the pages that the rest needs.
             for author, floor in sorted(self._floors_after(cut, old, values).items()):
                 self._db.write(
@@ -106,8 +145,40 @@ class RecordHistory:
                 )
                 highest = max(floor, self.floor(author))
                 self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _FLOOR + author, highest)
+            self._write_links(cut.links)
             self._db.write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _SUMMARY, _seal(cut.summary) + cut.summary)
-        self.floors, self.summary = self._read_floors(), cut.summary
+        self.floors, self.summary, self.links = self._read_floors(), cut.summary, cut.links
+
+    def _insert(self, entry: Entry) -> None:
+        """One of a summary. What contradicts an entry here stays away: this feed is that of the other history."""
+        data = encode_entry(entry)
+        self._db.write(
+            "INSERT OR IGNORE INTO entries (author, seq, id, round, kind, data, seal) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            entry.author,
+            entry.seq,
+            entry.id,
+            entry.body.round,
+            str(entry.body.__struct_config__.tag),
+            data,
+            _seal(data),
+        )
+
+    def _write_links(self, links: tuple[StoredLink, ...]) -> None:
+        self._db.write("DELETE FROM meta WHERE name >= ? AND name < ?", _LINK, "link0")
+        for number, link in enumerate(links):
+            data = codec.encode(link)
+            self._db.write("INSERT INTO meta VALUES (?, ?)", f"{_LINK}{number:06d}", _seal(data) + data)
+
+    def _read_links(self) -> tuple[StoredLink, ...]:
+        rows = self._db.rows("SELECT value FROM meta WHERE name >= ? AND name < ? ORDER BY name", _LINK, "link0")
+        return tuple(codec.decode(self._unsealed(row), StoredLink, max_bytes=1 << 26) for (row,) in rows)
+
+    def _unsealed(self, row: bytes) -> bytes:
+        seal, data = row[:_SEAL_BYTES], bytes(row[_SEAL_BYTES:])
+        if _seal(data) != seal:
+            raise damaged(self._db.path, "the summary of old rounds does not verify")
+        return data
 
     def _floors_after(self, cut: Cut, old: str, values: tuple[object, ...]) -> dict[PeerId, int]:
         """The floor of each feed that is cut."""
@@ -158,12 +229,7 @@ class RecordHistory:
 
     def _read_summary(self) -> bytes | None:
         rows = self._db.rows("SELECT value FROM meta WHERE name = ?", _SUMMARY)
-        if not rows:
-            return None
-        seal, data = rows[0][0][:_SEAL_BYTES], rows[0][0][_SEAL_BYTES:]
-        if _seal(data) != seal:
-            raise damaged(self._db.path, "the summary of old rounds does not verify")
-        return bytes(data)
+        return self._unsealed(rows[0][0]) if rows else None
 
 
 def _marks(values: Collection[object]) -> str:

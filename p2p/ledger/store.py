@@ -4,7 +4,7 @@ When a method returns, its changes are on the disk. Readers use `since(cursor)`:
 arrival that never changes, so a reader that only learns of a change misses nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -198,9 +198,9 @@ class Ledger:
         self._apply(batch)
         return tuple(batch.pruned)
 
-    def cut(self, cut: Cut) -> None:
+    def cut(self, cut: Cut, entries: Collection[Entry] = ()) -> None:
         """Put a summary in place of the records of old rounds: `RecordHistory.cut`. Raises DiskFault."""
-        self.history.cut(cut)
+        self.history.cut(cut, entries)
         self._feeds = self.history.read_feeds()
 
     def exclude(self, peer: PeerId, reason: str) -> None:

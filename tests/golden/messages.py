@@ -15,7 +15,9 @@ from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
+from atoll.p2p.ledger import summaries
 from atoll.p2p.ledger.floors import FeedFloors, FloorsQuery
+from atoll.p2p.ledger.history import Link, StoredLink
 from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
@@ -209,6 +211,14 @@ def _feed() -> Iterator[tuple[str, Case]]:
             (reducers.Missed(OTHER.peer_id, 2, 17),), (reducers.Decided(12, who, (OTHER.peer_id,)),)
         ),
     )
+    link = Link(b"p", (b"v", b"w"))
+    yield "StoredLink", Case(StoredLink(link, A, b"summary"), StoredLink, True)
+    yield "LinkQuery", Case(summaries.LinkQuery(2), summaries.LinkQuery)
+    yield "LinkAnswer", Case(summaries.LinkAnswer((link,)), summaries.LinkAnswer)
+    yield "PartQuery", Case(summaries.PartQuery(A, 3), summaries.PartQuery)
+    yield "PartAnswer", Case(summaries.PartAnswer(b"part"), summaries.PartAnswer)
+    yield "RecordsQuery", Case(summaries.RecordsQuery((A, B)), summaries.RecordsQuery)
+    yield "RecordsAnswer", Case(summaries.RecordsAnswer((b"e", b"f")), summaries.RecordsAnswer)
     yield "FullSummary", Case(full, full_summary.FullSummary, True)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
     index = ShardIndex(vocab=300, shard_tokens=4096, shards=A + B, held_out=B, held_out_tokens=2048)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import UNSET
 
 from atoll.node.daemon.certificates.full_summary import SummaryMaker, decode_full, encode_full
+from atoll.node.daemon.certificates.links import extended
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.certificates.summary import (
     Summary,
@@ -23,10 +24,11 @@ from atoll.node.daemon.certificates.summary import (
 )
 from atoll.node.daemon.consensus.machine import DECIDED_KEPT
 from atoll.node.daemon.consensus.types import FinalityState
-from atoll.p2p.ledger.history import Cut
+from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Epoch, Follow
+from atoll.protocols.ledger.entry_rules import is_lawful
+from atoll.protocols.ledger.records import Epoch, Follow, SummaryProposal, Vote
 from atoll.protocols.run.run_spec import RunSpec
 
 KEPT_ROUNDS = DECIDED_KEPT
@@ -47,8 +49,11 @@ class _Made(NamedTuple):
 
     data: bytes
     summary: Summary
-    floors: Mapping[PeerId, Digest] | None
-    """Where feeds go on, of a summary that voters certify; None: of one that only this node believes."""
+    name: Digest = Digest(b"")
+    """Its blob id, of a summary that voters certify; empty: only this node believes it."""
+    floors: Mapping[PeerId, Digest] | None = None
+    """Where feeds go on then."""
+    links: tuple[StoredLink, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,8 +65,8 @@ class LedgerHistory:
     """Cut nothing. What was cut before stays away."""
     kept_rounds: int = KEPT_ROUNDS
     step_rounds: int = STEP_ROUNDS
-    certifies: bool = False
-    """The voters of the run certify summaries, which every node makes at the same rounds."""
+    spec: RunSpec | None = None
+    """The run, if its voters certify summaries, which every node makes at the same rounds; None: they do not."""
     summary: Summary | None = field(init=False)
     """What stands for the rounds that are gone; None: none are."""
     _authors: set[PeerId] = field(init=False)
@@ -71,11 +76,14 @@ class LedgerHistory:
     _made: deque[_Made] = field(default_factory=deque, init=False)
     """Summaries whose rounds are not old enough, the oldest first."""
     _maker: SummaryMaker = field(init=False)
+    _links: tuple[StoredLink, ...] = field(init=False)
+    """The chain to the newest summary of which others can be convinced."""
 
     def __post_init__(self) -> None:
         """Raises DecodeError or LocalFault for a summary that this node cannot read."""
         data = self.ledger.history.summary
         self._maker = SummaryMaker(self.ledger.history)
+        self._links = self.ledger.history.links
         self.summary = None
         if data is not None and self.certifies:
             full = decode_full(data)
@@ -84,6 +92,11 @@ class LedgerHistory:
         elif data is not None:
             self.summary = decode_summary(data)
         self._authors = set(self.authors)
+
+    @property
+    def certifies(self) -> bool:
+        """Whether the voters of the run certify summaries."""
+        return self.spec is not None
 
     @property
     def authors(self) -> tuple[PeerId, ...]:
@@ -119,7 +132,7 @@ class LedgerHistory:
         if full is None:
             return None
         if not self.keeps_all:
-            self._made.append(_Made(encode_full(full), full.summary, full.places))
+            self._made.append(_Made(encode_full(full), full.summary, full.blob, full.places))
         return full.blob
 
     def on_final(self, state: FinalityState) -> None:
@@ -129,17 +142,33 @@ class LedgerHistory:
             return
         summary = summarize(state, self._authors)
         if summary is not None:
-            self._made.append(_Made(encode_summary(summary), summary, None))
+            self._made.append(_Made(encode_summary(summary), summary))
 
     def cut(self, state: FinalityState, applied: int) -> bool:
         """Cut the ledger if rounds are old enough, in Θ_final of this node too (`applied`). Raises DiskFault."""
         due: _Made | None = None
         newest = min(applied, state.last_final)
         while state.live and self._made and self._made[0].summary.round + self.kept_rounds <= newest:
-            due = self._made.popleft()
+            # Without a link a newcomer could not begin there: the records stay until there is a later summary.
+            due = self._linked(self._made.popleft()) or due
         if due is None:
             return False
         summary = due.summary
-        self.ledger.cut(Cut(due.data, summary.round, summary.forks, due.floors))
+        self.ledger.cut(Cut(due.data, summary.round, summary.forks, due.floors, due.links))
         self.summary = summary
         return True
+
+    def _linked(self, made: _Made) -> _Made | None:
+        """The summary with the chain of links that proves it to others; None if nobody could believe it."""
+        if self.spec is None:
+            return made
+        number = made.summary.round + 1
+        votes = self.ledger.entries(kind=Vote, number=number)
+        for proposal in self.ledger.entries(kind=SummaryProposal, number=number):
+            body = proposal.body
+            if isinstance(body, SummaryProposal) and body.summary == made.name and is_lawful(self.spec, proposal):
+                links = extended(self.spec, self._links, proposal, votes, made.data)
+                if links is not None:
+                    self._links = links
+                    return made._replace(links=links)
+        return None
