@@ -24,6 +24,7 @@ from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
+from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 8
@@ -123,13 +124,15 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
     optimizer: Optimizer = "adamw"
     """What moves the matrices of attention and feed-forward: `adamw`, or `muon` (docs/inner-optimizer.md). AdamW
-    moves everything else."""
+    moves everything else. `spsa` moves all, without gradients (docs/zeroth-order.md)."""
     muon_momentum: Annotated[float, Meta(ge=0, le=0.9999)] = DEFAULT_MUON_MOMENTUM
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
     momentum_share: Annotated[float, Meta(ge=0, le=1)] = WHOLE_SHARE
     """ω: AdamW's move is this share of its momentum and else the gradient; 1: AdamW (docs/inner-optimizer.md)."""
+    spread: Annotated[float, Meta(ge=1e-6, le=1)] = DEFAULT_SPREAD
+    """ε of `spsa`: how far from the weights the two losses of a step are taken, in each weight."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -310,6 +313,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_outer(self.outer, self.model)
         _check_rule(self)
         check_spectrum(self)
+        check_zeroth_order(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:

@@ -76,7 +76,7 @@ def test_one_member_that_lies_about_its_speed_changes_nothing(whole_s, lie_s):
 
 
 def test_times_that_are_none_are_not_looked_at():
-    assert group_s([math.inf, math.nan, 4.0, 5.0], 64, 256) == 4.0
+    assert group_s([math.inf, math.inf, math.inf, math.nan, 4.0, 5.0], 64, 256) == 4.0
     assert group_s([math.inf], 64, 256) == math.inf
     assert limit_s(Tempo(TOKENS, 64, 256, batch=BATCH, arrival="group"), 20, [5e-324]) == 0.0
 
