@@ -27,6 +27,7 @@ from atoll.node.learning.model.merging import merge_after_round
 from atoll.node.learning.outer.aggregation import Aggregation, aggregation_of
 from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, Shrunk, round_set
+from atoll.node.learning.outer.isotropic import isotropic
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.learning.zeroth_order.scalar_fold import read_scalars
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
@@ -84,6 +85,8 @@ class SetUpdate:
         )
         if judge is not None:
             judge.shorten(moved_N4096, theta_N4096, self._step.alpha_256, self._threads)
+        if self._spec.outer.spectrum:
+            isotropic(moved_N4096, theta_N4096, arena_of(self._spec.model), cover_of(self._spec, fresh.number))
         return moved_N4096
 
     def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Aggregation | None:

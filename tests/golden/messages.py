@@ -124,6 +124,11 @@ MIXTURE = _run(
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
+SLOW = _run(
+    outer=msgspec.structs.replace(_run().outer, spectrum="isotropic"),
+    inner=msgspec.structs.replace(_run().inner, beta1=0.995, beta2=0.999, momentum_share=0.9),
+    pace=msgspec.structs.replace(_run().pace, least_256=64, most_256=512, arrival="group"),
+)
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
     compress=CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol", control=0.3),
@@ -220,6 +225,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "audited": AUDITED,
         "puzzled": PUZZLED,
         "muon": MUON,
+        "slow momentum, isotropic, arrival as a group": SLOW,
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,

@@ -67,6 +67,11 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     ("audit", lambda spec: bool(spec.audit), "audits look at values, and scalars have none"),
     (
+        "outer.spectrum",
+        lambda spec: bool(spec.outer.spectrum),
+        "a sum of a few directions would be moved along directions that nobody tried",
+    ),
+    (
         "compress.feedback",
         lambda spec: bool(spec.compress.feedback or spec.compress.feedback_rule),
         "all that a member moved by is sent; set it to 0",

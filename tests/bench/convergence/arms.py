@@ -92,6 +92,17 @@ _BESIDE = {
     ),
     "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True),
     "sgd-muon": Method("sgd, sparse2, Muon", _MUON, sparse=True, tuned_as="sgd"),
+    "isotropic": Method(
+        "nesterov β 0.8, isotropic, int8 (IsoLoCo)",
+        ("outer.rule=nesterov", "outer.momentum_256=205", "outer.spectrum=isotropic", *_DENSE),
+        _rates(45, 90, 179, 461),
+    ),
+    "sgd-slow": Method(
+        "sgd, sparse2, slow momentum (MT-DAO)",
+        ("inner.beta1=0.995", "inner.beta2=0.999"),
+        tuple((f"inner.momentum_share={share:g}", "compress.feedback=0.5") for share in (0.5, 0.7, 0.9, 0.98)),
+        sparse=True,
+    ),
     "edit": Method(
         "edit: nesterov with EDiT's penalty, int8",
         ("outer.rule=nesterov", "outer.aggregate=edit", *_DENSE),

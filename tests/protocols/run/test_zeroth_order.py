@@ -68,6 +68,7 @@ REFUSED = [
     ({"outer": {"rule": "average", "alpha_256": 256}}, "average needs compress.codec int8 or e3m0"),
     ({"model": {"experts": ExpertsSpec(count=4, per_token=2, ffn=50)}}, "and model.experts cannot go together"),
     ({"audit": AuditSpec()}, "and audit cannot go together"),
+    ({"outer": {"spectrum": "isotropic"}}, "and outer.spectrum cannot go together"),
     ({"compress": {"feedback": 0.5}}, "and compress.feedback cannot go together"),
     ({"compress": {"feedback": 1.0, "feedback_rule": "econtrol"}}, "and compress.feedback cannot go together"),
     ({"compress": {"warmup": (WarmUp(2, 16),)}}, "and compress.warmup cannot go together"),
