@@ -1,13 +1,12 @@
-"""Machine code for codecs and fold, before it is needed: `python -m atoll.node.worker.precompile`.
+"""Machine code for codecs and fold, before it is needed: `atoll node kernels`, and at the start of a worker.
 
 The compiler takes about 20 s of CPU after an install. What the other members would wait for, the encoding of a
 round, is compiled before a worker has started; the rest beside its first steps. Machine code that was made once is
 only loaded, in a second.
 """
 
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from threading import Event, Thread
 
 import numpy as np
@@ -26,11 +25,19 @@ from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, SCALAR
 from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
 
+PARTS = ("encoding", "fold", "aggregation", "late work")
+"""What is compiled of each codec, beside the rules of the outer step."""
+SCALAR_PARTS = ("perturbations", "fold")
+"""The same of the codec that sends no values."""
 
-def warm(codec: Codec) -> None:
-    """Put one chunk through all functions of a codec and of the fold, so that they are compiled."""
-    for _ in parts(codec, judges=True, rules=tuple(MOMENTA)):
-        pass
+
+def warm(codec: Codec, report: Callable[[str], None] = lambda part: None) -> None:
+    """Put one chunk through all functions of a codec and of the fold, so that they are compiled.
+
+    `report` is given the name of each part when it is there.
+    """
+    for name in parts(codec, judges=True, rules=tuple(MOMENTA)):
+        report(name)
 
 
 def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[str]:
@@ -113,13 +120,10 @@ class KernelsBeside:
         self._is_over.set()
 
 
-def main() -> None:
-    """Compile every codec and print how long it took."""
-    began = time.monotonic()
+def compile_all(report: Callable[[int, int], None]) -> int:
+    """Compile every codec, and the fold with every rule; the number of parts. `report`: how many of how many."""
+    done = count(1)
+    whole = len(NUMBERS) * (len(PARTS) + len(MOMENTA)) + len(SCALAR_PARTS) + len(MOMENTA)
     for name in (*NUMBERS, SCALAR):
-        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64))
-    sys.stdout.write(f"codecs compiled in {time.monotonic() - began:.0f} s\n")
-
-
-if __name__ == "__main__":
-    main()
+        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64), lambda part: report(next(done), whole))
+    return whole

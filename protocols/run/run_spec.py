@@ -19,6 +19,7 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.serving import ServingSpec
@@ -259,6 +260,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
     base: Digest | msgspec.UnsetType = msgspec.UNSET
     """Blob id of the frozen base of a LoRA run, a snapshot file of round −1; unset: members train all."""
+    history: HistorySpec | msgspec.UnsetType = msgspec.UNSET
+    """Certified summaries of old rounds (docs/history.md); unset: newcomers need one that keeps all."""
 
     @property
     def probation(self) -> int:
@@ -478,6 +481,7 @@ def _check_excision(spec: RunSpec) -> None:
         (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
         (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
         (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
+        (bool(spec.history), "history", "votes to take work out are counted from every set"),
     )
     for is_set, key, why in refused:
         if is_set:

@@ -4,7 +4,7 @@ again.
 Functions are compiled by numba on first use, in the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
-`python -m atoll.node.worker.precompile`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the
+`atoll node kernels`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the
 user's cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each
 version of the sources, because numba itself looks only at the file of the outermost function. Where nothing can
 be written, each process compiles for itself. Files are written under another name and renamed, so processes that
