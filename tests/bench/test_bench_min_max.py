@@ -43,7 +43,7 @@ def test_random_values_are_unbiased_and_what_is_not_sent_is_kept():
     rng, values = np.random.default_rng(1), np.random.default_rng(2).normal(size=64)
     mean = np.mean([random_values(values, 1024, rng) for _ in range(4000)], 0)
     assert abs(mean - values).max() < 6 * abs(values).max() * (3 / 4000) ** 0.5
-    rest = Rest(64, 16)
+    rest = Rest(64, 1024)
     arrived = [rest(values), rest(0 * values)]
     assert np.linalg.norm(values - arrived[0]) < 0.9 * np.linalg.norm(values), "contractive"
     assert np.linalg.norm(values - sum(arrived)) < np.linalg.norm(values - arrived[0])

@@ -45,7 +45,8 @@ class Rest:
     """A contractive compressor with its error feedback: what `sparse2` does not send is kept."""
 
     def __init__(self, size: int, k: int) -> None:
-        self._codec, self._size = codec_of("sparse2", k), size
+        # A smaller problem than a chunk has the same share of its values in a message.
+        self._codec, self._size = codec_of("sparse2", max(1, min(size, CHUNK) * k // CHUNK)), size
         self._kept_C4096 = torch.zeros((-(-size // CHUNK), CHUNK))
 
     def __call__(self, values: Vector) -> Vector:
