@@ -134,8 +134,8 @@ SLOW = _run(
     pace=msgspec.structs.replace(_run().pace, least_256=64, most_256=512, arrival="group"),
 )
 SCALARS = _run(
-    inner=msgspec.structs.replace(_run().inner, optimizer="spsa", weight_decay=0.0, lr=1e-4, spread=0.01),
-    compress=CompressSpec(codec="scalar", k=15, feedback=0.0),
+    inner=msgspec.structs.replace(_run().inner, optimizer="spsa", spread=0.01, weight_decay=0.0),
+    compress=CompressSpec(codec="scalar", k=16, feedback=0.0),
 )
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
@@ -253,7 +253,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "puzzled": PUZZLED,
         "muon": MUON,
         "slow momentum, isotropic, arrival as a group": SLOW,
-        "one byte a step": SCALARS,
+        "steps without gradients": SCALARS,
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,
