@@ -59,7 +59,7 @@ Ints32 = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-_PARTS = ("compress", "kernels", "outer", "outer/rules")
+_PARTS = ("compress", "kernels", "outer", "outer/rules", "zeroth_order")
 """Folders of learning/ that hold compiled functions."""
 ALIGN_BYTES = 64
 """Alignment of a row that is written: streaming stores to others fault. Rows are 16 KiB, so that of the array."""
