@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from atoll.node.config.node_config import to_struct
+from atoll.node.runs.presets import with_decay_at_end
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -29,6 +30,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], changes)
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
+    if not any(change.startswith("inner.total_steps=") for change in changes):
+        changed = with_decay_at_end(changed)
     changed.check()
     return changed
 

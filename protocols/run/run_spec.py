@@ -20,6 +20,7 @@ from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.schedule import check_decay
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -101,11 +102,11 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lr: Annotated[float, Meta(ge=1e-9, le=1)]
     """Peak learning rate."""
     lr_min: Share
-    """Learning rate at the end of the cosine, as a fraction of `lr`."""
+    """Learning rate at the end, as a fraction of `lr`."""
     warmup_steps: TotalSteps
     """Inner steps over which the learning rate rises."""
     total_steps: Annotated[int, Meta(ge=1, le=1 << 31)]
-    """Inner steps over which the cosine falls."""
+    """Inner step at which the learning rate has fallen to its end."""
     beta1: Annotated[float, Meta(ge=0, le=0.9999)]
     beta2: Annotated[float, Meta(ge=0, le=0.99999)]
     eps: Annotated[float, Meta(ge=1e-16, le=1)]
@@ -125,6 +126,8 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
+    decay_steps: TotalSteps | msgspec.UnsetType = msgspec.UNSET
+    """The last of `total_steps`, in which the learning rate falls; before them it stays at `lr`. Unset: cosine."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -282,6 +285,11 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             total += max(0, min(number, last) - stage.first) * stage.steps
         return total
 
+    @property
+    def last_step(self) -> int:
+        """Position of the run's end in the learning-rate schedule."""
+        return self.inner.first_step + self.steps_before(self.outer.rounds)
+
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
         for last, is_set, key in self._newer_keys():
@@ -296,6 +304,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.inner.expert_lr != 1 and not self.model.expert_count:
             raise ConfigError("inner.expert_lr is for runs whose model has experts or ffn_slices")
         _check_optimizer(self.inner)
+        check_decay(self)
         _check_outer(self.outer, self.model)
         _check_rule(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))

@@ -124,6 +124,7 @@ MIXTURE = _run(
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
+DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_steps=280))
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
     compress=CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol", control=0.3),
@@ -220,6 +221,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "audited": AUDITED,
         "puzzled": PUZZLED,
         "muon": MUON,
+        "decaying": DECAYING,
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,
