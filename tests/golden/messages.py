@@ -295,6 +295,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
         4,
         True,
         quantized=True,
+        average_rounds=4,
         base="/base",
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
