@@ -96,7 +96,9 @@ def _rate(spec: RunSpec) -> str:
         return f"{peak}, on a cosine down to {least} at step {end}"
     if not inner.decay_steps:
         return f"{peak}, until the end"
-    first = max(0, end - inner.decay_steps)
+    first = end - inner.decay_steps
+    if first < 0:  # a run that continues another one within its decay
+        return f"within its fall from {inner.lr:g} down to {least} at step {end}"
     number = bisect_right(range(spec.outer.rounds), first, key=lambda number: spec.steps_before(number + 1))
     return f"{peak}, until step {first} (round {number}); then down to {least} at step {end}"
 

@@ -50,9 +50,7 @@ def model_facts(
         "context": f"{spec.model.context} tokens, tokenizer {_code(spec.data.tokenizer)}",
         "data": f"{_code(spec.data.source)}, digest {_code(spec.data.digest.hex() or 'none')}",
         "tokens": f"{sum(row.tokens for row in seen.values()):,} by this node; each contributor has its own",
-        "evaluation": f"{measured[-1]}, on the run's validation text"
-        if measured
-        else "none in the log of this node",
+        "evaluation": f"{measured[-1]}, {_EVALUATED[is_average]}" if measured else "none in the log of this node",
         "contributors": counted(len(authors), "member") if authors else "not in the log of this node",
     }
 
@@ -73,6 +71,7 @@ def _authors(seen: dict[int, RoundStatus]) -> Counter[str]:
 
 
 _AGREED = "Members that have the same state digest after this round have these weights, bit for bit."
+_EVALUATED = {False: "on the run's validation text", True: "of the newest state; the average was not measured"}
 _AVERAGED = "The average is that of the exporting node: no other member need have it, nor its digest."
 _TEXT = """---
 library_name: transformers

@@ -66,6 +66,9 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     done, steps = RUN.steps_before(1), longer.steps_before(90)
     assert (longer.inner.first_step, longer.inner.total_steps) == (done, done + steps)
     assert f"until step {steps - 12} (round" in made.out
+    shorter = ("--set", "outer.rounds=1", "--set", "inner.decay_steps=3", "--set", "outer.holders=2")
+    made = atoll("run", "new", "shorter", "--from-checkpoint", to, *shorter)
+    assert "within its fall from" in made.out, made.err
 
 
 def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):

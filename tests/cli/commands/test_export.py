@@ -65,6 +65,7 @@ def test_the_newest_state_is_written(atoll, tmp_path, run):
 
 def test_the_average_is_written_where_one_is_kept(atoll, tmp_path, run):
     train(tmp_path / "home", run, seed=5, averaged=9)
+    log(tmp_path / "home", run, {"round": 7, "final": True, "contributors": ("ann",), "val_bpb": 3.25})
     theta, average_C4096 = state_of(run, 9)
     ran = atoll("export", "hf", str(tmp_path / "out"), "--average")
     assert ran.code == 0, ran.err
@@ -74,6 +75,7 @@ def test_the_average_is_written_where_one_is_kept(atoll, tmp_path, run):
     card = (tmp_path / "out/README.md").read_text()
     assert "8 of 54 rounds are in these weights, an average of final states" in card
     assert "no other member need have it" in card
+    assert "3.2500 bits per byte after round 7, of the newest state; the average was not measured" in card
     assert "bit for bit" not in card
 
 
