@@ -17,7 +17,6 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.run_spec import (
-    DEFAULT_MUON_MOMENTUM,
     SPEC_VERSION,
     DataSpec,
     InnerSpec,
@@ -29,6 +28,7 @@ from atoll.protocols.run.run_spec import (
 )
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM
 from atoll.protocols.run.slices import ReduceSpec
 
 BYTES = 256

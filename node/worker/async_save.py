@@ -137,7 +137,7 @@ class WorkerState:
     slices: SliceWork | None
     rounds: RoundTrainer
     trains: bool = True
-    """Whether this worker will train."""
+    """Whether this worker will train its local weights; zeroth-order steps make theirs afresh from the view."""
     average: StateAverage = field(default_factory=StateAverage)
     """Of the final states; saved beside Θ_final, of the same round."""
     settled: int = -1

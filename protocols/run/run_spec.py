@@ -19,9 +19,14 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.excision import check_excision
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.schedule import check_decay
 from atoll.protocols.run.sections.serving import ServingSpec
+from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
+from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 8
@@ -48,13 +53,13 @@ Tokenizer: TypeAlias = Literal["bytes", "bpe8k", "file"]
 RoundSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 16)]
 Rule: TypeAlias = Literal["clip", "nnm", "krum", "rfa", "cclip", "flag", "edit"]
 Late: TypeAlias = Literal["rebase", "blend"]
+Arrival: TypeAlias = Literal["median", "group"]
 Step: TypeAlias = Literal["sgd", "average", "nesterov", "slowmo", "co2"]
 MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
 """Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
 MOMENTUM_256: dict[Step, int] = {"nesterov": 230, "slowmo": 230, "co2": 128}
 """β of a rule if unset: 0.9, as DiLoCo has it; 0.5, as CO2's code has it."""
 MAX_EXCISE_ROUNDS = 1024
-DEFAULT_MUON_MOMENTUM = 0.95
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -121,13 +126,17 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
     optimizer: Optimizer = "adamw"
     """What moves the matrices of attention and feed-forward: `adamw`, or `muon` (docs/inner-optimizer.md). AdamW
-    moves everything else."""
+    moves everything else. `spsa` moves all, without gradients (docs/zeroth-order.md)."""
     muon_momentum: Annotated[float, Meta(ge=0, le=0.9999)] = DEFAULT_MUON_MOMENTUM
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
     decay_steps: TotalSteps | msgspec.UnsetType = msgspec.UNSET
     """The last of `total_steps`, in which the learning rate falls; before them it stays at `lr`. Unset: cosine."""
+    momentum_share: Annotated[float, Meta(ge=0, le=1)] = WHOLE_SHARE
+    """ω: AdamW's move is this share of its momentum and else the gradient; 1: AdamW (docs/inner-optimizer.md)."""
+    spread: Annotated[float, Meta(ge=1e-6, le=1)] = DEFAULT_SPREAD
+    """ε of `spsa`: how far from the weights the two losses of a step are taken, in each weight."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -183,6 +192,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """1/Λ of `outer.rule` co2: the share of a stale mean that enters the momentum; unset: all of it."""
     clip_65536: Annotated[int, Meta(ge=1, le=1 << 22)] | msgspec.UnsetType = msgspec.UNSET
     """φ of `outer.rule` co2: largest value of the momentum, in units of 2⁻¹⁶; unset: 65536, which is 1."""
+    spectrum: Spectrum | msgspec.UnsetType = msgspec.UNSET
+    """What becomes of the singular values of a round's mean (docs/outer-loop.md); unset: they stay."""
 
     @property
     def momenta(self) -> int:
@@ -218,6 +229,8 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     its steps may have fewer sequences, too."""
     most_256: Annotated[int, Meta(ge=256, le=1024)] = 256
     """Share of the round's steps up to which a fast member may train while the others finish."""
+    arrival: Arrival | msgspec.UnsetType = msgspec.UNSET
+    """When the members aim to be done, within these shares (docs/rounds.md); unset: `median`."""
     probation: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
     """Final sets with a member's work after which it decides rounds (docs/finality.md); unset: 1, at once."""
     probation_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
@@ -251,6 +264,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
     base: Digest | msgspec.UnsetType = msgspec.UNSET
     """Blob id of the frozen base of a LoRA run, a snapshot file of round −1; unset: members train all."""
+    history: HistorySpec | msgspec.UnsetType = msgspec.UNSET
+    """Certified summaries of old rounds (docs/history.md); unset: newcomers need one that keeps all."""
 
     @property
     def probation(self) -> int:
@@ -303,18 +318,22 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_names(self)
         if self.inner.expert_lr != 1 and not self.model.expert_count:
             raise ConfigError("inner.expert_lr is for runs whose model has experts or ffn_slices")
-        _check_optimizer(self.inner)
+        check_optimizer(self.inner)
         check_decay(self)
         _check_outer(self.outer, self.model)
         _check_rule(self)
+        check_spectrum(self)
+        check_zeroth_order(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
-        _check_excision(self)
+        check_excision(self)
         check_lora(self)
+        if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
+            raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
             raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
 
@@ -419,13 +438,6 @@ def _check_given(spec: RunSpec) -> None:
         raise ConfigError(f"start.moments must have 32 bytes for each of {files} files, or none")
 
 
-def _check_optimizer(inner: InnerSpec) -> None:
-    """Refuse Muon's keys in a run that it does not train."""
-    given = {"muon_lr": inner.muon_lr != 1.0, "muon_momentum": inner.muon_momentum != DEFAULT_MUON_MOMENTUM}
-    for key in (key for key, is_set in given.items() if is_set and inner.optimizer != "muon"):
-        raise ConfigError(f"inner.{key} is for runs with inner.optimizer muon")
-
-
 def _check_outer(outer: OuterSpec, model: ModelSpec) -> None:
     check_range("outer.fragments", outer.fragments, 1, model.layers + 1)  # the embeddings are one
     if outer.overlap_most is not msgspec.UNSET and outer.overlap_most < outer.overlap_steps:
@@ -467,22 +479,6 @@ def _check_rule(spec: RunSpec) -> None:
     for is_set, key, why in refused:
         if is_set:
             raise ConfigError(f"outer.rule {rule} and {key} cannot go together: {why}")
-
-
-def _check_excision(spec: RunSpec) -> None:
-    """Refuse excisions where a round's update cannot be computed again without one of its members."""
-    if spec.pace.excise_rounds is msgspec.UNSET:
-        return
-    refused = (
-        (spec.reduce is not None, "reduce", "a reducer's sums have no parts that can be taken out"),
-        (bool(spec.outer.momenta), "outer.rule with momentum", "each step depends on all steps before it"),
-        (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
-        (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
-        (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
-    )
-    for is_set, key, why in refused:
-        if is_set:
-            raise ConfigError(f"pace.excise_rounds and {key} cannot go together: {why}")
 
 
 def _check_aggregate(outer: OuterSpec) -> None:

@@ -1,4 +1,4 @@
-"""Real nodes with rules of the outer step and the error feedback: one is killed, one joins late, one digest."""
+"""Real nodes with rules of the outer step, the error feedback and the pace: a kill, a late join, one digest."""
 
 import pytest
 
@@ -33,6 +33,13 @@ CASES = [
             "compress.warmup=[[1,512],[3,256]]",
         ),
     ),
+    (
+        "nesterov",
+        (*DENSE, "outer.spectrum=isotropic", "outer.alpha_256=461", "outer.momentum_256=205", "inner.lr=0.001"),
+    ),
+    ("sgd", ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9")),
+    ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
+    ("sgd", ("inner.optimizer=spsa", "inner.lr=0.0001")),
 ]
 
 

@@ -1,13 +1,14 @@
-"""The owner of a run excludes a member: three real nodes, by the command line."""
+"""The owner of a run excludes a member and takes its work out: three real nodes, by the command line."""
 
 import pytest
 
 pytestmark = pytest.mark.swarm
 
 
-def test_the_owner_excludes_a_member(nodes, until):
+def test_the_owner_excludes_a_member_and_takes_its_work_out(nodes, until):
     owner, good, bad = (nodes(name) for name in ("owner", "good", "bad"))
-    owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=3")
+    keys = ("pace.min_members=3", "pace.excise_rounds=40", "reduce=null")
+    owner.new_run("--data", "synthetic:markov", *(word for key in keys for word in ("--set", key)))
     owner.start("--run", "tiny").up()
     for node in (good, bad):
         node.start("--run", str(owner.home.run_file("tiny")), "--seed", owner.seed()).up()
@@ -18,7 +19,7 @@ def test_the_owner_excludes_a_member(nodes, until):
     assert voted.code == 0, voted.err
     assert "1 of the 2 votes" in voted.out
     until("the vote is shown", lambda: [row["votes"] for row in bad.status()["votes_against"]] == [1])
-    done = owner.atoll("run", "exclude", peer[-8:], "--reason", "noise")
+    done = owner.atoll("run", "exclude", peer[-8:], "--reason", "noise", "--excise")
     assert done.code == 0, done.err
     until("it says why", lambda: "excluded this node" in bad.status()["trouble"])
     ended = bad.atoll("status", "--exit-code")
@@ -30,5 +31,16 @@ def test_the_owner_excludes_a_member(nodes, until):
     late = [row for row in good.rows() if row["final"] and row["round"] > first]
     assert late
     assert not any(peer in row["contributors"] for row in late)
+    corrected = [node.status()["excluded"][0] for node in (owner, good)]
+    assert corrected[0] == corrected[1]
+    assert corrected[0]["excise_since"] < corrected[0]["excised_in"] <= min(owner.final(), good.final())
+    since = corrected[0]["excised_in"]
+    states = [
+        {row["round"]: row["own_digest"] for row in node.rows() if row["final"] and row["round"] >= since}
+        for node in (owner, good)
+    ]
+    same = [number for number in states[0] if states[0][number] and states[1].get(number)]
+    assert same
+    assert all(states[0][number] == states[1][number] for number in same)
     for node in (bad, good, owner):
         node.stop()

@@ -48,6 +48,7 @@ class PlainAdamW:
         self.steps += 1
         self.first = spec.beta1 * self.first + (1 - spec.beta1) * gradient
         self.second = spec.beta2 * self.second + (1 - spec.beta2) * gradient**2
-        up = self.first / (1 - spec.beta1**self.steps)
+        share = spec.momentum_share  # 1: AdamW; less: the quasi-hyperbolic form
+        up = share * self.first / (1 - spec.beta1**self.steps) + (1 - share) * gradient
         down = np.sqrt(self.second / (1 - spec.beta2**self.steps)) + spec.eps
         self.value = self.value * (1 - rate * self.decay) - rate * up / down

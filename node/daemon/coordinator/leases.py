@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
+from atoll.node.daemon.rounds.arrival import expected_seconds
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.step_budget import round_seconds
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
@@ -61,13 +61,14 @@ class MemberLeases:
         untried = {peer for peer in working if not self.net.is_tried(peer)}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
+        took_s = expected_seconds(self.context.spec, {peer: lease for peer, (lease, _) in leases.items()})
         members = {
             peer: MemberView(
                 lease.activity,
                 lease.round,
                 _rounded_s(began_s + left_s),
                 lease.tokens_per_s,
-                round_s=round_seconds(self.context.spec, lease),
+                round_s=took_s[peer],
                 untried=peer in untried,
             )
             for peer, (lease, left_s) in leases.items()

@@ -1,9 +1,9 @@
 """How many inner steps a member takes in a round, of how many sequences, so that it is done when the others are.
 
-Every member aims at the median of the times that the members need for the round's nominal steps. A slower member
-takes fewer steps, a faster one more, within the bounds of the RunSpec. One for which the least number of steps is
-too much takes fewer sequences in each of them. Contributions are weighted by tokens, so that less work also counts
-less. Pure: times are given.
+Every member aims at one time, which follows from those that the members need for the round's nominal steps (see
+`arrival`). A slower member takes fewer steps, a faster one more, within the bounds of the RunSpec. One for which
+the least number of steps is too much takes fewer sequences in each of them. Contributions are weighted by tokens,
+so that less work also counts less. Pure: times are given.
 """
 
 from collections.abc import Iterable
@@ -13,13 +13,14 @@ from math import ceil, floor, isfinite
 from statistics import median, median_low
 from typing import NamedTuple
 
-from atoll.protocols.ledger.registers import Lease
-from atoll.protocols.run.run_spec import RunSpec
+from atoll.node.daemon.rounds.arrival import WHOLE_256, group_s, median_s
+from atoll.protocols.local.durations import pace_s
+from atoll.protocols.run.run_spec import Arrival, RunSpec
 
-WHOLE_256 = 256
-"""A share of one, in 256ths."""
 REMEMBERED = 5
 """Rounds whose median is a node's own speed: one disturbed round changes nothing."""
+PACE_S, PACE_LEAST, PACE_MOST = 600.0, 8, 64
+"""The pace of a run is that of the rounds of so many seconds, and of at least and at most so many rounds."""
 TOLERANCE = 0.1
 """Share of the nominal number, or of the one chosen last, within which another number is not worth a change."""
 LEAST_SHARE = 128
@@ -77,6 +78,8 @@ class Tempo:
     """Sequences of each of these steps, of `batch`; 0 before the first choice."""
     fixed: float = 0.0
     """Share of a whole step's time that a step takes however few its sequences are, 0 … 1."""
+    arrival: Arrival = "median"
+    """When the members should be done, see `arrival.py`."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -101,6 +104,13 @@ class Tempo:
         sizes = {each.share for each in self.rounds}
         return len(self.rounds) == PROBE_ROUNDS and len(sizes) == 1 and sizes.pop() < 1
 
+    def done_s(self, nominal: int, speeds: Iterable[float]) -> float:
+        """Seconds after which a round of `nominal` steps should be done. `speeds`: tokens/s, above 0, not none."""
+        whole_s = [nominal * self.step_tokens / speed for speed in speeds]
+        if self.arrival == "group":
+            return group_s(whole_s, self.least_256, self.most_256)
+        return median_s(whole_s)
+
     def _part(self, share: float) -> float:
         """Time of a step with this share of the sequences, over that of a whole one."""
         return self.fixed + (1 - self.fixed) * share
@@ -111,7 +121,8 @@ def tempo_of(spec: RunSpec, devices: int) -> Tempo:
     inner, pace = spec.inner, spec.pace
     # Several devices share the sequences of whole steps; and where no step may be left out, no sequence may.
     batch = inner.batch if devices == 1 and pace.least_256 < WHOLE_256 else 1
-    return Tempo(inner.batch * spec.model.context, pace.least_256, pace.most_256, batch=batch)
+    arrival = pace.arrival or "median"
+    return Tempo(inner.batch * spec.model.context, pace.least_256, pace.most_256, batch=batch, arrival=arrival)
 
 
 def measured(tempo: Tempo, train_s: float, steps: int, tokens: int) -> Tempo:
@@ -142,9 +153,8 @@ def choose(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> Tempo:
     others = [speed for speed in speeds if speed > 0]
     if not own or not others:
         return replace(tempo, chosen=nominal, sequences=tempo.batch)
-    # In the median time of all, this node included, so many steps fit. The median, because one very slow or very
-    # fast member (or one that lies about its speed) must not set the pace of all.
-    wish = nominal * own * median(1.0 / speed for speed in (own, *others))
+    # So many steps fit into the time of all, this node included.
+    wish = tempo.done_s(nominal, (own, *others)) * own / tempo.step_tokens
     high, low = nominal * tempo.most_256 // WHOLE_256, least(tempo, nominal)
     steps = min(high, _steady(min(wish, high), nominal, tempo.chosen))
     growth = GROWTH * tempo.sequences or tempo.batch
@@ -174,9 +184,9 @@ def limit_s(tempo: Tempo, nominal: int, speeds: Iterable[float]) -> float:
     others = [speed for speed in speeds if speed > 0]
     if tempo.batch == 1 or not others:
         return 0.0
-    # The median that the work is chosen by, with its own time: of two members neither cuts the other alone.
+    # The time that the work is chosen by, with its own speed: of two members neither cuts the other alone.
     known = [tempo.tokens_per_s, *others] if tempo.rounds else others
-    round_s = nominal * tempo.step_tokens * median(1.0 / speed for speed in known)
+    round_s = tempo.done_s(nominal, known)
     limit = max(LIMIT_ROUNDS * round_s, round_s + LIMIT_LEAST_S)
     return limit if isfinite(limit) else 0.0
 
@@ -201,27 +211,40 @@ def _steady(wish: float, nominal: int, before: int) -> int:
     return next(near, floor(wish))
 
 
+class RoundStart(NamedTuple):
+    """When this node began a round."""
+
+    round: int
+    at_s: float
+    """Monotonic seconds."""
+    steps: int
+    """The nominal steps of the round."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundStarts:
     """When the newest rounds of this node began, from which follows how fast the run goes, waiting included."""
 
-    began: tuple[tuple[int, float], ...] = ()
-    """Rounds and monotonic seconds, oldest first."""
+    began: tuple[RoundStart, ...] = ()
+    """Oldest first."""
 
-    def after(self, number: int, now: float) -> "RoundStarts":
-        """With a round that begins now. One that begins again, or is older, starts the count anew."""
-        if self.began and self.began[-1][0] >= number:
-            return RoundStarts(((number, now),))
-        return RoundStarts((*self.began[-REMEMBERED:], (number, now)))
+    def after(self, number: int, now: float, steps: int) -> "RoundStarts":
+        """With a round of so many nominal steps that begins now. One that begins again starts the count anew."""
+        start = RoundStart(number, now, steps)
+        if self.began and self.began[-1].round >= number:
+            return RoundStarts((start,))
+        # Enough rounds that their unevenness evens out, and few enough that a run that changed is seen.
+        recent = [each for each in self.began[-PACE_MOST:] if now - each.at_s <= PACE_S]
+        return RoundStarts((*max(recent, self.began[-PACE_LEAST:], key=len), start))
 
     @property
     def round_s(self) -> float:
-        """Median seconds a round; 0 before two rounds have begun."""
+        """Seconds from round to round, see `pace_s`; 0 before two rounds have begun."""
         # Rounds that this node did not train lie between two starts: the time is divided among them.
-        took_s = [(to_s - from_s) / (to - start) for (start, from_s), (to, to_s) in pairwise(self.began)]
-        return median(took_s) if took_s else 0.0
-
-
-def round_seconds(spec: RunSpec, lease: Lease) -> float:
-    """Seconds that the nominal steps of its round take a member, by its lease; 0 while it announces no speed."""
-    return spec.nominal_tokens(lease.round) / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0
+        pairs = list(pairwise(self.began))
+        took_s = [
+            (to.at_s - start.at_s) / (to.round - start.round)
+            for start, to in pairs
+            if start.steps == pairs[-1][0].steps  # a stage of the run with other steps has another pace
+        ]
+        return pace_s(took_s) if took_s else 0.0

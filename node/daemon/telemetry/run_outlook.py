@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
 
-from atoll.node.daemon.rounds.step_budget import round_seconds
+from atoll.node.daemon.rounds.arrival import round_seconds
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.swarm.lease_survey import read_leases
 from atoll.protocols.identity import Identity

@@ -4,8 +4,10 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from atoll.node.learning.inner.quantized import BLOCK, CODES, SCALES, Quantized, decoded, encoded, slabs
+from atoll.node.learning.inner.slow_momentum import slow_momentum_step
 from atoll.protocols.run.moments import KINDS
 from atoll.protocols.run.run_spec import InnerSpec
+from atoll.protocols.run.sections.optimizer import WHOLE_SHARE
 
 
 def adamw_step(
@@ -20,8 +22,12 @@ def adamw_step(
 ) -> None:
     """Update values, moments and step counts in place.
 
-    Calls torch's AdamW function, because its class would import torch's compiler, which takes seconds.
+    Calls torch's AdamW function, because its class would import torch's compiler, which takes seconds; with a
+    slow momentum, `slow_momentum_step`.
     """
+    if spec.momentum_share != WHOLE_SHARE:
+        slow_momentum_step(values, gradients, first, second, steps, spec, rate, decay)
+        return
     adamw(
         values,
         gradients,

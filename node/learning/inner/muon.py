@@ -11,14 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-COEFFICIENTS = (
-    (4.0848, -6.8946, 2.9270),
-    (3.9505, -6.3029, 2.6377),
-    (3.7418, -5.5913, 2.3037),
-    (2.8769, -3.1427, 1.2046),
-    (2.8366, -3.0525, 1.2012),
-)
-"""(a, b, c) of each step X ← aX + (bA + cA²)X with A = XXᵀ, as MuLoCo has them."""
+from atoll.node.learning.kernels.polar_express import COEFFICIENTS
+
 ADAMW_RMS = 0.2
 """Root mean square of AdamW's usual move, in units of the rate."""
 _LEAST_NORM = 1e-20

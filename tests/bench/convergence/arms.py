@@ -26,8 +26,6 @@ LENGTHS = (15, 30, 100)
 """Inner steps of a round (H)."""
 KEPT = (32, 64, 128)
 """Values of a chunk that sparse payloads hold (k)."""
-TRIAL_SHARE, TRIAL_STEPS = 3, 500
-"""A trial of settings takes a third of a run's steps, at most 500, on the first seed, at the least H."""
 WARMUP = 20
 """One step in so many warms the rate up."""
 _DENSE = ("compress.codec=int8", "compress.k=4096")
@@ -73,9 +71,9 @@ def _rates(*alphas_256: int) -> tuple[Settings, ...]:
 
 
 _PARALLEL_RATES = tuple((f"inner.lr={rate:g}",) for rate in (2e-3, 3e-3, 4e-3, 8e-3))
-_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.3, 0.5, 0.8, 0.95))
+_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.8, 0.9, 0.95, 0.98))
 _MUON = ("inner.optimizer=muon", "inner.muon_lr=2")
-_NESTEROV = _rates(26, 45, 90, 179)
+_NESTEROV = _rates(90, 128, 179, 256)
 _RULES = {
     "sgd": Method("sgd, sparse2 (SparseLoCo, ours)", trials=_FEEDBACK, sparse=True),
     "average": Method("average, int8", ("outer.rule=average", *_DENSE)),
@@ -94,6 +92,17 @@ _BESIDE = {
     ),
     "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True),
     "sgd-muon": Method("sgd, sparse2, Muon", _MUON, sparse=True, tuned_as="sgd"),
+    "isotropic": Method(
+        "nesterov β 0.8, isotropic, int8 (IsoLoCo)",
+        ("outer.rule=nesterov", "outer.momentum_256=205", "outer.spectrum=isotropic", *_DENSE),
+        _rates(45, 90, 179, 461),
+    ),
+    "sgd-slow": Method(
+        "sgd, sparse2, slow momentum (MT-DAO)",
+        ("inner.beta1=0.995", "inner.beta2=0.999"),
+        tuple((f"inner.momentum_share={share:g}", "compress.feedback=0.5") for share in (0.5, 0.7, 0.9, 0.98)),
+        sparse=True,
+    ),
     "edit": Method(
         "edit: nesterov with EDiT's penalty, int8",
         ("outer.rule=nesterov", "outer.aggregate=edit", *_DENSE),

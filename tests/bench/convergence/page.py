@@ -7,7 +7,7 @@ from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import CHUNK
 from atoll_bench.convergence.arms import KEPT, LENGTHS, MEMBERS, SIZES, methods, spec_of
-from atoll_bench.convergence.parts import Wanted, best_trial, cells, trial_total, trials_of
+from atoll_bench.convergence.parts import Wanted, best_trial, cells, trials_of
 from atoll_bench.convergence.plots import draw
 from atoll_bench.convergence.store import Line
 from atoll_bench.convergence.tables import PARALLEL, Runs, bar_rows, estimate, ratio, whole_runs
@@ -45,9 +45,11 @@ def write_page(path: Path, wanted: Wanted, lines: Sequence[Line]) -> None:
 def groups(wanted: Wanted, lines: Sequence[Line]) -> list[Wanted]:
     """Sizes and lengths of which the lines hold whole runs, most first, with seeds and methods of `wanted`."""
     found = {(line.arm.size, line.arm.total) for line in lines}
-    trials = {(size, trial_total(total)) for size, total in found if trial_total(total) < total}
-    whole = [wanted._replace(size=size, total=total) for size, total in sorted(found - trials)]
-    return sorted(whole, key=lambda group: -sum(map(len, whole_runs(group, lines).values())))
+    counts = {
+        group: sum(map(len, whole_runs(group, lines).values()))
+        for group in (wanted._replace(size=size, total=total) for size, total in sorted(found))
+    }
+    return sorted((group for group, count in counts.items() if count), key=lambda group: -counts[group])
 
 
 def _curves(runs: Runs) -> dict[str, list[Line]]:
@@ -79,7 +81,7 @@ def _section(group: Wanted, runs: Runs, lines: Sequence[Line]) -> list[str]:
         ),
         *_not_run(missing),
         "### Trials\n",
-        f"{trial_total(group.total)} steps, seed 1, H = 15: bits per byte.\n",
+        "Whole runs, seed 1, H = 15: bits per byte.\n",
         _table(("method", "settings: loss"), _trial_rows(group, lines)),
     ]
 

@@ -1,6 +1,6 @@
 """Which arms a bench trains, in which order, and which of them are still missing. Pure.
 
-Settings are tried before whole runs, so a whole run of a method is known only when its trials are stored.
+Settings are tried on the first seed, so a method's other runs are known only when its trials are stored.
 """
 
 import math
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from atoll.protocols.errors import ConfigError
-from atoll_bench.convergence.arms import KEPT, LENGTHS, TRIAL_SHARE, TRIAL_STEPS, Arm, Settings, arm_of, methods
+from atoll_bench.convergence.arms import KEPT, LENGTHS, Arm, Settings, arm_of, methods
 from atoll_bench.convergence.store import Line
 
 Stored = Mapping[Arm, Line]
@@ -39,6 +39,12 @@ class Cell(NamedTuple):
         """As `Arm.name`."""
         return arm_of(self.method, "micro", total=1, seed=1, steps=self.steps, k=self.k).name
 
+    def arm(self, wanted: Wanted, seed: int, trial: Settings) -> Arm:
+        """The run of this seed with the settings of a trial."""
+        return arm_of(
+            self.method, wanted.size, total=wanted.total, seed=seed, steps=self.steps, k=self.k, trial=trial
+        )
+
 
 def cells(wanted: Wanted) -> list[Cell]:
     """All whole runs, in the order of their weight for the bars. Raises ConfigError for a name that is none."""
@@ -64,17 +70,16 @@ def _weight(name: str) -> int:
 
 
 def trials_of(method: str, wanted: Wanted) -> list[tuple[Settings, Arm]]:
-    """The short runs in which a method's settings are tried; none where there is one setting."""
+    """The runs in which a method's settings are tried; none where there is one setting.
+
+    They are whole runs of the first seed at the least H: a third of a run chose rates and β that were wrong for
+    the whole (docs/bench-convergence.md).
+    """
     found = methods()[method]
     if len(found.trials) == 1:
         return []
-    total = trial_total(wanted.total)
+    total = wanted.total
     return [(trial, arm_of(method, wanted.size, total=total, seed=1, trial=trial)) for trial in found.trials]
-
-
-def trial_total(total: int) -> int:
-    """Inner steps of a trial for whole runs of `total` steps."""
-    return max(1, min(TRIAL_STEPS, total // TRIAL_SHARE))
 
 
 def best_trial(method: str, wanted: Wanted, stored: Stored) -> Settings | None:
@@ -104,15 +109,7 @@ def arms(wanted: Wanted, stored: Stored) -> Iterator[Arm]:
             for cell in group:
                 trial = best_trial(cell.method, wanted, stored)
                 if trial is not None:
-                    yield arm_of(
-                        cell.method,
-                        wanted.size,
-                        total=wanted.total,
-                        seed=seed,
-                        steps=cell.steps,
-                        k=cell.k,
-                        trial=trial,
-                    )
+                    yield cell.arm(wanted, seed, trial)
 
 
 def next_arm(wanted: Wanted, stored: Stored, part: int = 1, parts: int = 1) -> Arm | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from atoll_bench.convergence.arms import methods
-from atoll_bench.convergence.parts import Cell, Wanted, cells
+from atoll_bench.convergence.parts import Cell, Wanted, best_trial, cells
 from atoll_bench.convergence.store import Line
 from atoll_bench.report import Bar, Row, row
 
@@ -45,11 +45,17 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def whole_runs(wanted: Wanted, lines: Sequence[Line]) -> Runs:
-    """The newest line of each whole run of this size and length."""
+    """The newest line of each run with the settings that won their trials, of this size and length."""
+    stored = {line.arm: line for line in lines}
     found: dict[str, dict[int, Line]] = {}
-    for line in lines:
-        if line.arm.size == wanted.size and line.arm.total == wanted.total and line.arm.seed <= wanted.seeds:
-            found.setdefault(line.arm.name, {})[line.arm.seed] = line
+    for cell in cells(wanted._replace(only=())):
+        trial = best_trial(cell.method, wanted, stored)
+        if trial is None:
+            continue
+        for seed in range(1, wanted.seeds + 1):
+            line = stored.get(cell.arm(wanted, seed, trial))
+            if line is not None:
+                found.setdefault(cell.name, {})[seed] = line
     return found
 
 

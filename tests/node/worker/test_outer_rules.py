@@ -2,10 +2,12 @@
 
 import msgspec
 import pytest
+import torch
 
 from atoll.node.checkpoint.snapshot import read_own_snapshot
 from atoll.node.import_export.export_run import saved_weights
 from atoll.node.learning.outer.fixed import state_digest
+from atoll.node.learning.outer.isotropic import isotropic
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
@@ -17,7 +19,7 @@ from atoll.protocols.local.worker_messages import (
     SnapshotReply,
     SnapshotRequest,
 )
-from atoll.protocols.run.arena import state_arena_of
+from atoll.protocols.run.arena import Span, arena_of, state_arena_of
 from atoll.protocols.run.bounds import snapshot_max_bytes
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec
 from tests.node.worker.session_home import SPEC, Home, K, member
@@ -50,6 +52,8 @@ CASES = [
     ("co2", "sparse2", {"fragments": 2, "stale_256": 200, "clip_65536": 99, "overlap_steps": 1}),
     ("nesterov", "int8", {"alpha_256": 179, "aggregate": "edit", "step_most_256": 1}),
     ("sgd", "sparse2", {"aggregate": "edit", "fragments": 2}),
+    ("sgd", "sparse2", {"spectrum": "isotropic", "alpha_256": 538, "overlap_steps": 1}),
+    ("nesterov", "int8", {"spectrum": "isotropic", "alpha_256": 461, "momentum_256": 205, "fragments": 2}),
 ]
 
 
@@ -85,6 +89,22 @@ def test_a_kill_and_a_late_join_give_one_digest(tmp_path, rule, codec, more):
     assert saved_weights(spec, joiner.path).state in seen
     arena = state_arena_of(spec.model, spec.outer.momenta)
     assert read_own_snapshot(tmp_path / "snapshot", arena, state_digest).state in states
+
+
+def test_an_isotropic_mean_is_what_the_worker_folds(tmp_path):
+    """U of one set, against what follows from the plain mean of the same payloads."""
+    plain, iso = (
+        Home(tmp_path / name, PEERS[0], spec_of("sgd", "int8", **more))
+        for name, more in (("plain", {}), ("iso", {"spectrum": "isotropic"}))
+    )
+    members = trained([plain], 0)
+    before = iso.session._fold.final_C4096.clone()
+    for home in (plain, iso):
+        home.ask(FinalizeRequest(Round(0), members))
+    wanted, arena = plain.session._fold.final_C4096.clone(), arena_of(SPEC.model)
+    isotropic(wanted, before, arena, (Span(0, arena.chunks),))
+    assert torch.equal(iso.session._fold.final_C4096, wanted)
+    assert not torch.equal(wanted, plain.session._fold.final_C4096)
 
 
 def test_a_snapshot_without_the_momentum_is_refused(tmp_path):

@@ -24,6 +24,9 @@ REFUSED = [
     ({"optimizer": "lion"}, "inner.optimizer"),
     ({"optimizer": "muon", "muon_momentum": 1.0}, "inner.muon_momentum"),
     ({"optimizer": "muon", "muon_lr": 65.0}, "inner.muon_lr"),
+    ({"optimizer": "muon", "momentum_share": 0.9}, "inner.momentum_share is for runs with inner.optimizer adamw"),
+    ({"momentum_share": 0.9, "beta1": 0.995, "beta2": 0.95}, "needs inner.beta2 above 0.990025"),
+    ({"momentum_share": 1.1}, "inner.momentum_share"),
 ]
 LEGAL = [
     {},
@@ -36,7 +39,8 @@ LEGAL = [
     {"audit": AuditSpec()},
     {"model": replace(MODEL, experts=EXPERTS), "outer": {"holders": 1}},
 ]
-"""What Muon goes with: every codec, every rule of the outer step, mixtures whose experts change hands."""
+"""What Muon goes with: every codec, every rule of the outer step, mixtures whose experts change hands. A slow
+momentum goes with the same."""
 
 
 def changed(spec, inner, more=()):
@@ -54,8 +58,9 @@ def test_what_an_optimizer_cannot_go_with_is_refused_in_one_line(spec, owner, in
 
 @pytest.mark.parametrize("more", LEGAL)
 def test_what_works_is_a_run_that_opens_again(spec, owner, more):
-    run = changed(spec, {"optimizer": "muon", "muon_lr": 2.0}, more)
-    assert open_run(sign_run(run, owner)) == run
+    for inner in ({"optimizer": "muon", "muon_lr": 2.0}, {"momentum_share": 0.9, "beta1": 0.995, "beta2": 0.999}):
+        run = changed(spec, inner, more)
+        assert open_run(sign_run(run, owner)) == run
 
 
 @pytest.mark.parametrize(("optimizer", "said"), [("adamw", ""), ("muon", "shard cannot go with inner.optimizer")])
@@ -73,6 +78,7 @@ def test_a_run_without_an_optimizer_has_the_bytes_that_it_had(spec):
     body = codec.encode(spec)
     assert b"optimizer" not in body
     assert b"muon" not in body
+    assert b"momentum_share" not in body
     assert codec.encode(changed(spec, {"optimizer": "adamw"})) == codec.encode(changed(spec, {}))
     assert changed(spec, {"optimizer": "muon"}).id != changed(spec, {}).id
     assert spec.outer.rule is UNSET, "the bytes above are of a run without any choice"

@@ -43,6 +43,18 @@ REFUSED = [
     ({"liars_256": 64, "aggregate": "edit"}, {}, "liars_256 is not for outer.aggregate edit"),
     ({"aggregate": "edit", "floor_256": 0}, {}, "needs outer.floor_256 above 0"),
     ({"aggregate": "edit"}, {"reduce": ReduceSpec()}, "reduce and outer.aggregate cannot go together"),
+    ({"spectrum": "isotropic"}, {"reduce": ReduceSpec()}, "spectrum isotropic and reduce cannot go together"),
+    (
+        {"spectrum": "isotropic", "rule": "average", "alpha_256": 256},
+        {"compress": DENSE},
+        "spectrum isotropic and outer.rule average",
+    ),
+    (
+        {"spectrum": "isotropic"},
+        {"compress": CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol")},
+        "spectrum isotropic and compress.feedback_rule econtrol",
+    ),
+    ({"spectrum": "flat"}, {}, "spectrum"),
 ]
 LEGAL = [
     ({"rule": "sgd"}, {}),
@@ -53,6 +65,8 @@ LEGAL = [
     ({"rule": "nesterov", "aggregate": "edit", "step_most_256": 256}, {"compress": DENSE}),
     ({"aggregate": "edit", "holders": 1}, {"experts": True}),
     ({"late": "blend", "overlap_steps": 1}, {}),
+    ({"spectrum": "isotropic", "rule": "nesterov", "alpha_256": 461, "momentum_256": 205}, {"compress": DENSE}),
+    ({"spectrum": "isotropic", "alpha_256": 538, "aggregate": "nnm", "holders": 1}, {"experts": True}),
     ({"rule": "co2", "stale_256": 256, "clip_65536": 1, "momentum_256": 0, "fragments": 2}, {}),
 ]
 
@@ -83,6 +97,7 @@ def test_a_run_without_a_rule_has_the_bytes_that_it_had(spec):
     body = codec.encode(spec)
     assert b"rule" not in body
     assert b"momentum" not in body
+    assert b"spectrum" not in body
     assert spec.outer.momenta == 0
 
 
