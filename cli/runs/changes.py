@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from atoll.node.config.node_config import to_struct
+from atoll.node.runs.presets import with_decay_at_end
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -31,6 +32,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
     if tree["inner"].get("optimizer") == "spsa":
         _forget_gradients(tree, {change.partition("=")[0] for change in changes})
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
+    if not any(change.startswith("inner.total_steps=") for change in changes):
+        changed = with_decay_at_end(changed)
     changed.check()
     return changed
 
