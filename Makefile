@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	ln -sfn ../tests/bench .typing/atoll_bench
 	ln -sfn ../tests/rig/lab .typing/atoll_lab
 	$(BIN)/python -m atoll.node.learning.data.shakespeare
-	$(BIN)/python -m atoll.node.worker.precompile
+	$(BIN)/atoll node kernels
 	touch $(STAMP)
 
 test: lint  ## Everything that CI runs; the swarms come first

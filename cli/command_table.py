@@ -45,13 +45,14 @@ COMMANDS = {
     "export": ("atoll.cli.commands.export:export", "Write the weights of a run for other programs."),
     "id": ("atoll.cli.commands.identity:identity", "The node's identity."),
     "service": ("atoll.cli.node_commands.service:service", "The node as a service: systemd, launchd."),
+    "kernels": ("atoll.cli.node_commands.kernels:kernels", "Compile kernels now, not at the first start."),
     "bundle": ("atoll.cli.node_commands.bundle:bundle", "One file for a bug report, without secrets."),
 }
 """Commands without a noun, in the order of `--help`."""
 NOUNS = {
     "node": {
         **{name: name for name in ("start", "stop", "pause", "resume", "status", "top", "logs")},
-        **{name: name for name in ("web", "id", "config", "service", "bundle", "doctor")},
+        **{name: name for name in ("web", "id", "config", "service", "kernels", "bundle", "doctor")},
     },
     "peer": {"list": "peers", "exclude": "run exclude"},
     "model": {name: name for name in ("generate", "chat", "serve", "eval", "export")},
@@ -67,6 +68,7 @@ MOVED = {
     "export": "model export",
     "id": "node id",
     "service": "node service",
+    "kernels": "node kernels",
     "bundle": "node bundle",
 }
 """Older spellings, which work and are not shown -> what they are now."""

@@ -13,6 +13,8 @@ from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, S
 
 WORTH_PERCENT = 0.05
 """Smallest share of time that is shown: less would be printed as 0.0."""
+LASTING = ("training", "observing", "finished")
+"""Activities that are what the node is there for: nobody waits for their end."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 
 
@@ -75,6 +77,21 @@ def place_in_run(now: Status) -> str:
     """`round 7 of 54`, counted from 0; `all 54 rounds` once they are trained."""
     done = now.activity in ("done", "finished")
     return f"all {now.rounds} rounds" if done else f"round {now.round} of {now.rounds}"
+
+
+def progress_parts(now: Status) -> list[str]:
+    """How far the work is that the node waits for, and how long the state lasts, or that nobody knows."""
+    parts, work = list[str](), now.progress
+    if work is not None and work.of_bytes:
+        share = (work.done_bytes or 0) / work.of_bytes
+        parts.append(f"{size(work.done_bytes)} of {size(work.of_bytes)} ({share:.0%})")
+    if work is not None:
+        parts.append(f"{span(work.took_s)} so far")
+    if now.eta_s is not None:
+        parts.append(f"about {span(now.eta_s)} left")
+    elif now.activity not in LASTING:
+        parts.append("time left unknown")
+    return parts
 
 
 def members_line(now: Status) -> str:

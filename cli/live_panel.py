@@ -29,6 +29,7 @@ from atoll.cli.formatting import (
     number,
     place_in_run,
     print_json,
+    progress_parts,
     size,
     span,
     trains,
@@ -112,10 +113,14 @@ def render(now: Status) -> RenderableType:
     head = Text.assemble(
         (now.activity, _STYLES.get(now.activity, "cyan")), f"  {now.reason}" if now.reason else ""
     )
-    if now.eta_s is not None:
-        head.append(f"  about {span(now.eta_s)} left", "dim")
+    if told := progress_parts(now):
+        head.append(f"  {', '.join(told)}", "dim")
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("step", "dim"), ProgressBar(total=max(1, now.steps), completed=now.step, width=40))
+    if now.progress and now.progress.of_bytes:
+        what, done, of = "fetched", now.progress.done_bytes or 0, now.progress.of_bytes
+    else:
+        what, done, of = "step", now.step, now.steps
+    table.add_row(Text(what, "dim"), ProgressBar(total=max(1, of), completed=done, width=40))
     for label, text in _rows(now):
         table.add_row(Text(label, "dim"), text)
     parts: list[RenderableType] = [head, table]

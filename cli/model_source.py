@@ -34,11 +34,12 @@ def open_model(
     """
     if folder is None:
         from atoll.node.config.node_config import load_config
-        from atoll.node.import_export.export_run import saved_weights
         from atoll.node.runs.run_files import find_run, text_path
         from atoll.p2p.blobs.store import BLOBS
 
-        run = find_run(home, wanted)
+        run = find_run(home, wanted)  # before torch: a run that is not there is said at once
+        from atoll.node.import_export.export_run import saved_weights
+
         run_folder, config = home.run(run.spec.id), load_config(home.config_toml, {"data": data})
         weights = saved_weights(run.spec, run_folder)
     else:

@@ -32,7 +32,7 @@ def preview_lines(
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"disk       up to {_fit(costs.disk_bytes, free.disk_bytes)}",
-        *_traffic(costs),
+        *_traffic(costs, spec.outer.rounds),
         f"data       {_data(spec, costs, config)}",
         f"admission  {_admission(spec, invite)}",
         "safety     the run sends no code; peers that you connect to see your address",
@@ -115,15 +115,17 @@ def _with_all(costs: Preview, whole_bytes: int) -> str:
     return "" if costs.experts is None else f" (all experts: {size(whole_bytes)})"
 
 
-def _traffic(costs: Preview) -> list[str]:
-    rate = number(costs.rounds_day, 0 if costs.rounds_day >= 10 else 1)
+def _traffic(costs: Preview, rounds: int) -> list[str]:
+    rate = f"{number(costs.rounds_day, 0 if costs.rounds_day >= 10 else 1)} rounds a day"
+    if costs.rounds_day >= rounds:
+        rate = f"all {rounds} rounds of the run in less than a day"
     return [
         f"traffic    about {size(costs.day_up_bytes)} up and {size(costs.day_down_bytes)} down a day, "
         f"{size(costs.join_bytes)} down once to join",
         f"           {counted(costs.members, 'member')}{'' if costs.members_known else ' assumed'}, "
         f"{size(costs.round_bytes)} up and down a round, "
         f"{span(costs.round_s)} a round{' as members say' if costs.round_known else ' assumed'}, "
-        f"{rate} rounds a day",
+        f"{rate}",
     ]
 
 

@@ -1,4 +1,4 @@
-"""The progress of long work: a bar on a terminal, a line at each quarter elsewhere, nothing for short work."""
+"""The progress of long work: a bar on a terminal, a line every ten seconds elsewhere, nothing for short work."""
 
 import sys
 import time
@@ -7,13 +7,14 @@ from types import TracebackType
 
 import click
 
-from atoll.cli.formatting import span
+from atoll.cli.formatting import size, span
 
 QUIET_S = 1.0
 """Work that takes less shows nothing."""
 REDRAW_S = 0.1
+LINE_EVERY_S = 10.0
+"""Interval of the lines where stderr is no terminal: a log must stay short, and has no control characters."""
 WIDTH = 30
-QUARTERS = 4
 
 
 class ProgressLine:
@@ -26,7 +27,6 @@ class ProgressLine:
         self._began_s: float | None = None
         self._drawn_s = 0.0
         self._is_drawn = False
-        self._quarter = 0
         self._is_terminal = sys.stderr.isatty()
 
     def __enter__(self) -> "ProgressLine":
@@ -38,24 +38,35 @@ class ProgressLine:
         if self._is_drawn and self._is_terminal:
             click.echo("\r\x1b[K", nl=False, err=True)
 
-    def show(self, done: int, of: int, unit: str = "") -> None:
-        """Draw that `done` of `of` are done, if it is time; may be called as often as one likes."""
+    def begin(self, name: str) -> None:
+        """Another part of the work begins, whose pace is its own."""
+        if name != self._name:
+            self._name, self._began_s, self._drawn_s = name, None, 0.0
+
+    def show(self, done: int, of: int, *, is_bytes: bool = False) -> None:
+        """Draw that `done` of `of` are done, if it is time; may be called as often as one likes.
+
+        `of` 0: nobody knows how much there is, so there is no bar and no estimate.
+        """
         if self._began_s is None:  # what came before the first part is not the work
             self._began_s = self._clock()
         took_s = self._clock() - self._began_s
-        if self._quiet or of <= 0 or took_s < QUIET_S:
+        if self._quiet or took_s < QUIET_S:
             return
-        share = min(1.0, done / of)
-        left = f", about {span(took_s * (1 - share) / share)} left" if 0 < share < 1 else ""
-        text = f"{self._name} {share:4.0%}{unit and ' ' + unit}{left}"
         if not self._is_terminal:
-            self._line(text, int(share * QUARTERS))
-        elif done >= of or took_s - self._drawn_s >= REDRAW_S:
-            filled = round(WIDTH * share)
-            click.echo(f"\r\x1b[K{'█' * filled}{'░' * (WIDTH - filled)} {text}", nl=False, err=True)
+            if took_s - self._drawn_s >= LINE_EVERY_S:
+                click.echo(self._text(done, of, took_s, is_bytes=is_bytes), err=True)
+                self._drawn_s = took_s
+        elif (of and done >= of) or took_s - self._drawn_s >= REDRAW_S:
+            filled = round(WIDTH * min(1.0, done / of)) if of else 0
+            bar = f"{'█' * filled}{'░' * (WIDTH - filled)} " if of else ""
+            click.echo(f"\r\x1b[K{bar}{self._text(done, of, took_s, is_bytes=is_bytes)}", nl=False, err=True)
             self._drawn_s, self._is_drawn = took_s, True
 
-    def _line(self, text: str, quarter: int) -> None:
-        if quarter > self._quarter:
-            self._quarter = quarter
-            click.echo(text, err=True)
+    def _text(self, done: int, of: int, took_s: float, *, is_bytes: bool) -> str:
+        amount = size(done) if is_bytes else str(done)
+        if not of:
+            return f"{self._name} {amount}, {span(took_s)} so far"
+        share = min(1.0, done / of)
+        left = f", about {span(took_s * (1 - share) / share)} left" if 0 < share < 1 else ""
+        return f"{self._name} {share:4.0%} ({amount} of {size(of) if is_bytes else of}){left}"

@@ -98,7 +98,7 @@ def last_lines(last: LastStatus) -> list[str]:
     """The same for a screen."""
     ago = span(max(0.0, time.time() - last.unix_s))
     behind = f"; {counted(last.open, 'later round')} of its own not final" if last.open else ""
-    done = f"trained up to round {last.trained} of {last.rounds}" if last.trained >= 0 else "trained no round"
+    done = f"up to round {last.trained} of {last.rounds}" if last.trained >= 0 else "no round"
     loss = f"loss {number(last.train_loss)}, validation {number(last.val_bpb)} bits per byte"
     return [
         f"last      {ago} ago; `atoll start` goes on from there",

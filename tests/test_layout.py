@@ -27,6 +27,7 @@ DAEMON_ROOMS = ("node/config/", "node/daemon/", "node/ipc/", "node/runs/", "node
 """Process 1 and what it is made of: no room of the worker, so no torch, not even through another module."""
 LEAVES = (
     *(f"node/learning/{room}/" for room in ("model", "data", "inner", "outer", "compress", "reduction")),
+    "node/learning/zeroth_order/",
     "node/checkpoint/",
     "node/import_export/huggingface/",
     "node/daemon/web/",
@@ -89,6 +90,7 @@ LAZY_IMPORTS = {
     ("cli/runs/draft.py", "write_run"): "torch takes a second: only where weights are read",
     ("node/learning/data/documents.py", "_table_rows"): "pyarrow is an extra",
     ("node/learning/data/hub.py", "hub_documents"): "datasets is an extra",
+    ("cli/node_commands/kernels.py", "kernels"): "torch and the compiler take seconds: not for help",
     ("cli/data/command.py", "pack"): "numpy and tokenizers take half a second: only once the options are right",
     ("node/daemon/loggers/packages.py", "__init__"): "extras of seconds and 100 MB; only the logger that is named",
     ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
@@ -118,7 +120,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 66_000
+BUDGET_LINES = 68_040
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -142,7 +144,8 @@ moments in eight bits (300 lines), audits that weigh values by their gradients a
 contributions that were sent before (200 lines), LoRA runs with their base and exports (580 lines),
 Qwen2 and Gemma (90 lines), EDiT's penalty on pseudo-gradients (130 lines), CO2 and blended folds
 (90), EControl, DGC and a warm-up of k (520), SparseLoCo's own quantiser for comparison (400), loss,
-pace and size of the text in the preview of a run (80 lines).
+pace and size of the text in the preview of a run (80 lines), progress and estimates of starts,
+downloads and long commands (320 lines).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

@@ -1,5 +1,6 @@
 """`checkpoint`: a run's whole state in files, from which any number of nodes goes on."""
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from atoll.protocols.ids import short
 if TYPE_CHECKING:
     from atoll.node.import_export.join_shards import ShardedCheckpoint
 
+VERIFYING = "verifying"
 _FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 
 
@@ -57,7 +59,9 @@ def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
     from atoll.node.import_export.join_shards import join_shards
 
-    _print(join_shards(folder, without_quorum=without_quorum), as_json)
+    with ProgressLine(VERIFYING, quiet=as_json) as line:
+        found = join_shards(folder, without_quorum=without_quorum, report=partial(line.show, is_bytes=True))
+    _print(found, as_json)
 
 
 @checkpoint.command()
@@ -67,7 +71,9 @@ def show(folder: Path, as_json: bool) -> None:
     """Verify a joined checkpoint and say what it holds."""
     from atoll.node.import_export.join_shards import open_checkpoint
 
-    _print(open_checkpoint(folder), as_json)
+    with ProgressLine(VERIFYING, quiet=as_json) as line:
+        found = open_checkpoint(folder, partial(line.show, is_bytes=True))
+    _print(found, as_json)
 
 
 @checkpoint.command("restore")
@@ -83,7 +89,8 @@ def restore_command(folder: Path, home: Home, as_json: bool) -> None:
     from atoll.node.import_export.join_shards import RUN, open_checkpoint
     from atoll.node.import_export.restore_node import restore_node
 
-    found = open_checkpoint(folder)
+    with ProgressLine(VERIFYING, quiet=as_json) as line:
+        found = open_checkpoint(folder, partial(line.show, is_bytes=True))
     data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES) or b""
     run = parse_run(home, data)
     with hold_lock(home):

@@ -15,6 +15,7 @@ from atoll.cli.formatting import (
     place_in_run,
     print_json,
     print_table,
+    progress_parts,
     room_text,
     sent_line,
     size,
@@ -126,8 +127,7 @@ def one_line(now: control_messages.Status) -> str:
         parts.append(f"step {now.step}/{now.steps}")
     if now.reason:
         parts.append(now.reason)
-    if now.eta_s is not None:
-        parts.append(f"about {span(now.eta_s)} left")
+    parts += progress_parts(now)
     parts += [f"loss {number(now.train_loss)}"] if trains(now) else []
     parts += [f"val {number(now.val_bpb)} bpb", counted(now.members, "member")]
     parts.append(
@@ -142,8 +142,7 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     doing = now.activity + (f" – {now.reason}" if now.reason else "")
     if now.activity == "training" and now.steps:
         doing += f", step {now.step}/{now.steps}"
-    if now.eta_s is not None:
-        doing += f", about {span(now.eta_s)} left"
+    doing = ", ".join([doing, *progress_parts(now)])
     if now.trouble:
         yield f"trouble   {now.trouble}"
     yield f"node      {now.name or short(now.peer)}  {now.peer}  (pid {now.pid}, up {span(now.uptime_s)})"

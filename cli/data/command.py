@@ -1,14 +1,13 @@
 """`atoll data`: packs texts into shards that members fetch from each other."""
 
 import math
-import sys
-import time
 from pathlib import Path
 
 import click
 
 from atoll.cli.formatting import number, print_json, size
 from atoll.cli.options import json_option
+from atoll.cli.progress_line import ProgressLine
 from atoll.node.runs.packs import read_pack
 from atoll.protocols.data.file_source import COLUMN, FileSource, read_filters
 from atoll.protocols.errors import ConfigError, counted
@@ -17,7 +16,6 @@ from atoll.protocols.ids import short
 SHARD_TOKENS = 1 << 20
 HOLDOUT = 0.05
 MIN_SHARD_TOKENS = 4096
-_REPORT_S = 0.5
 
 
 @click.group()
@@ -64,7 +62,14 @@ def pack(
     from atoll.node.learning.data import pack as packing  # numpy and tokenizers: not for --help
 
     parts = packing.text_parts(sources, ratio, FileSource("", column, filters))
-    found = packing.pack(parts, to, packing.PackOptions(tokenizer, shard_tokens, holdout, seed), Progress())
+    options = packing.PackOptions(tokenizer, shard_tokens, holdout, seed)
+    with ProgressLine("packing", quiet=as_json) as line:
+
+        def report(work: str, done: int, of: int, is_bytes: bool) -> None:
+            line.begin(work)
+            line.show(done, of, is_bytes=is_bytes)
+
+        found = packing.pack(parts, to, options, report)
     if as_json:
         print_json(_shown(to) | {"shares": found.shares, "left_out": found.left_out})
         return
@@ -86,21 +91,6 @@ def show(folder: Path, as_json: bool) -> None:
         print_json(_shown(folder))
     else:
         _print(folder)
-
-
-class Progress:
-    """Prints how much was read: on a terminal at most twice a second, elsewhere every ten seconds."""
-
-    def __init__(self) -> None:
-        self._every_s = _REPORT_S if sys.stderr.isatty() else 10.0
-        self._next_s = time.monotonic() + self._every_s
-
-    def __call__(self, name: str, done: int) -> None:
-        """`done` bytes of the text `name` are read."""
-        if time.monotonic() < self._next_s:
-            return
-        self._next_s = time.monotonic() + self._every_s
-        click.echo(f"{name}: {size(done)} read", err=True)
 
 
 def _weights(text: str, count: int) -> tuple[float, ...]:

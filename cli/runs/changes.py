@@ -28,6 +28,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], changes)
+    if tree["inner"]["optimizer"] == "spsa":
+        _forget_gradients(tree, {change.partition("=")[0] for change in changes})
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
     changed.check()
     return changed
@@ -39,6 +41,30 @@ def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
     for name in ("muon_lr", "muon_momentum"):
         if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
             inner.pop(name, None)
+
+
+def _forget_gradients(tree: dict[str, Any], given: set[str]) -> None:
+    """Replace the preset's settings that steps without gradients cannot have; the user's own stay.
+
+    A payload gets room for the steps of the longest round.
+    """
+    most = max((stage[1] for stage in tree["outer"]["stages"]), default=1) * tree["pace"]["most_256"]
+    wanted: tuple[tuple[str, Any], ...] = (
+        ("inner.weight_decay", 0.0),
+        ("outer.overlap_steps", 0),
+        ("outer.overlap_most", None),
+        ("compress.codec", "scalar"),
+        ("compress.k", -(-most // 256)),
+        ("compress.feedback", 0.0),
+        ("compress.warmup", None),
+        ("reduce", None),
+    )
+    for key, value in wanted:
+        if key in given:
+            continue
+        _put(tree, key.split("."), value)
+        if value is None and "." in key:
+            tree[key.split(".")[0]].pop(key.split(".")[1])
 
 
 def _adapted(spec: RunSpec) -> RunSpec:

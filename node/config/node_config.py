@@ -10,7 +10,7 @@ import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -291,7 +291,7 @@ def _readable(message: str) -> str:
 def _suggestion(message: str, kind: type[msgspec.Struct]) -> str:
     found = _UNKNOWN.search(message)
     if not found:
-        return ""
+        return _choices(message, kind)
     for part in filter(None, (found[2] or "").split(".")):
         inner = {f.name: f.type for f in msgspec.structs.fields(kind)}.get(part)
         if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
@@ -300,6 +300,16 @@ def _suggestion(message: str, kind: type[msgspec.Struct]) -> str:
     names = [field.name for field in msgspec.structs.fields(kind)]
     close = difflib.get_close_matches(found[1], names, n=1)
     return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(names)}"
+
+
+def _choices(message: str, kind: type[msgspec.Struct]) -> str:
+    """The legal values of a key that takes one of some words; nothing for other faults."""
+    found = re.match(r"Invalid enum value .* - at `\$\.([^`]*)`", message)
+    inner: Any = kind
+    for part in found[1].split(".") if found else ():
+        inner = get_type_hints(inner).get(part) if isinstance(inner, type) else None
+    words = get_args(inner) if found else ()
+    return f"one of: {', '.join(map(str, words))}" if words else ""
 
 
 def _cuda_here() -> bool:

@@ -35,7 +35,7 @@ PART_S = 5.0
 """Deadline of the end of every other part."""
 
 
-BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round], None]], NodeParts]
+BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round | None], None]], NodeParts]
 
 
 class Daemon:
@@ -54,7 +54,7 @@ class Daemon:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
         self.is_outranked = False
-        """Another chain of the run outranks this node's: it ended to begin again on that one."""
+        """This node ended to begin again: on another chain of the run, or with a summary of old rounds."""
 
     def stop(self, *, finish: bool = False) -> None:
         """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
@@ -63,12 +63,16 @@ class Daemon:
         else:
             self._stop.set()
 
-    def leave_chain(self, first: Round) -> None:
-        """End in good order, to begin again on another chain that decides the rounds from `first` on."""
-        log.warning("another part of the run decides from round %d on; this node joins it", first)
-        # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
-        # rounds of that chain onto a state of this one.
-        mark_left(self._plan.home.run(self._plan.run.spec.id), first)
+    def leave_chain(self, first: Round | None) -> None:
+        """End in good order, to begin again on another chain that decides the rounds from `first` on.
+
+        None: on the same chain, with a summary that the ledger has now.
+        """
+        if first is not None:
+            log.warning("another part of the run decides from round %d on; this node joins it", first)
+            # On disk before the ledger says that this node follows the other chain: a start after a kill would
+            # fold rounds of that chain onto a state of this one.
+            mark_left(self._plan.home.run(self._plan.run.spec.id), first)
         self.is_outranked = True
         self._stop.set()
 

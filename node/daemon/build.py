@@ -11,6 +11,7 @@ from pathlib import Path
 from atoll.node.config.guest import read_guest
 from atoll.node.config.node_config import devices_of
 from atoll.node.daemon.assets.run_text import RunText
+from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
 from atoll.node.daemon.control_server import ControlServer
 from atoll.node.daemon.coordinator.driver import Driver
@@ -73,10 +74,11 @@ class NodeParts:
     guest: GuestWatch
 
 
-def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], None]) -> NodeParts:
+def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | None], None]) -> NodeParts:
     """Construct the parts; opens ledger and log. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
 
-    `on_other_chain` is called when the node must begin again on another chain of the run.
+    `on_other_chain` is called when the node must begin again on another chain of the run, or, with None, with a
+    summary that its ledger has now.
     """
     folder = plan.home.run(plan.run.spec.id)
     make_folder(folder)
@@ -91,6 +93,9 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round], No
     text = RunText(context, net, limit_bytes=plan.config.shard_bytes, folder=copy)
     trainer, driver, goodput = _build_training(plan, context, swarm=swarm, net=net, text=text)
     driver.on_other_chain = on_other_chain
+    if plan.run.spec.history:
+        fetcher = fetcher_of(plan.run.spec, swarm, lambda: driver.finality.last_final)
+        net.bring_summary = lambda: begin_with_summary(fetcher, lambda: on_other_chain(None))
     web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(plan.config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(plan.config.guest), MachineSensors(MachineFiles()), driver.hold)
@@ -202,7 +207,9 @@ def _build_training(
         work=plan.config.work,
         room=0 if not plan.config.work.trains else plan.room.experts if plan.room else None,
         history=LedgerHistory(
-            swarm.ledger, keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec)
+            swarm.ledger,
+            keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec),
+            spec=plan.run.spec if plan.run.spec.history else None,
         ),
     )
     goodput = GoodputCollector(

@@ -147,6 +147,7 @@ def _build_common(
             lease_s=spec.pace.lease_s,
             probation=spec.probation,
             excise_rounds=spec.pace.excise_rounds or 0,
+            summary_every=spec.history.every if spec.history else 0,
         ),
     )
     return _Common(

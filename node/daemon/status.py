@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed
-from atoll.node.daemon.rounds.queries import reason, untrained
-from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.rounds.queries import must_wait, reason, untrained, waits_s
+from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
@@ -31,14 +31,15 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.standing import LedgerUse
 from atoll.protocols.local.worker_messages import TrainProgress
 
 SHORTEST = 6
 """Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
-STARTING, COMPILING = "the worker is starting", "; the first start after an install compiles its kernels"
-LONG_START_S = 10.0
-"""Seconds after which a start takes longer than one whose kernels are compiled."""
+STARTING, FETCHING = "the worker is starting", "fetching from other members"
+BRIEF_S = 1.0
+"""A download that took less is not yet what a node waits for."""
 SENT_ROUNDS = 100
 """What is sent in a round is an average over so many of the newest ones."""
 
@@ -90,8 +91,7 @@ class DaemonOperator:
             run=spec.id.hex(),
             run_name=spec.name,
             activity=node.round.phase.value,
-            reason=self._reason(),
-            eta_s=_eta_s(at_work, node.round.step_s),
+            **self._waits(at_work, node.round),
             round=number,
             rounds=spec.outer.rounds,
             step=at_work.step if at_work else 0,
@@ -265,7 +265,8 @@ class DaemonOperator:
     def _reason(self) -> str:
         node = self.control.view()
         if not node.is_worker_ready and self.plan.config.work.has_model:
-            return node.round.syncing or self._starting()
+            starts = self.trainer.starting()
+            return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round)
         if node.round.phase is not Phase.SYNC:
             return text
@@ -274,11 +275,37 @@ class DaemonOperator:
         known = seeds or [f"{name} {state}" for name, state in self.swarm.discovery_table().items()]
         return f"{text}: {'; '.join(known)}" if known else text
 
-    def _starting(self) -> str:
-        """Why no worker answers yet; of the first one that takes long, the reason that it most likely has."""
-        took_s = time.monotonic() - self.started_s
-        is_first = self.trainer.statistics().restarts == 0
-        return STARTING + (COMPILING if is_first and took_s >= LONG_START_S else "")
+    def _waits(self, at_work: TrainProgress | None, state: RoundState) -> dict[str, Any]:
+        """Why nothing is trained, how far that is, and for how long."""
+        work = self._progress()
+        eta_s = work.left_s if work else self._eta_s(at_work, state)
+        return {"reason": self._reason(), "eta_s": eta_s, "progress": work}
+
+    def _progress(self) -> WorkProgress | None:
+        """Work without which nothing is trained now: a download, else the start of the worker."""
+        node = self.control.view()
+        needs_worker = self.plan.config.work.has_model and not node.is_worker_ready
+        if not (needs_worker or node.waiting or node.round.phase is Phase.CATCH_UP):
+            return None
+        # Payloads of open rounds are fetched as well: what is waited for longest is the largest, and not brief.
+        found = self.swarm.blobs.largest_download()
+        if found is None or found.took_s < BRIEF_S:
+            return self.trainer.starting() if needs_worker else None
+        return WorkProgress(
+            work=FETCHING,
+            done_bytes=found.done_bytes,
+            of_bytes=found.of_bytes,
+            took_s=found.took_s,
+            left_s=found.left_s,
+        )
+
+    def _eta_s(self, progress: TrainProgress | None, state: RoundState) -> float | None:
+        """Seconds for the steps that are left, or of what the node waits for; None where nothing was measured."""
+        if state.phase is Phase.PAUSED and state.held and not state.resting:
+            return self.guest.left_s()
+        if progress is None or must_wait(state):
+            return waits_s(state)
+        return state.step_s * (progress.steps - progress.step) if state.step_s else None
 
     def _trouble(self) -> str:
         node, replication = self.control.view(), self.swarm.replication
@@ -315,8 +342,3 @@ class DaemonOperator:
             heard_s=max(0.0, self.plan.run.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
         )
-
-
-def _eta_s(progress: TrainProgress | None, step_s: float) -> float | None:
-    """Seconds for the steps that are left; None before the first step, and before the first round."""
-    return step_s * (progress.steps - progress.step) if progress and step_s else None

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 
 from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_for_feed
@@ -29,6 +29,10 @@ TOLD_S = 5.0
 """How often the user is told of it."""
 
 
+async def _bring_nothing() -> None:
+    """In runs without certified summaries there is nothing to begin with."""
+
+
 class SwarmNetwork:
     """Adapts one Swarm. Synchronous but for downloads."""
 
@@ -46,6 +50,8 @@ class SwarmNetwork:
         `folder`: the run's, which may be marked as restored (node/daemon/assets/feed_recovery.py).
         """
         self._opening, self._folder = opening, folder
+        self.bring_summary: Callable[[], Awaitable[None]] = _bring_nothing
+        """Called while peers lack old records that this node needs; does not return if it begins again."""
         self._lost_feed = read_mark(folder) if folder is not None else None
         """The feed that must come back before this node publishes; None if nothing was lost."""
         self._swarm = swarm
@@ -307,6 +313,8 @@ class SwarmNetwork:
                 async with asyncio.timeout(ALONE_S):
                     await self._swarm.wait_synced()
             except TimeoutError:
+                if replication.records_gone:
+                    await self.bring_summary()
                 if worked and not replication.lacks_own_entries:
                     listener.on_alone(ALONE_S)
                 elif replication.records_gone:

@@ -54,6 +54,11 @@ class GuestWatch:
         """Return which sensors cannot be read, in one line; empty if all can."""
         return "; ".join(f"guest.{key} limits nothing: {why}" for key, why in self._faults.items())
 
+    def left_s(self) -> float | None:
+        """Return the seconds until the node may train again; None if it may now, or where nobody knows."""
+        end = self.verdict.goes_on
+        return None if end is None else max(0.0, (end - self._local_now()).total_seconds())
+
     async def serve(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled. `on_up` is called after the first verdict, before which nothing should train."""
         if not self._limits.limits_anything:
@@ -95,6 +100,5 @@ class GuestWatch:
 
     def _wait_s(self) -> float:
         """Seconds to the next look; sooner where the end of a reason is near."""
-        end = self.verdict.goes_on
-        left_s = SAMPLE_S if end is None else (end - self._local_now()).total_seconds()
-        return min(SAMPLE_S, max(0.1, left_s))
+        left_s = self.left_s()
+        return SAMPLE_S if left_s is None else min(SAMPLE_S, max(0.1, left_s))

@@ -5,7 +5,7 @@ weights have the state digest that the voters of their round signed (node/daemon
 Joining needs shards of a quorum of the run's members, unless the user gives up what the others had not sent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
+PIECE_BYTES = 16 << 20
 RUN, VOTES, MANIFEST, TOKENIZER = "run", "votes", "manifest.json", "tokenizer.json"
 
 
@@ -132,10 +133,13 @@ class ShardedCheckpoint:
         return self._files[peer]
 
 
-def join_shards(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpoint:
+def join_shards(
+    folder: Path, *, without_quorum: bool = False, report: Callable[[int, int], None] = lambda done, of: None
+) -> ShardedCheckpoint:
     """Check the shards in a folder, then write its manifest. Raises ConfigError, DiskFault.
 
-    `without_quorum` is for members that are gone for good: what they had not sent is given up.
+    `without_quorum` is for members that are gone for good: what they had not sent is given up. `report` is told
+    how many of how many bytes are verified.
     """
     if (folder / MANIFEST).exists():
         raise ConfigError(f"{folder} is joined already", hint="a checkpoint is not changed any more")
@@ -151,18 +155,21 @@ def join_shards(folder: Path, *, without_quorum: bool = False) -> ShardedCheckpo
     data = to_json(manifest)
     if len(data) > JSON_MAX_BYTES:
         raise ConfigError(f"{folder}: a manifest of {len(data)} bytes, more than {JSON_MAX_BYTES}")
-    found = _verified(ShardedCheckpoint(folder, spec, manifest, proof))
+    found = _verified(ShardedCheckpoint(folder, spec, manifest, proof), report)
     write_file(folder / MANIFEST, [data])
     return found
 
 
-def open_checkpoint(folder: Path) -> ShardedCheckpoint:
-    """Open and verify a joined checkpoint. Raises ConfigError, DiskFault."""
+def open_checkpoint(folder: Path, report: Callable[[int, int], None] = lambda done, of: None) -> ShardedCheckpoint:
+    """Open and verify a joined checkpoint. Raises ConfigError, DiskFault.
+
+    `report` is told how many of how many bytes are verified.
+    """
     spec, manifest = described(folder)
     expected, proof = _manifest_of(folder, spec, manifest.shards)
     if expected != manifest:
         raise ConfigError(f"{folder / MANIFEST} is not what its shards say")
-    return _verified(ShardedCheckpoint(folder, spec, manifest, proof))
+    return _verified(ShardedCheckpoint(folder, spec, manifest, proof), report)
 
 
 def described(folder: Path) -> tuple[RunSpec, CheckpointManifest]:
@@ -211,10 +218,13 @@ def _check_member(folder: Path, shard: Shard, proof: Proven) -> None:
         )
 
 
-def _verified(checkpoint: ShardedCheckpoint) -> ShardedCheckpoint:
+def _verified(checkpoint: ShardedCheckpoint, report: Callable[[int, int], None]) -> ShardedCheckpoint:
     """Check hash, header and step counts of every file, and the digest of Θ. Raises ConfigError."""
+    done, whole = 0, sum(shard.bytes for shard in checkpoint.manifest.shards)
     for shard in checkpoint.manifest.shards:
-        _check_file(checkpoint.folder / shard.file, shard)
+        for size in _checked_file(checkpoint.folder / shard.file, shard):
+            done += size
+            report(done, whole)
         try:
             file = checkpoint.file_of(shard.peer)
         except DecodeError as error:
@@ -227,12 +237,17 @@ def _verified(checkpoint: ShardedCheckpoint) -> ShardedCheckpoint:
     return checkpoint
 
 
-def _check_file(path: Path, shard: Shard) -> None:
+def _checked_file(path: Path, shard: Shard) -> Iterator[int]:
+    """Hash a file piece by piece; the bytes of each piece. Raises ConfigError where the hash is another."""
     if not path.is_file():
         raise ConfigError(f"{path} is missing", hint="copy the shard whole, both of its files")
     with disk(path):
         data = map_file(path)
-    if len(data) != shard.bytes or blake3(data).hexdigest() != shard.blake3:
+    found = blake3()
+    for begin in range(0, len(data), PIECE_BYTES):
+        found.update(data[begin : begin + PIECE_BYTES])
+        yield len(data[begin : begin + PIECE_BYTES])
+    if len(data) != shard.bytes or found.hexdigest() != shard.blake3:
         raise ConfigError(f"{path} does not have the hash that its words name", hint="copy it again, whole")
 
 

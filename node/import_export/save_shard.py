@@ -39,6 +39,7 @@ from atoll.protocols.ids import PeerId
 from atoll.protocols.run.arena import Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec, open_run
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 _ALL = 1 << 40
 """More entries than any ledger holds."""
@@ -63,6 +64,11 @@ def save_shard(
         raise ConfigError(
             f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
             hint="export the weights: atoll model export",
+        )
+    if is_scalar(spec):
+        raise ConfigError(
+            "a run with inner.optimizer spsa has no moments to save beside its weights",
+            hint="export them: atoll model export; and start from them: atoll run new NAME --from-hf DIR",
         )
     if spec.base:
         raise ConfigError("shards have no place for the base of a LoRA run", hint="export it: atoll model export")

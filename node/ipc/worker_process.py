@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atoll.node.config.node_config import devices_of
+from atoll.node.ipc.start_clock import StartClock
 from atoll.node.ipc.worker_pipe import WorkerPipe
 from atoll.p2p.host.framing import PREFIX_BYTES
 from atoll.p2p.system.atomic_files import disk
@@ -25,6 +27,7 @@ from atoll.p2p.system.child_processes import die_with_parent, kernel_kills
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import errors
 from atoll.protocols.local import worker_messages
+from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.time_spent import TimeSpent
 
 A = TypeVar("A")
@@ -41,6 +44,8 @@ HEALTHY_S = 3600.0
 REPORT_S = 1.0
 """A worker that was silent for so long is asked how it spends its time."""
 LOG_TAIL_BYTES = 4096
+START_TIMES = "start_times"
+"""Beside the worker's log: how long the phases of its newest start took here."""
 DIED = "the worker died"
 OUT_OF_MEMORY = "the kernel ended the worker for lack of memory"
 MORE_MEMORY = (
@@ -97,6 +102,14 @@ class Trainer:
     """As of the last look, about a second ago."""
     _is_started: bool = False
     _stopping: bool = False
+    _clock: StartClock = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._clock = StartClock(self.log_path.with_name(START_TIMES), time.monotonic)
+
+    def starting(self) -> WorkProgress | None:
+        """How far the worker's start is; None while none is under way."""
+        return self._clock.progress()
 
     def statistics(self) -> TrainerStatistics:
         """The worker's process id and restarts."""
@@ -207,7 +220,7 @@ class Trainer:
                 return
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(given))
-                group.create_task(self._announce())
+                group.create_task(self._announce(given))
         except* WorkerDied as died:
             if not self._stopping:
                 await given.kill()  # only then it is known how it ended
@@ -219,6 +232,7 @@ class Trainer:
         finally:
             self._pipe = None
             self._is_started = False
+            self._clock.end(is_whole=False)
             self._fail_pending()
             self.on_gone(self._why)
             if not self._is_handed_on:
@@ -237,9 +251,11 @@ class Trainer:
                 preexec_fn=die_with_parent(os.getpid(), self.nice),
             )  # fmt: skip
         self.on_spent(TimeSpent())
+        self._clock.begin()
         return WorkerPipe(process), log_start
 
-    async def _announce(self) -> None:
+    async def _announce(self, pipe: WorkerPipe) -> None:
+        self._clock.begin(is_loaded=pipe.asked > 0)
         try:
             async with asyncio.timeout(START_S):
                 started = await self._ask(self.start, worker_messages.StartReply)
@@ -251,6 +267,7 @@ class Trainer:
             self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
             raise WorkerDied(error.line()) from error
         self._is_started = True
+        self._clock.end(is_whole=True)
         await self.on_started(started)
         await self._poll_reports()
 
@@ -277,6 +294,9 @@ class Trainer:
         self.on_spent(reply.spent)
         if isinstance(reply.answer, worker_messages.TrainProgress):
             self.on_progress(reply.answer)
+            return
+        if isinstance(reply.answer, worker_messages.StartProgress):
+            self._clock.advance(reply.answer)
             return
         future = self._pending.get(reply.id)
         if future is not None and not future.done():

@@ -126,7 +126,7 @@ class WorkerState:
     slices: SliceWork | None
     rounds: RoundTrainer
     trains: bool = True
-    """Whether this worker will train."""
+    """Whether this worker will train its local weights; zeroth-order steps make theirs afresh from the view."""
     settled: int = -1
     """See LocalBody."""
 

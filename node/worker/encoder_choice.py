@@ -14,6 +14,7 @@ from atoll.node.learning.compress.codecs import Encoder, OnHost, codec_of
 from atoll.node.runs.capacity.memory_model import memory_shortage
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +23,12 @@ def encoder_for(spec: RunSpec, start: StartRequest) -> Encoder:
     """The node's choice (`StartRequest.exchange_on`), if the device can do it; a line in the log says why it
     cannot.
 
-    `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room.
+    `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room. A
+    zeroth-order run encodes nothing, so there is nothing to choose.
     """
     device, wanted = devices_of(start.device)[0], start.exchange_on
     host = OnHost(max(1, start.threads))
-    if wanted == "host" or (wanted == "auto" and device == "cpu"):
+    if is_scalar(spec) or wanted == "host" or (wanted == "auto" and device == "cpu"):
         return host
     found = _why_not(spec, start, torch.device(device)) or _tried(spec, torch.device(device))
     if isinstance(found, str):

@@ -24,6 +24,7 @@ from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 _PAYLOAD = ".payload"
 LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
@@ -60,7 +61,9 @@ class ErrorFeedback:
         self._rule = feedback_rule_of(spec, encoder.device) if spec.compress.feedback_rule else None
         arena = arena_of(spec.model)
         self._slab_encoder = SlabEncoder(encoder, arena, padding_of(arena), spec.compress.feedback, self._rule)
-        self.residual_C4096 = untouched_zeros(arena.chunks, encoder.device)
+        self._keeps = not is_scalar(spec)
+        """Whether what was not sent, or missed its final set, is kept. Scalars say all, and are lost then."""
+        self.residual_C4096 = untouched_zeros(arena.chunks if self._keeps else 0, encoder.device)
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
         """The newest payloads of final rounds."""
@@ -115,8 +118,10 @@ class ErrorFeedback:
         """Payloads of ours up to round `number` that are not, or not whole, in the final sets. Raises DiskFault.
 
         `counted`: rows of our payloads that are in them. `unsafe`: payloads that may not be files yet. A payload
-        that the disk damaged is left out: its values are not known any more.
+        that the disk damaged is left out: its values are not known any more. Empty in a zeroth-order run.
         """
+        if not self._keeps:
+            return []
         missed = [
             (pending, rest_of(tuple(sorted(counted.get(pending.payload, ()))), size_of(self._cover(pending))))
             for pending in self.pending

@@ -29,8 +29,10 @@ from atoll.node.learning.outer.fixed import plus, state_digest
 from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, Shrunk, round_set
 from atoll.node.learning.outer.isotropic import isotropic
 from atoll.node.learning.outer.rules.choice import rule_of
+from atoll.node.learning.zeroth_order.scalar_fold import read_scalars
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.zeroth_order.scalar_update import moved_by_scalars
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -40,6 +42,7 @@ from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Arena, Span, arena_of, state_arena_of
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +67,10 @@ class SetUpdate:
             return plus(theta_N4096, update_N4096, fresh=self._fresh)
         # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
         members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
+        if is_scalar(self._spec):
+            return moved_by_scalars(
+                self._spec, fresh.number, members, theta_N4096, threads=self._threads, fresh=self._fresh
+            )
         judge = self._judge(fresh.number, members)
         compress = self._spec.compress
         moved_N4096 = codec_of(compress.codec, compress.k_of(fresh.number)).apply_update(
@@ -188,7 +195,10 @@ class FoldRequests:
             require_slices(self.slices).check(map_payload(ask.path), ask.rows, *ask.reduced)
             return worker_messages.VerifyReply()
         payload, layout = map_payload(ask.path), self.feedback.layout(ask.round, ask.experts)
-        codec_of(layout.codec, layout.k).check(payload, layout.chunks)
+        if layout.is_scalar:
+            read_scalars(payload, layout)
+        else:
+            codec_of(layout.codec, layout.k).check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
         return worker_messages.VerifyReply()

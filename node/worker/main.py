@@ -101,7 +101,9 @@ class Worker:
         match request.ask:
             case worker_messages.StartRequest():
                 self._end_session()
-                self._session = Session(request.ask, self._spent, saved=self._inbox.wake)
+                self._session = Session(
+                    request.ask, self._spent, saved=self._inbox.wake, report=partial(self._say, request.id)
+                )
                 return self._session.started()
             case worker_messages.TrainRequest():
                 self._begin(request.id, self._open().train(request.ask))
@@ -165,6 +167,10 @@ class Worker:
         ):
             self._progress_at = now
             self._outbox.send(worker_messages.ReplyEnvelope(number, event, self._spent.read()))
+
+    def _say(self, number: int, phase: str) -> None:
+        said = worker_messages.StartProgress(phase)
+        self._outbox.send(worker_messages.ReplyEnvelope(number, said, self._spent.read()))
 
     def _reply(self, number: int, answer: worker_messages.Answer) -> None:
         self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._spent.read()))

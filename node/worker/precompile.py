@@ -1,13 +1,12 @@
-"""Machine code for codecs and fold, before it is needed: `python -m atoll.node.worker.precompile`.
+"""Machine code for codecs and fold, before it is needed: `atoll node kernels`, and at the start of a worker.
 
 The compiler takes about 20 s of CPU after an install. What the other members would wait for, the encoding of a
 round, is compiled before a worker has started; the rest beside its first steps. Machine code that was made once is
 only loaded, in a second.
 """
 
-import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from threading import Event, Thread
 
 import numpy as np
@@ -20,15 +19,25 @@ from atoll.node.learning.outer.edit import shorten_step
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
 from atoll.node.learning.outer.rules.choice import rule_of
+from atoll.node.learning.zeroth_order.directions import WALSH, perturb
+from atoll.node.learning.zeroth_order.scalar_fold import ScalarStep, apply_scalars, write_scalars
 from atoll.protocols.run.arena import CHUNK, Span
-from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS
+from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, SCALAR
 from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
 
+PARTS = ("encoding", "fold", "aggregation", "late work")
+"""What is compiled of each codec, beside the rules of the outer step."""
+SCALAR_PARTS = ("perturbations", "fold")
+"""The same of the codec that sends no values."""
 
-def warm(codec: Codec) -> None:
-    """Put one chunk through all functions of a codec and of the fold, so that they are compiled."""
-    for _ in parts(codec, judges=True, rules=tuple(MOMENTA)):
-        pass
+
+def warm(codec: Codec, report: Callable[[str], None] = lambda part: None) -> None:
+    """Put one chunk through all functions of a codec and of the fold, so that they are compiled.
+
+    `report` is given the name of each part when it is there.
+    """
+    for name in parts(codec, judges=True, rules=tuple(MOMENTA)):
+        report(name)
 
 
 def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[str]:
@@ -36,6 +45,9 @@ def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[st
 
     `judges`: also the fold with `outer.aggregate`; `rules`: of the outer step with momentum.
     """
+    if codec.name == SCALAR:
+        yield from _scalar_parts(codec, rules)
+        return
     residual, anchor, local = torch.zeros((1, CHUNK)), torch.zeros((1, CHUNK)), torch.ones((1, CHUNK))
     payload = codec.encode(residual, anchor, local, 1.0)
     yield "encoding"
@@ -50,13 +62,29 @@ def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[st
         codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
         shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
         yield "aggregation"
+    yield from _rule_parts(rules)
+    codec.give_back(residual, payload)
+    yield "late work"
+
+
+def _rule_parts(rules: tuple[Step, ...]) -> Iterator[str]:
+    nothing = torch.zeros((1, CHUNK), dtype=torch.int32)
     for name in rules:
         rule = rule_of(OuterSpec(rounds=1, stages=(Stage(0, 1),), alpha_256=256, floor_256=0, rule=name))
         assert rule is not None
         rule.step(torch.zeros((1 + MOMENTA[name], CHUNK), dtype=torch.int32), nothing, (Span(0, 1),))
         yield name
-    codec.give_back(residual, payload)
-    yield "late work"
+
+
+def _scalar_parts(codec: Codec, rules: tuple[Step, ...]) -> Iterator[str]:
+    """As `parts`, of runs whose payloads are scalars: the perturbations first, which the first step waits for."""
+    nothing, layout = torch.zeros((1, CHUNK), dtype=torch.int32), codec.layout(1)
+    perturb(nothing.numpy(), 0, np.uint64(0), np.zeros(WALSH, np.float32), np.empty((1, CHUNK), np.float32))
+    yield "perturbations"
+    apply_scalars(nothing, [1], [bytes(write_scalars([1], layout))], [0], layout, ScalarStep(256, 1))
+    plus(nothing, nothing, nothing)
+    yield "fold"
+    yield from _rule_parts(rules)
 
 
 class KernelsBeside:
@@ -92,13 +120,10 @@ class KernelsBeside:
         self._is_over.set()
 
 
-def main() -> None:
-    """Compile every codec and print how long it took."""
-    began = time.monotonic()
-    for name in NUMBERS:
-        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64))
-    sys.stdout.write(f"codecs compiled in {time.monotonic() - began:.0f} s\n")
-
-
-if __name__ == "__main__":
-    main()
+def compile_all(report: Callable[[int, int], None]) -> int:
+    """Compile every codec, and the fold with every rule; the number of parts. `report`: how many of how many."""
+    done = count(1)
+    whole = len(NUMBERS) * (len(PARTS) + len(MOMENTA)) + len(SCALAR_PARTS) + len(MOMENTA)
+    for name in (*NUMBERS, SCALAR):
+        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64), lambda part: report(next(done), whole))
+    return whole

@@ -15,6 +15,7 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.schedule.time_account import TimeAccount
+from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -90,6 +91,8 @@ class RoundTrainer:
     spent: TimeAccount
     moments: InitialMoments
     """Those that round 0 may begin with."""
+    scalars: ScalarSteps | None = None
+    """What takes the steps of a zeroth-order run and makes its payloads; None in other runs."""
     batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
@@ -117,7 +120,7 @@ class RoundTrainer:
             yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed)
         train_s = self._now_s() - began - overlap.held_s
         with self.spent.within("encode"):
-            payload = self.feedback.encode(ask.round, self.learner.weights)
+            payload = self._encoded(ask.round)
         done = self._pending(ask.round, base, losses, payload, budget.taken * self.spec.model.context)
         trained = TrainReply(
             pending=done,
@@ -127,6 +130,11 @@ class RoundTrainer:
             held_s=overlap.held_s,
         )
         return trained, payload
+
+    def _encoded(self, number: Round) -> bytearray:
+        if self.scalars is not None:
+            return self.scalars.payload(self.feedback.layout(number, self.learner.experts))
+        return self.feedback.encode(number, self.learner.weights)
 
     def _now_s(self) -> float:
         """Seconds of a clock that stands still in audits and evaluations: they say nothing of a round's speed."""
@@ -143,6 +151,8 @@ class RoundTrainer:
             weights.merge(self.fold.view_C4096, arrived=due < 0 or weights.sent != due)
         else:
             weights.start(self.fold.view_C4096)
+        if self.scalars is not None:
+            self.scalars.begin(ask.round, self.fold.view_C4096)
         return Overlap(due, min(ask.ahead, ask.steps))
 
     def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:
@@ -163,7 +173,7 @@ class RoundTrainer:
             batch_BT1 = self.batches.get(*self._windows(turn, budget.taken, budget.sequences))
             if number + 1 < budget.steps:  # of as many sequences; where these change, another batch is loaded
                 self.batches.begin(*self._windows(turn, budget.taken + budget.sequences, budget.sequences))
-            return self.learner.step(batch_BT1, at)
+            return (self.scalars or self.learner).step(batch_BT1, at)
 
     def _windows(self, turn: Turn, first: int, count: int) -> tuple[Hashable, Load]:
         """A name of these windows of our turn, and what loads them."""

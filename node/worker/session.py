@@ -36,11 +36,13 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
+from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.precompile import KernelsBeside
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.time_account import TimeAccount
+from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
@@ -48,9 +50,12 @@ from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 SAVE_SHARE = 0.01
 """Most of the time that goes into saving between two trained rounds."""
+COMPILING = "loading or compiling kernels"
+"""A phase of the start: kernels that were compiled once are only loaded."""
 Event: TypeAlias = Step | worker_messages.TrainReply
 """Result of one step of `train`."""
 
@@ -65,12 +70,13 @@ class Session:
         saves: TimeBudget | None = None,
         saved: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = end_process,
+        report: Callable[[str], None] = lambda phase: None,
     ) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's account of time. `saves`: budget of saves between trained rounds. `saved` is called,
         by another thread, when `finish_save` may have an answer; `lost` too, with a line, when the process of
-        another device is gone.
+        another device is gone. `report` is given each phase of the start as it begins.
         """
         self._start = start
         self._spent = spent or TimeAccount(time.monotonic_ns)
@@ -86,23 +92,28 @@ class Session:
             arena_of(self._spec.model).chunks
         )
         self._sent = SentPayloads(layout, self._audit_rng)
-        self._build(lost)
+        self._build(lost, report)
+        report("reading the saved state")
         self._state.restore()
 
-    def _build(self, lost: Callable[[str], None]) -> None:
+    def _build(self, lost: Callable[[str], None], report: Callable[[str], None]) -> None:
         start, spec, home = self._start, self._spec, Path(self._start.home)
         threads, devices = max(1, start.threads), devices_of(start.device)
         torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
         check_device(devices[0])
+        check_devices(spec, len(devices))
         # Its processes start first: they load torch while this one compiles and opens the data.
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
+        report(COMPILING)
         self._kernels = KernelsBeside(spec)
+        report("opening the text")
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = None
         if start.reads_text:
             self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given)
         if self._ranks is not None:
             self._ranks.join()
+        report("building the model")
         encoder = encoder_for(spec, start)
         self._learner = Learner(
             spec,
@@ -128,6 +139,7 @@ class Session:
             feedback=self._feedback,
             spent=self._spent,
             moments=InitialMoments(spec, start.moments),
+            scalars=ScalarSteps(spec, start.peer, self._learner) if is_scalar(spec) else None,
         )
         self._requests = FoldRequests(
             spec, start.peer, self._fold, self._feedback, self._slices, self._async_save.payloads
@@ -141,7 +153,7 @@ class Session:
             feedback=self._feedback,
             slices=self._slices,
             rounds=self._rounds,
-            trains=start.trains or self._ranks is not None,
+            trains=(start.trains or self._ranks is not None) and not is_scalar(spec),
         )
 
     def started(self) -> worker_messages.StartReply:

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from atoll.p2p.blobs.chunk_schedule import PATIENCE_S, ChunkSchedule
 from atoll.p2p.blobs.partial import PartialBlob
@@ -19,6 +20,19 @@ ASK_AGAIN_LATEST_S = 30.0
 """Longest such pause, in seconds."""
 NEXT_HOLDER_S = 0.3
 """Interval between the first requests to holders, until one makes an offer: a small blob costs one stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class DownloadProgress:
+    """How far a download is."""
+
+    done_bytes: int
+    """Bytes that are here, those of earlier attempts too."""
+    of_bytes: int
+    took_s: float
+    """Seconds since this attempt knew the blob's size."""
+    left_s: float | None
+    """Seconds to its end at the mean pace of this attempt; None before anything came."""
 
 
 class Download:
@@ -39,8 +53,10 @@ class Download:
         self.reasons: dict[PeerId, str] = {}
         self.partial: PartialBlob | None = None
         self.plan = ChunkSchedule(0)
-        self.moved_s = asyncio.get_running_loop().time()
+        self._clock = asyncio.get_running_loop().time
+        self.moved_s = self._clock()
         """Time of the newest progress."""
+        self._began_s, self._began_bytes = self.moved_s, 0
         self._store = store
         self._start = start
         self._opening = asyncio.Lock()
@@ -53,6 +69,15 @@ class Download:
     def is_over(self) -> bool:
         """Whether it is complete, or failed for a reason that no holder can remove."""
         return self._failure is not None or (self.partial is not None and not self.plan.missing)
+
+    def progress(self) -> DownloadProgress | None:
+        """How far it is; None before the blob's size is known."""
+        if self.partial is None:
+            return None
+        done, size = self.partial.bytes_here, self.partial.manifest.size_bytes
+        took_s = self._clock() - self._began_s
+        came = done - self._began_bytes
+        return DownloadProgress(done, size, took_s, took_s * (size - done) / came if came > 0 else None)
 
     def next_holder(self) -> PeerId | None:
         """The holder to begin a session with now; None: not yet, or none is left."""
@@ -145,4 +170,5 @@ class Download:
         partial = self._store.begin(manifest)
         missing = sum(1 << index for index in partial.missing())
         self.plan = ChunkSchedule(missing, self._start % max(1, manifest.chunks))
+        self._began_s, self._began_bytes = self._clock(), partial.bytes_here
         self.partial = partial

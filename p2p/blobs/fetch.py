@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.p2p.blobs.download import Download
+from atoll.p2p.blobs.download import Download, DownloadProgress
 from atoll.p2p.blobs.frames import PROTOCOL
 from atoll.p2p.blobs.holder_session import LOOK_S, HolderSession, NothingToOffer, TooSlow
 from atoll.p2p.blobs.server import BlobServer
@@ -39,6 +39,7 @@ class BlobFetcher:
         self._stall_s = stall_s
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._locks: dict[Digest, asyncio.Lock] = {}
+        self._downloads: set[Download] = set()
         self.bytes_down: Counter[PeerId] = Counter()
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
@@ -60,9 +61,15 @@ class BlobFetcher:
             if not lock.locked():
                 self._locks.pop(blob, None)
 
+    def largest(self) -> DownloadProgress | None:
+        """The largest blob that is fetched now; None where none is, or none's size is known."""
+        known = [found for download in self._downloads if (found := download.progress()) is not None]
+        return max(known, key=lambda found: found.of_bytes, default=None)
+
     async def _download(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> None:
         others = [holder for holder in holders if holder != self._host.peer_id]
         download = Download(self._store, blob, max_bytes, others, start=_start(self._host.peer_id))
+        self._downloads.add(download)
         try:
             manifest = self._store.known_manifest(blob)
             if manifest is None or await download.begin(manifest):
@@ -73,6 +80,7 @@ class BlobFetcher:
                 raise Unreachable(f"blob {short(blob)} from no holder ({reasons or 'nobody holds it'})")
             await asyncio.to_thread(self._store.finish, download.partial)
         finally:
+            self._downloads.discard(download)
             if download.partial is not None:
                 await asyncio.to_thread(self._store.suspend, download.partial)
 
@@ -160,6 +168,10 @@ class Blobs:
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """See BlobFetcher.fetch."""
         return await self._fetcher.fetch(blob, holders, max_bytes)
+
+    def largest_download(self) -> DownloadProgress | None:
+        """See BlobFetcher.largest."""
+        return self._fetcher.largest()
 
     def refuse(self, peer: PeerId) -> None:
         """Serve no blob to `peer` any more."""

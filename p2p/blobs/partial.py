@@ -46,6 +46,11 @@ class PartialBlob:
         """The present chunks, one bit each."""
         return self._bits
 
+    @property
+    def bytes_here(self) -> int:
+        """Bytes of the present chunks, as if the last one were whole, at most the blob's size."""
+        return min(self.manifest.size_bytes, self._bits.bit_count() * BLOB_CHUNK_BYTES)
+
     def missing(self) -> list[int]:
         """Indices of missing chunks, in order."""
         return [index for index in range(self.manifest.chunks) if not self._bits >> index & 1]

@@ -14,7 +14,7 @@ import msgspec
 
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
-from atoll.p2p.ledger.history import FeedEnd, RecordHistory
+from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
@@ -198,9 +198,9 @@ class Ledger:
         self._apply(batch)
         return tuple(batch.pruned)
 
-    def cut(self, summary: bytes, last: int, forks: Collection[int] = ()) -> None:
-        """Put a summary in place of the records of rounds up to `last`: `RecordHistory.cut`. Raises DiskFault."""
-        self.history.cut(summary, last, forks)
+    def cut(self, cut: Cut, entries: Collection[Entry] = ()) -> None:
+        """Put a summary in place of the records of old rounds: `RecordHistory.cut`. Raises DiskFault."""
+        self.history.cut(cut, entries)
         self._feeds = self.history.read_feeds()
 
     def exclude(self, peer: PeerId, reason: str) -> None:

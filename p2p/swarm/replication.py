@@ -10,6 +10,7 @@ from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
+from atoll.p2p.ledger.summaries import SummaryExchange
 from atoll.p2p.ledger.sync import Exchange, LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore
 from atoll.p2p.membership.register_sync import RegisterSync
@@ -62,6 +63,8 @@ class Replication:
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
         sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told)
         self.orphans = OrphanExchange(sync)
+        self.summaries = SummaryExchange(self.ledger, self.calls)
+        self.summaries.register()
         self.anti_entropy = AntiEntropy(
             ledger=sync,
             orphans=self.orphans,

@@ -17,6 +17,7 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
     Nobody excludes the run's owner or itself. What the owner writes holds; of others it is a vote.
     Only a run that keeps the payloads of final rounds can take work out of them.
+    Summaries are named in runs with `history`, in the first attempt of the rounds that it says.
     """
     match entry.body:
         case records.PartContribution(experts=experts):
@@ -33,6 +34,8 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
         case records.ExcisingProposal(round=number, excised=excised):
             first = number - (spec.pace.excise_rounds or 0)
             return all(first <= one.since < number and one.peer != spec.owner for one in excised)
+        case records.SummaryProposal(round=number, ballot=ballot):
+            return bool(spec.history and spec.history.summarized(number) is not None) and ballot.attempt == 0
     return True
 
 

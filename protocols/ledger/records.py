@@ -141,6 +141,17 @@ class ExcisingProposal(Proposal, frozen=True, array_like=True, tag="excising", f
     """Sorted by peer, each once."""
 
 
+class SummaryProposal(Proposal, frozen=True, array_like=True, tag="summary", forbid_unknown_fields=True):
+    """A Proposal whose voters also certify the summary of all rounds before this one.
+
+    Legal in runs with `history`, in the first attempt of every `history.every`-th round (docs/history.md). Later
+    attempts propose the set without it, so that a summary that some compute otherwise stops no round.
+    """
+
+    summary: Digest
+    """Blob id of the summary."""
+
+
 class Vote(msgspec.Struct, frozen=True, array_like=True, tag="vote", forbid_unknown_fields=True):
     """`author` votes for a proposal: it computed the same state and has promised no higher ballot."""
 
@@ -289,7 +300,7 @@ class Solved(msgspec.Struct, frozen=True, array_like=True, tag="solved", forbid_
     """The solution (protocols/run/admission.py)."""
 
 
-BallotBody: TypeAlias = Proposal | ExcisingProposal | Vote | Prepare | Promise
+BallotBody: TypeAlias = Proposal | ExcisingProposal | SummaryProposal | Vote | Prepare | Promise
 FinalityBody: TypeAlias = Ack | BallotBody
 EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude | Excise
 """What changes who decides, besides the sets themselves."""

@@ -50,7 +50,7 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_un
     loss: Annotated[float, Meta(ge=0, lt=LOSS_END)] = 0.0
     """Mean training loss of the newest round that it trained, nats per token; 0: none. A claim, as all of this."""
     round_s: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
-    """Seconds from the start of one round to that of the next, the median of its newest; 0: not known yet."""
+    """Seconds from the start of one round to that of the next, a mean of its newest; 0: not known yet."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):

@@ -13,7 +13,10 @@ from typing import TypeAlias
 
 import msgspec
 
+from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
+from atoll.protocols.local.time_spent import Goodput as Goodput
+from atoll.protocols.local.time_spent import TimeShares as TimeShares
 
 MAX_LINES = MAX_ROUNDS = 10_000
 """Most log lines, or rounds, that one request may ask for."""
@@ -155,33 +158,6 @@ class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
     """Reason why large transfers are suspended; empty while they are not."""
 
 
-class TimeShares(msgspec.Struct, kw_only=True):
-    """Seconds of the worker by activity. They add up to the time that they cover; mutable, for the account."""
-
-    steps_s: float = 0.0
-    """Seconds in inner steps whose result was used."""
-    wait_s: float = 0.0
-    """Seconds idle: waiting for other members, a quorum or finality, or paused."""
-    transfer_s: float = 0.0
-    """Seconds idle while payloads were in transfer: ours to the first peer, or those of peers to us."""
-    encode_s: float = 0.0
-    """Seconds encoding contributions."""
-    fold_s: float = 0.0
-    """Seconds folding, and checking payloads and the states of other members."""
-    checkpoint_s: float = 0.0
-    """Seconds saving checkpoints."""
-    evaluate_s: float = 0.0
-    """Seconds computing the validation loss."""
-    audit_s: float = 0.0
-    """Seconds auditing contributions of others."""
-    recompute_s: float = 0.0
-    """Seconds in inner steps that were thrown away, by a newer round or by the end of the worker."""
-    start_s: float = 0.0
-    """Seconds loading the worker: program, model, data and checkpoint."""
-    down_s: float = 0.0
-    """Seconds without a worker."""
-
-
 class SentPerRound(msgspec.Struct, frozen=True, kw_only=True):
     """What one node sends in one round on average, and what one copy of a payload costs."""
 
@@ -193,17 +169,6 @@ class SentPerRound(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the model's fp32 weights over the same."""
     per_copy: float
     """Bytes on the wire of one copy of a payload over its size; records and leases are not part of a copy."""
-
-
-class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """The worker's time by activity, lately and in total."""
-
-    window_s: float
-    """Seconds that `window` covers: about the last 10 minutes, or less after the start."""
-    window: TimeShares
-    """Time shares of the last `window_s` seconds."""
-    total: TimeShares
-    """Time shares since the start of the daemon."""
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
@@ -230,7 +195,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     reason: str
     """Why the node does not train; empty while it trains."""
     eta_s: float | None
-    """Seconds until the activity is expected to end."""
+    """Seconds until the activity is expected to end, by what was measured; null: unknown."""
     round: int
     """Number of the current round."""
     rounds: int
@@ -339,6 +304,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """Members that voters, or this node, voted to exclude, and that are not excluded."""
     standing: Standing | None = None
     """What this node counts for; null from an older daemon."""
+    progress: WorkProgress | None = None
+    """What keeps the node from training: a phase of the worker's start, a download; null: none is known."""
     diminished: tuple[Standing, ...] = ()
     """Other live members that count less than in full, 64 at most."""
 

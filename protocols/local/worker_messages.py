@@ -5,7 +5,7 @@ requests in any order, by id; while it trains, between two inner steps. The word
 the classes are named StartRequest, StartReply and so on.
 
     daemon                                   worker (torch, no sockets)
-    start(spec, home, …)             ->      started(what it has on disk)
+    start(spec, home, …)             ->      starting(phase)* … started(what it has on disk)
     train(round, …)                  ->      progress* … trained(payload, moments of experts given up)
     keep(round)                      ->      kept()               the trained round is safe on the disk
     verify(path, round)              ->      verified()           the payload decodes
@@ -32,6 +32,7 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.local.progress import StartProgress as StartProgress
 from atoll.protocols.local.round_sets import Counted as Counted
 from atoll.protocols.local.round_sets import ExcisedRound as ExcisedRound
 from atoll.protocols.local.round_sets import Member as Member
@@ -468,8 +469,8 @@ class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ReplyEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """One frame from the worker to the daemon. TrainProgress carries its request's id and is not the answer."""
+    """One frame from the worker to the daemon. Progress carries its request's id and is not the answer."""
 
     id: int
-    answer: Answer | TrainProgress
+    answer: Answer | TrainProgress | StartProgress
     spent: TimeSpent

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 from atoll.protocols.run.arena import Placement, arena_of
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
 
-Optimizer: TypeAlias = Literal["adamw", "muon"]
+Optimizer: TypeAlias = Literal["adamw", "muon", "spsa"]
 KINDS = ("exp_avg", "exp_avg_sq")
 """Adam's first and second moment, by their names in torch and in files."""
 MOMENTUM = KINDS[:1]
@@ -41,7 +41,9 @@ def is_orthogonalized(optimizer: Optimizer, atom: str) -> bool:
 
 
 def kinds_of(optimizer: Optimizer, atom: str) -> tuple[str, ...]:
-    """The moments of an atom that is trained, beside its step count."""
+    """The moments of an atom that is trained, beside its step count. SPSA has none."""
+    if optimizer == "spsa":
+        return ()
     return MOMENTUM if is_orthogonalized(optimizer, atom) else KINDS
 
 

@@ -17,6 +17,9 @@ Header, then one array over all chunks for each section (little endian; bit 0 of
     scales   u16 per block: an fp16 within 0 … `most_scale`
     codes    int8: a signed byte per value; e3m0: 4 bits, magnitude in bits 0-2, bit 3 negative
 
+    scalar: no values; one section, whatever the number of chunks
+    scalars  a signed byte per inner step: how far the member went along that step's direction
+
 A value is ±level × scale / 4. As such an fp16 is a multiple of 2⁻²⁴, every value is an integer `q` in units of
 2⁻²⁶, and |q| ≤ 12·2²⁴. One byte string per value: see `docs/wires/payload.md`. Elias-Fano: P. Elias 1974;
 selection and tables: SparseLoCo, arXiv 2508.15706; 4 bits with 3 of exponent: Streaming DiLoCo, arXiv 2501.18512.
@@ -33,7 +36,14 @@ from atoll.protocols.wires import PAYLOAD
 MAGIC = b"atlp"
 VERSION = PAYLOAD.newest
 NUMBERS = {"sparse2": 1, "sparse1": 2, "int8": 3, "e3m0": 4, "lookup2": 5}
-"""Number of each codec in the header, by name."""
+"""Number of each codec of values in the header, by name."""
+SCALAR = "scalar"
+"""The codec that sends no values: directions follow from the RunSpec, the payload says how far along each."""
+MAX_SCALARS = 512
+"""Most scalars of a payload: sums of the fold have room for so many (node/learning/zeroth_order)."""
+TOP_SCALAR = 127
+"""Largest scalar; the least is its negative."""
+_NUMBERS = NUMBERS | {SCALAR: 6}
 DENSE_BLOCK = {"int8": 4096, "e3m0": 256}
 """Number of values that share a scale, by dense codec."""
 LOW_LEVEL = 4
@@ -57,8 +67,10 @@ HEADER_BYTES = _HEADER.size
 
 def check_codec(name: str, k: int) -> None:
     """Raise ConfigError for a codec that does not exist, or a k that it cannot have."""
-    if name not in NUMBERS:
-        raise ConfigError(f"compress.codec {name!r} is not one of {', '.join(NUMBERS)}")
+    if name not in _NUMBERS:
+        raise ConfigError(f"compress.codec {name!r} is not one of {', '.join(_NUMBERS)}")
+    if name == SCALAR and not 1 <= k <= MAX_SCALARS:
+        raise ConfigError(f"compress.k = {k} is outside 1 … {MAX_SCALARS}: a payload of scalar has k scalars")
     if not 1 <= k <= CHUNK:
         raise ConfigError(f"compress.k = {k} is outside 1 … {CHUNK}")
     if name in DENSE_BLOCK and k != CHUNK:
@@ -66,7 +78,7 @@ def check_codec(name: str, k: int) -> None:
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """Sizes of a payload of `chunks` chunks with `k` values each."""
+    """Sizes of a payload of `chunks` chunks with `k` values each; with `scalar`, of k scalars in all."""
 
     codec: str
     chunks: int
@@ -76,6 +88,11 @@ class Layout(msgspec.Struct, frozen=True):
     def is_dense(self) -> bool:
         """Whether the codec sends all values of a chunk."""
         return self.codec in DENSE_BLOCK
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether the payload has scalars in the place of values."""
+        return self.codec == SCALAR
 
     @property
     def has_table(self) -> bool:
@@ -99,7 +116,9 @@ class Layout(msgspec.Struct, frozen=True):
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of one chunk in each section; each section is padded with zero bits."""
+        """Bytes of one chunk in each section; each section is padded with zero bits. Scalars are of no chunk."""
+        if self.is_scalar:
+            return ()
         codes = _bytes(self.code_bits * self.k)
         if self.is_dense:
             return 2 * CHUNK // DENSE_BLOCK[self.codec], codes
@@ -114,12 +133,14 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def size_bytes(self) -> int:
         """The only legal length of the payload, in bytes."""
+        if self.is_scalar:
+            return HEADER_BYTES + self.k
         return HEADER_BYTES + self.chunks * sum(self.row_bytes)
 
     @property
     def header(self) -> bytes:
         """The only legal header of the payload."""
-        return _HEADER.pack(MAGIC, VERSION, NUMBERS[self.codec], self.k, self.chunks)
+        return _HEADER.pack(MAGIC, VERSION, _NUMBERS[self.codec], self.k, self.chunks)
 
 
 def payload_bytes(codec: str, chunks: int, k: int) -> int:
@@ -146,9 +167,9 @@ def _difference(header: bytes, layout: Layout) -> str:
         return f"begins with {magic.hex()}; one begins with {MAGIC.hex()}"
     if version != VERSION:
         return f"version {version}; this node speaks {VERSION}"
-    if number != NUMBERS[layout.codec]:
-        codec = {known: name for name, known in NUMBERS.items()}.get(number, "of no name")
-        return f"codec {number} ({codec}); the run's is {NUMBERS[layout.codec]} ({layout.codec})"
+    if number != _NUMBERS[layout.codec]:
+        codec = {known: name for name, known in _NUMBERS.items()}.get(number, "of no name")
+        return f"codec {number} ({codec}); the run's is {_NUMBERS[layout.codec]} ({layout.codec})"
     if k != layout.k:
         return f"k {k}; the run's is {layout.k}"
     return f"chunks {chunks}; {layout.chunks} are legal"

@@ -19,10 +19,12 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
+from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
 SPEC_VERSION = 8
@@ -122,13 +124,15 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Position of round 0 in the learning-rate schedule; above 0 if the run continues a checkpoint."""
     optimizer: Optimizer = "adamw"
     """What moves the matrices of attention and feed-forward: `adamw`, or `muon` (docs/inner-optimizer.md). AdamW
-    moves everything else."""
+    moves everything else. `spsa` moves all, without gradients (docs/zeroth-order.md)."""
     muon_momentum: Annotated[float, Meta(ge=0, le=0.9999)] = DEFAULT_MUON_MOMENTUM
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
     momentum_share: Annotated[float, Meta(ge=0, le=1)] = WHOLE_SHARE
     """ω: AdamW's move is this share of its momentum and else the gradient; 1: AdamW (docs/inner-optimizer.md)."""
+    spread: Annotated[float, Meta(ge=1e-6, le=1)] = DEFAULT_SPREAD
+    """ε of `spsa`: how far from the weights the two losses of a step are taken, in each weight."""
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -256,6 +260,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Audits of contributions (docs/audits.md); unset: weights are what contributions claim."""
     base: Digest | msgspec.UnsetType = msgspec.UNSET
     """Blob id of the frozen base of a LoRA run, a snapshot file of round −1; unset: members train all."""
+    history: HistorySpec | msgspec.UnsetType = msgspec.UNSET
+    """Certified summaries of old rounds (docs/history.md); unset: newcomers need one that keeps all."""
 
     @property
     def probation(self) -> int:
@@ -307,6 +313,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_outer(self.outer, self.model)
         _check_rule(self)
         check_spectrum(self)
+        check_zeroth_order(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:
@@ -474,6 +481,7 @@ def _check_excision(spec: RunSpec) -> None:
         (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
         (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
         (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
+        (bool(spec.history), "history", "votes to take work out are counted from every set"),
     )
     for is_set, key, why in refused:
         if is_set:

@@ -13,6 +13,7 @@ import torch
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
 from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.system.atomic_files import read_whole, write_whole
 from atoll.p2p.system.key_file import load, store
@@ -45,7 +46,7 @@ def committed(disk: Path) -> list[str]:
 
 def cut(disk: Path) -> None:
     commit(disk)
-    commit.open.cut(b"summary", last=1)
+    commit.open.cut(Cut(b"summary", last=1))
 
 
 def left(disk: Path) -> list[str]:

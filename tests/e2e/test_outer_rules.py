@@ -39,6 +39,7 @@ CASES = [
     ),
     ("sgd", ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9")),
     ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
+    ("sgd", ("inner.optimizer=spsa", "inner.lr=0.0001")),
 ]
 
 

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from atoll.node.checkpoint import generations, local, universal
-from atoll.node.daemon.certificates import certificate, summary
+from atoll.node.daemon.certificates import certificate, full_summary, reducers, summary
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
+from atoll.p2p.ledger import summaries
 from atoll.p2p.ledger.floors import FeedFloors, FloorsQuery
+from atoll.p2p.ledger.history import Link, StoredLink
 from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
@@ -46,6 +48,7 @@ from atoll.protocols.run.run_spec import (
 )
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
@@ -123,6 +126,7 @@ MIXTURE = _run(
 )  # fmt: skip
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
+CERTIFYING = _run(history=HistorySpec(every=128))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 SLOW = _run(
     outer=msgspec.structs.replace(_run().outer, spectrum="isotropic"),
@@ -156,6 +160,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
     records.ExcisingProposal(ROUND, BALLOT, (A, B), A, (records.Excised(OTHER.peer_id, Round(7)),)),
+    records.SummaryProposal(ROUND, records.Ballot(0, ME.peer_id), (A, B), A, B),
     records.Vote(ROUND, IN_EPOCH, A),
     records.Prepare(ROUND, BALLOT),
     records.Promise(ROUND, BALLOT, (A,)),
@@ -203,6 +208,23 @@ def _feed() -> Iterator[tuple[str, Case]]:
     tally, who = (8, 9, ((ME.peer_id, 7),)), (ME.peer_id, OTHER.peer_id)
     parts = (9, who, tally, ((A, 4, who, (ME.peer_id,), tally),), ((9, who, who),), ((OTHER.peer_id, 3),), who)
     yield "Summary", Case(codec.decode(codec.encode((1, *parts)), summary.Summary), summary.Summary, True)
+    full = full_summary.FullSummary(
+        full_summary.VERSION,
+        codec.decode(codec.encode((1, *parts)), summary.Summary),
+        (full_summary.Floor(ME.peer_id, A, (B,)),),
+        reducers.ReducerHistory(
+            (reducers.Missed(OTHER.peer_id, 2, 17),), (reducers.Decided(12, who, (OTHER.peer_id,)),)
+        ),
+    )
+    link = Link(b"p", (b"v", b"w"))
+    yield "StoredLink", Case(StoredLink(link, A, b"summary"), StoredLink, True)
+    yield "LinkQuery", Case(summaries.LinkQuery(2), summaries.LinkQuery)
+    yield "LinkAnswer", Case(summaries.LinkAnswer((link,)), summaries.LinkAnswer)
+    yield "PartQuery", Case(summaries.PartQuery(A, 3), summaries.PartQuery)
+    yield "PartAnswer", Case(summaries.PartAnswer(b"part"), summaries.PartAnswer)
+    yield "RecordsQuery", Case(summaries.RecordsQuery((A, B)), summaries.RecordsQuery)
+    yield "RecordsAnswer", Case(summaries.RecordsAnswer((b"e", b"f")), summaries.RecordsAnswer)
+    yield "FullSummary", Case(full, full_summary.FullSummary, True)
     proof = certificate.FinalProof(certificate.VERSION, ((b"e", b"f"),), ((b"g",),))
     index = ShardIndex(vocab=300, shard_tokens=4096, shards=A + B, held_out=B, held_out_tokens=2048)
     yield "ShardIndex", Case(index, ShardIndex)
@@ -223,6 +245,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "dense": DENSE,
         "mixture": MIXTURE,
         "audited": AUDITED,
+        "certifying": CERTIFYING,
         "puzzled": PUZZLED,
         "muon": MUON,
         "slow momentum, isotropic, arrival as a group": SLOW,
@@ -318,7 +341,8 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.ReportRequest(),
     worker.StopRequest(),
 )
-WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress, ...] = (
+WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgress, ...] = (
+    worker.StartProgress("building the model"),
     worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7),
     worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5),
     worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),)),

@@ -17,14 +17,16 @@ async def fetch_file(
 ) -> None:
     """Return when the blob is complete on disk; peers are asked again and again, the run's owner first.
 
-    `report` receives the reason of a wait, in which the file is called `what`, and "" when the wait is over.
+    `report` receives what is fetched or waited for, in which the file is called `what`, and "" when that is over.
     Raises ConfigError if the file is larger than legal: then nobody can train this run.
     """
-    waited = False
+    said = False
     while True:
         try:
             if await _is_sound(net, blob):
                 break
+            said = True
+            report(f"fetching {what}")
             async with asyncio.timeout(ATTEMPT_S):
                 await net.fetch_blob(blob, peers_to_ask(owner, net), max_bytes)
             continue
@@ -34,9 +36,9 @@ async def fetch_file(
             report(error.line())
         except (Unreachable, PeerFault, TimeoutError):
             report(f"waiting for {what}: nobody reachable has it yet")
-        waited = True
+        said = True
         await asyncio.sleep(RETRY_S)
-    if waited:
+    if said:
         report("")
 
 

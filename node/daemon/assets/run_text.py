@@ -85,8 +85,8 @@ class RunText:
         needed = [self._index.shard(at) for at in shards_of(self._context.spec, self._index, turn)]
         lacking = [blob for blob in needed if not self._net.has_blob(blob)]
         for number, blob in enumerate(lacking, 1):
-            report(f"fetching shard {number} of {len(lacking)} of the round's text")
-            await self._fetch(blob, self._index.shard_bytes, report, "a shard of the round's text")
+            what = f"shard {number} of {len(lacking)} of the round's text"
+            await self._fetch(blob, self._index.shard_bytes, report, what)
             if not self._keeps_all:
                 self._fetched[blob] = None
         for blob in needed:
@@ -94,8 +94,6 @@ class RunText:
                 del self._fetched[blob]
                 self._fetched[blob] = None
         self._drop(frozenset(needed), self._index.shard_bytes)
-        if lacking:
-            report("")
         return bool(lacking)
 
     async def hold_all(self) -> None:

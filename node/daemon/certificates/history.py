@@ -6,11 +6,15 @@ this node finds the same chain as all others.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from msgspec import UNSET
 
+from atoll.node.daemon.certificates.full_summary import SummaryMaker, decode_full, encode_full
+from atoll.node.daemon.certificates.links import extended
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.certificates.summary import (
     Summary,
     decode_summary,
@@ -20,9 +24,11 @@ from atoll.node.daemon.certificates.summary import (
 )
 from atoll.node.daemon.consensus.machine import DECIDED_KEPT
 from atoll.node.daemon.consensus.types import FinalityState
+from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
-from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.records import Epoch
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.entry_rules import is_lawful
+from atoll.protocols.ledger.records import Epoch, Follow, SummaryProposal, Vote
 from atoll.protocols.run.run_spec import RunSpec
 
 KEPT_ROUNDS = DECIDED_KEPT
@@ -33,8 +39,21 @@ STEP_ROUNDS = 64
 
 def needs_all_records(spec: RunSpec) -> bool:
     """Whether what follows from the oldest sets of a run is in no summary, so that nodes keep all records."""
-    # Who is passed over as a reducer, and whose work was asked to be taken out, follows from all sets.
-    return spec.reduce is not None or spec.pace.excise_rounds is not UNSET
+    # Who is passed over as a reducer, and whose work was asked to be taken out, follows from all sets. Certified
+    # summaries hold the former, and such a run has no excisions.
+    return not spec.history and (spec.reduce is not None or spec.pace.excise_rounds is not UNSET)
+
+
+class _Made(NamedTuple):
+    """A summary that may take the place of records once it is old enough."""
+
+    data: bytes
+    summary: Summary
+    name: Digest = Digest(b"")
+    """Its blob id, of a summary that voters certify; empty: only this node believes it."""
+    floors: Mapping[PeerId, Digest] | None = None
+    """Where feeds go on then."""
+    links: tuple[StoredLink, ...] = ()
 
 
 @dataclass(slots=True)
@@ -46,18 +65,38 @@ class LedgerHistory:
     """Cut nothing. What was cut before stays away."""
     kept_rounds: int = KEPT_ROUNDS
     step_rounds: int = STEP_ROUNDS
+    spec: RunSpec | None = None
+    """The run, if its voters certify summaries, which every node makes at the same rounds; None: they do not."""
     summary: Summary | None = field(init=False)
     """What stands for the rounds that are gone; None: none are."""
     _authors: set[PeerId] = field(init=False)
     """Authors of all final sets, and members of epochs."""
-    _made: deque[Summary] = field(default_factory=deque, init=False)
+    reducers: ReducerHistory = field(default_factory=ReducerHistory, init=False)
+    """What the rounds that are gone say about later reducers."""
+    _made: deque[_Made] = field(default_factory=deque, init=False)
     """Summaries whose rounds are not old enough, the oldest first."""
+    _maker: SummaryMaker = field(init=False)
+    _links: tuple[StoredLink, ...] = field(init=False)
+    """The chain to the newest summary of which others can be convinced."""
 
     def __post_init__(self) -> None:
         """Raises DecodeError or LocalFault for a summary that this node cannot read."""
         data = self.ledger.history.summary
-        self.summary = decode_summary(data) if data is not None else None
+        self._maker = SummaryMaker(self.ledger.history)
+        self._links = self.ledger.history.links
+        self.summary = None
+        if data is not None and self.certifies:
+            full = decode_full(data)
+            self.summary, self.reducers = full.summary, full.reducers
+            self._maker.resume(full)
+        elif data is not None:
+            self.summary = decode_summary(data)
         self._authors = set(self.authors)
+
+    @property
+    def certifies(self) -> bool:
+        """Whether the voters of the run certify summaries."""
+        return self.spec is not None
 
     @property
     def authors(self) -> tuple[PeerId, ...]:
@@ -73,31 +112,63 @@ class LedgerHistory:
         """The state that the replay of what is here begins with. Raises LocalFault, see `resumed`."""
         if self.summary is None:
             return state
-        return resumed(state, self.summary, chosen)
+        # Who began with another's summary follows the epochs that it found there, and writes that down only then.
+        has_chosen = any(self.ledger.entries(kind=kind, author=state.me) for kind in (Epoch, Follow))
+        return resumed(state, self.summary, chosen if has_chosen or not self.certifies else None)
 
     def on_accepted(self, authors: Iterable[PeerId]) -> None:
         """A final set, or an epoch, names these authors."""
-        if not self.keeps_all:
+        if self.certifies or not self.keeps_all:
             self._authors.update(authors)
+
+    def on_counted(self, named: Iterable[tuple[PeerId, Digest]]) -> None:
+        """A final set names these contributions."""
+        if self.certifies:
+            self._maker.on_counted(named)
+
+    def certify(self, state: FinalityState, reducers: ReducerHistory | None) -> Digest | None:
+        """The blob id of the summary of all final rounds (`Summarize`); None where this node cannot make it."""
+        full = self._maker.make(state, self._authors, reducers) if reducers is not None else None
+        if full is None:
+            return None
+        if not self.keeps_all:
+            self._made.append(_Made(encode_full(full), full.summary, full.blob, full.places))
+        return full.blob
 
     def on_final(self, state: FinalityState) -> None:
         """A round became final, and all of its authors are known here. Makes a summary if one is due."""
-        newest = self._made[-1].round if self._made else self.last_gone
-        if self.keeps_all or state.last_final < newest + self.step_rounds:
+        newest = self._made[-1].summary.round if self._made else self.last_gone
+        if self.keeps_all or self.certifies or state.last_final < newest + self.step_rounds:
             return
         summary = summarize(state, self._authors)
         if summary is not None:
-            self._made.append(summary)
+            self._made.append(_Made(encode_summary(summary), summary))
 
     def cut(self, state: FinalityState, applied: int) -> bool:
         """Cut the ledger if rounds are old enough, in Θ_final of this node too (`applied`). Raises DiskFault."""
-        due: Summary | None = None
-        while (
-            state.live and self._made and self._made[0].round + self.kept_rounds <= min(applied, state.last_final)
-        ):
-            due = self._made.popleft()
+        due: _Made | None = None
+        newest = min(applied, state.last_final)
+        while state.live and self._made and self._made[0].summary.round + self.kept_rounds <= newest:
+            # Without a link a newcomer could not begin there: the records stay until there is a later summary.
+            due = self._linked(self._made.popleft()) or due
         if due is None:
             return False
-        self.ledger.cut(encode_summary(due), due.round, due.forks)
-        self.summary = due
+        summary = due.summary
+        self.ledger.cut(Cut(due.data, summary.round, summary.forks, due.floors, due.links))
+        self.summary = summary
         return True
+
+    def _linked(self, made: _Made) -> _Made | None:
+        """The summary with the chain of links that proves it to others; None if nobody could believe it."""
+        if self.spec is None:
+            return made
+        number = made.summary.round + 1
+        votes = self.ledger.entries(kind=Vote, number=number)
+        for proposal in self.ledger.entries(kind=SummaryProposal, number=number):
+            body = proposal.body
+            if isinstance(body, SummaryProposal) and body.summary == made.name and is_lawful(self.spec, proposal):
+                links = extended(self.spec, self._links, proposal, votes, made.data)
+                if links is not None:
+                    self._links = links
+                    return made._replace(links=links)
+        return None

@@ -112,34 +112,39 @@ def summarize(state: FinalityState, authors: Iterable[PeerId]) -> Summary | None
     )
 
 
-def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...]) -> FinalityState:
+def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...] | None) -> FinalityState:
     """The state before the first entry (`begin`), as if the rounds of the summary had been replayed.
 
-    `chosen`: the epochs that this node entered before it ended. Raises LocalFault if they leave the summary's
-    chain: then what is gone would have to be decided anew.
+    `chosen`: the epochs that this node entered before it ended; None: it never chose one, and goes on where the
+    summary ends. Raises LocalFault if they leave the summary's chain: then what is gone would have to be decided
+    anew.
     """
     chain = tuple(
         Segment(each.epoch, each.first, Electorate(each.voters, frozenset(each.recent)), _tally(each.tally))
         for each in summary.chain
     )
     entered = tuple(each.epoch for each in chain if each.epoch != ROOT)
-    if tuple(map(epoch_id, chosen[: len(entered)])) != entered or any(
-        body.round <= summary.round for body in chosen[len(entered) :]
-    ):
-        raise LocalFault(
-            f"another chain of the run is to be followed, which parts from this one before round {summary.round}; "
-            "the records of those rounds are gone here (ledger_history)",
-            hint="move the run's ledger.sqlite away; the node gets all of it from peers that keep all records",
-        )
+    planned = () if chosen is None else chosen[len(entered) :]
+    parts = chosen is not None and tuple(map(epoch_id, chosen[: len(entered)])) != entered
+    if parts or any(body.round <= summary.round for body in planned):
+        raise _other_chain(summary)
     return replace(
         state,
         last_final=summary.round,
         voters=summary.voters,
         tally=_tally(summary.tally),
         chain=chain,
-        planned=chosen[len(entered) :],
+        planned=planned,
         decided={each.round: (each.voters, frozenset(each.authors)) for each in summary.decided},
         epochs=replace(state.epochs, voted_out=dict(summary.voted_out)),
+    )
+
+
+def _other_chain(summary: Summary) -> LocalFault:
+    return LocalFault(
+        f"another chain of the run is to be followed, which parts from this one before round {summary.round}; "
+        "the records of those rounds are gone here (ledger_history)",
+        hint="move the run's ledger.sqlite away; the node gets all of it from peers that keep all records",
     )
 
 
@@ -151,12 +156,17 @@ def encode_summary(summary: Summary) -> bytes:
 def decode_summary(data: bytes) -> Summary:
     """The summary in bytes that this node wrote. Raises DecodeError, LocalFault."""
     summary = codec.decode(data, Summary, max_bytes=MAX_BYTES)
-    if summary.version != VERSION:
+    check_version(summary.version)
+    return summary
+
+
+def check_version(found: int, read: int = VERSION) -> None:
+    """Raise LocalFault for the version of a summary that this node does not read."""
+    if found != read:
         raise LocalFault(
-            f"the summary of old rounds in the ledger has version {summary.version}; this node reads {VERSION}",
+            f"the summary of old rounds in the ledger has version {found}; this node reads {read}",
             hint="use the version of atoll that wrote it; or move ledger.sqlite away: peers have the records",
         )
-    return summary
 
 
 def _counted(tally: Tally) -> _Tally:

@@ -65,11 +65,13 @@ def begin(
     lease_s: float = finality_types.LEASE_S,
     probation: int = 1,
     excise_rounds: int = 0,
+    summary_every: int = 0,
     chosen: tuple[Epoch, ...] = (),
 ) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0.
 
     `lease_s`: how long leases live, in seconds. `probation`, `excise_rounds`: see RunSpec.
+    `summary_every`: rounds between two certified summaries; 0: none.
     `chosen`: the epochs that this node entered before, in order.
     """
     return finality_types.FinalityState(
@@ -81,6 +83,7 @@ def begin(
         tally=Tally(probation),
         lease_s=lease_s,
         excise_rounds=excise_rounds,
+        summary_every=summary_every,
         planned=chosen,
         epochs=epochs.EpochBook(owner=owner),
     )
@@ -184,6 +187,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, refuted=state.refuted - {entry}), []
         case finality_types.CorrectionsHeld(peers):
             return replace(state, retrievable=peers), []
+        case finality_types.SummaryMade(number, summary):
+            return replace(state, summary=(number, summary)), []
         case finality_types.AppendRefused():
             return replace(state, appending=None), []
         case finality_types.ReplayDone():
@@ -322,6 +327,8 @@ def _decide(state: finality_types.FinalityState) -> Out:
             state = note_final(state, book, choice)
         if book.votes_against:  # hardly ever
             state = count_votes(state, book, proposal)
+        if state.summary_every and state.deciding % state.summary_every == 0:
+            actions.append(finality_types.Summarize(state))
     return state, actions
 
 

@@ -16,7 +16,7 @@ from atoll.node.daemon.consensus.voter import (
 )
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import bound_proposals, named_by, owner_of, quorum
-from atoll.protocols.ledger.records import Ballot, ExcisingProposal, Prepare, Proposal, set_digest
+from atoll.protocols.ledger.records import Ballot, ExcisingProposal, Prepare, Proposal, SummaryProposal, set_digest
 
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
@@ -44,6 +44,9 @@ def propose(state: FinalityState) -> Out:
     number, digest = state.deciding, state.checked[choice]
     if choice.excised:
         return append(state, ExcisingProposal(number, ballot, choice.names, digest, choice.excised))
+    # Only in the first attempt: whoever computes another summary delays the round, and does not stop it.
+    if ballot.attempt == 0 and (summary := state.own_summary) is not None:
+        return append(state, SummaryProposal(number, ballot, choice.names, digest, summary))
     return append(state, Proposal(number, ballot, choice.names, digest))
 
 

@@ -134,6 +134,13 @@ class CorrectionsHeld(msgspec.Struct, frozen=True):
     peers: frozenset[PeerId]
 
 
+class SummaryMade(msgspec.Struct, frozen=True):
+    """The answer to Summarize: the blob id of this node's summary of the rounds up to `round`."""
+
+    round: int
+    summary: Digest
+
+
 class AppendRefused(msgspec.Struct, frozen=True):
     """The disk refused our last Append: the machine asks again at the next event."""
 
@@ -180,6 +187,7 @@ Event: TypeAlias = (
     | ReductionRefuted
     | ReductionCleared
     | CorrectionsHeld
+    | SummaryMade
     | AppendRefused
     | ReplayDone
     | MembersSeen
@@ -259,6 +267,17 @@ class ReportDivergence(msgspec.Struct, frozen=True):
     theirs: Digest
 
 
+class ReportOtherSummary(msgspec.Struct, frozen=True):
+    """A proposal names another summary than this node's. It never gets our vote; later attempts name none."""
+
+    round: Round
+    proposal: Digest
+    proposer: PeerId
+    ours: Digest
+    """Blob id of our summary; `theirs` is that of the proposal."""
+    theirs: Digest
+
+
 class ReportNarrow(msgspec.Struct, frozen=True):
     """A proposed set lacks half of what this node has, or more: it gets our vote only if we are bound to it."""
 
@@ -297,6 +316,16 @@ class SwitchEpoch(msgspec.Struct, frozen=True):
     """First round that the two chains decide differently: our own final sets from it on do not count."""
 
 
+class Summarize(msgspec.Struct, frozen=True):
+    """Make the summary of all rounds that are final in `state`, before any later action; answer with SummaryMade.
+
+    Without an answer this node names no summary, and votes for no proposal that names one.
+    """
+
+    state: "FinalityState"
+    """The state right after its newest final round."""
+
+
 Action: TypeAlias = (
     EnterEpoch
     | SwitchEpoch
@@ -305,7 +334,9 @@ Action: TypeAlias = (
     | FetchMissing
     | FetchOrphans
     | FinalizeRound
+    | Summarize
     | ReportDivergence
+    | ReportOtherSummary
     | ReportNarrow
     | ReportEquivocation
 )
@@ -397,6 +428,10 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Proposals that were reported as narrow or divergent."""
     missing: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
     """Entries and payloads of the last FetchMissing of this round."""
+    summary_every: int = 0
+    """Rounds between two certified summaries (RunSpec); 0: none is certified."""
+    summary: tuple[int, Digest] | None = None
+    """The newest summary of this node: its newest round, and its blob id."""
     excise_rounds: int = 0
     """Newest final rounds that work can be taken out of (RunSpec)."""
     window: Mapping[int, Mapping[Digest, PeerId]] = msgspec.field(default_factory=dict)
@@ -416,6 +451,11 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
         voters = self.voters if number == self.deciding else self.decided[number][0]
         before = (self.decided[at][1] for at in range(number - RECENT_ROUNDS, number) if at in self.decided)
         return Electorate(voters, frozenset[PeerId]().union(*before))
+
+    @property
+    def own_summary(self) -> Digest | None:
+        """The summary that proposals of the round that is decided may name; None where none is known here."""
+        return self.summary[1] if self.summary is not None and self.summary[0] == self.last_final else None
 
     @property
     def epoch(self) -> EpochId:

@@ -19,6 +19,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityState,
     ReportDivergence,
     ReportNarrow,
+    ReportOtherSummary,
     choice_of,
 )
 from atoll.protocols.ids import Digest
@@ -30,6 +31,7 @@ from atoll.protocols.ledger.records import (
     Prepare,
     Promise,
     Proposal,
+    SummaryProposal,
     Vote,
 )
 
@@ -62,12 +64,23 @@ def vote(state: FinalityState) -> Out:
         return state, actions
     ours = state.checked[choice_of(proposal)]
     if ours == proposal.state:
+        if isinstance(proposal, SummaryProposal) and proposal.summary != state.own_summary:
+            return _report_summary(state, entry, proposal)
         return append(state, Vote(proposal.round, proposal.ballot, entry))
     # Another state means that one of the two folds is wrong. A vote would make it final without anybody knowing
     # which.
     if entry in state.reported:
         return state, []
     report = ReportDivergence(proposal.round, entry, proposal.ballot.proposer, ours, proposal.state)
+    return replace(state, reported=state.reported | {entry}), [report]
+
+
+def _report_summary(state: FinalityState, entry: Digest, proposal: SummaryProposal) -> Out:
+    """Report a summary that is not ours, once: certified, it would mislead every newcomer."""
+    ours = state.own_summary
+    if ours is None or entry in state.reported:
+        return state, []  # the own one may be on its way
+    report = ReportOtherSummary(proposal.round, entry, proposal.ballot.proposer, ours, proposal.summary)
     return replace(state, reported=state.reported | {entry}), [report]
 
 

@@ -13,6 +13,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.history import LedgerHistory
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
@@ -138,6 +139,7 @@ class Driver:
         begun = replace(self.finality, planned=chosen, now=self.context.now())
         if self.history is not None:
             begun = self.history.begin(begun, chosen)
+            self.reducer.resume(self.history.reducers)
             if self.history.authors:
                 self.net.accept(self.history.authors)
         self.machines.finality = begun
@@ -378,6 +380,10 @@ class Driver:
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
                 self._leave_chain(first)
+            case finality_types.Summarize(state):
+                self._summarize(state)
+            case finality_types.ReportOtherSummary(number, _, proposer, ours, theirs):
+                log.event("other_summary", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
             case finality_types.ReportDivergence(number, _, proposer, ours, theirs):
                 log.event("divergence", round=number, peer=proposer, ours=ours.hex(), theirs=theirs.hex())
             case finality_types.ReportNarrow(number, _, proposer, named, ours):
@@ -387,10 +393,24 @@ class Driver:
 
     def _note_final(self, action: finality_types.FinalizeRound) -> None:
         if self.history is not None:
-            self.history.on_accepted(self.contributions.authors(action.contributions))
+            named = self.contributions.find(action.contributions)
+            self.history.on_accepted(author for _, author, _ in named)
+            self.history.on_counted((author, entry) for entry, author, _ in named)
             # Several rounds may become final at once: the state is that after the newest.
             if action.round == self.finality.last_final:
                 self.history.on_final(self.finality)
+
+    def _summarize(self, state: finality_types.FinalityState) -> None:
+        """Make the summary that voters are about to certify, and tell finality its name."""
+        reducers = self.reducer.history() if self.context.spec.reduce else ReducerHistory()
+        try:
+            made = self.history.certify(state, reducers) if self.history is not None else None
+        except DiskFault as error:
+            self.guard.on_disk_fault(error)
+            return
+        if made is not None:
+            event = finality_types.SummaryMade(state.last_final, made)
+            self.queue.post(partial(self.machines.feed_finality, event))
 
     def _leave_chain(self, first: Round) -> None:
         if not self.is_leaving_chain:

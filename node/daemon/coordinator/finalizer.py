@@ -283,6 +283,9 @@ class Finalizer:
                 holders = peers_to_ask(offer.peer, self.net)
                 cap = snapshot_max_bytes(self.context.spec)
                 path = await self.net.fetch_blob(offer.blob, holders, cap)
+            self._report_behind(
+                f"applying {'the start weights' if is_start else f'the model of round {offer.round}'}"
+            )
             request = worker_messages.AdoptRequest(offer.round, str(path), state, ours)
             await self.worker.ask_until_saved(request, worker_messages.AdoptReply)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:

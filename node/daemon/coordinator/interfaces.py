@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeAlias, TypeVar
 
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.experts.expert_assignment import HoldingRegisters
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.rounds.state import RoundState
@@ -316,6 +317,14 @@ class RoundReducer(Protocol):
 
     def exclude(self, author: PeerId, first: Round) -> None:
         """Another author is excluded from a round on."""
+        return
+
+    def history(self) -> ReducerHistory | None:
+        """Return what the sets that are final say about later reducers; None where this node does not know it."""
+        return None
+
+    def resume(self, history: ReducerHistory) -> None:
+        """Go on after a summary, before the first entry."""
         return
 
     def step(self) -> None:

@@ -114,11 +114,11 @@ class LocalTraining:
     def _request(self, action: StartTraining) -> worker_messages.TrainRequest:
         """Choose steps and experts of the round that begins."""
         self.progress = None
-        self.starts = self.starts.after(action.round, self.context.now())
+        nominal = self.context.spec.steps(action.round)
+        self.starts = self.starts.after(action.round, self.context.now(), nominal)
         self.context.log.training_started(action.round)
         members = self.leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]
-        nominal = self.context.spec.steps(action.round)
         self._tempo = choose(self._tempo, nominal, speeds)
         before = self.assignment.experts
         experts, low = self.assignment.assign(members), least(self._tempo, nominal)

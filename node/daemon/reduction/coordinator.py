@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.consensus.types import ReductionCleared, ReductionRefuted
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
@@ -154,6 +155,12 @@ class ReductionCoordinator:
         reductions = tuple(name for name in names if name in self.ledger.claims)
         if reductions:
             self._doubts.acquit(reductions)
+
+    def history(self) -> ReducerHistory:
+        return self.ledger.history()
+
+    def resume(self, history: ReducerHistory) -> None:
+        self.ledger.resume(history)
 
     def distrusted(self) -> dict[PeerId, int]:
         """Return the members whose Reductions do not count now, with the last round in which none will."""

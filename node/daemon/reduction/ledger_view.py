@@ -7,6 +7,7 @@ contributions that its Reductions cover.
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from atoll.node.daemon.certificates.reducers import Decided, ReducerHistory
 from atoll.node.daemon.reduction import places
 from atoll.node.daemon.reduction.effective_set import (
     EffectiveSlice,
@@ -38,6 +39,7 @@ class ReductionLedger:
     _offers: dict[int, dict[Digest, Offer]] = field(default_factory=dict)
     _plans: dict[int, SlicePlan] = field(default_factory=dict)
     _misses: dict[PeerId, places.BackOff] = field(default_factory=dict)
+    _decided: dict[int, Decided] = field(default_factory=dict)
 
     def add(self, entry: Entry) -> Offer | Claim | None:
         """Record an entry. Returns the contribution or the Reduction that it is; None if it does not count."""
@@ -79,8 +81,25 @@ class ReductionLedger:
         present = {self.claims[e].author for e in names if e in self.claims}
         self._misses = places.after(self._misses, number, self.plan(number).reducers, present, self.spec.gap)
         absent, decided = places.passed_over(self._misses, number), Round(number + self.spec.gap)
-        self._plans[decided] = plan_of(self.rules.run, authors, absent, self.rules.chunks, self.spec)
+        self._add_plan(Decided(decided, tuple(sorted(authors)), tuple(sorted(absent))))
+        # A summary of the rounds so far needs no more: older plans have led to misses, or to none.
+        self._decided = {at: each for at, each in self._decided.items() if at > number}
         return decided
+
+    def _add_plan(self, found: Decided) -> None:
+        authors, absent = frozenset(found.authors), frozenset(found.absent)
+        self._plans[found.round] = plan_of(self.rules.run, authors, absent, self.rules.chunks, self.spec)
+        self._decided[found.round] = found
+
+    def history(self) -> ReducerHistory:
+        """Return what the final sets so far say about later rounds, right after `decide`."""
+        return places.history_of(self._misses, self._decided.values())
+
+    def resume(self, history: ReducerHistory) -> None:
+        """Go on after a summary, as if the final sets before had been decided here."""
+        self._misses = places.misses_of(history)
+        for each in history.decided:
+            self._add_plan(each)
 
     def passed_over(self, number: int) -> dict[PeerId, int]:
         """Return the last round that a member may not reduce, of those that may not reduce round `number`."""

@@ -8,6 +8,7 @@ time (truncated binary exponential back-off). A Reduction in a final set clears 
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from atoll.node.daemon.certificates.reducers import Decided, Missed, ReducerHistory
 from atoll.protocols.ids import PeerId
 
 MOST_DOUBLINGS = 5
@@ -19,6 +20,17 @@ class BackOff(NamedTuple):
 
     times: int
     until: int
+
+
+def history_of(misses: Mapping[PeerId, BackOff], decided: Collection[Decided]) -> ReducerHistory:
+    """Return both in one form: equal final sets give equal bytes."""
+    missed = tuple(Missed(peer, *misses[peer]) for peer in sorted(misses))
+    return ReducerHistory(missed, tuple(sorted(decided, key=lambda each: each.round)))
+
+
+def misses_of(history: ReducerHistory) -> dict[PeerId, BackOff]:
+    """Return the misses that a history holds, by member; see `after`."""
+    return {each.peer: BackOff(each.times, each.until) for each in history.missed}
 
 
 def longer(before: BackOff | None, first: int, rounds: int, most_doublings: int) -> BackOff:

@@ -260,6 +260,43 @@ def reason(state: RoundState) -> str:
             return ""
 
 
+def waits_s(state: RoundState) -> float | None:
+    """Seconds until what keeps the node from training is expected to end, by what members say of their pace.
+
+    None where nobody knows: the return of a member, finality, the end of a fold.
+    """
+    match state.phase:
+        case Phase.COLLECT if state.collecting not in state.folding:
+            return _until_here_s(state)
+        case Phase.TRAIN if must_wait(state) and state.collecting not in state.folding:
+            return _until_here_s(state)
+        case Phase.JOIN:
+            took_s, late_s, _ = _at_work(state, state.round)
+            return max(0.0, took_s - late_s) if took_s else None
+        case Phase.PAUSED if state.resting and not state.held and state.rest_until is not None:
+            return max(0.0, state.rest_until - state.now)
+        case _:
+            return None
+
+
+def _until_here_s(state: RoundState) -> float | None:
+    """Seconds until the last missing contribution is expected, or until the round closes without it."""
+    awaited, there = attendance(state)
+    missing = awaited - there
+    if not missing or state.collecting <= state.closed:
+        return None
+    due_s = [
+        state.entered[peer] + view.round_s - state.now
+        for peer in missing
+        if (view := state.members.get(peer)) and view.round_s > 0 and peer in state.entered
+        if (view.activity, view.round) == ("training", state.collecting)
+    ]
+    # Who is late by its own pace, or says none, comes when it comes: the reason has the latest time.
+    if len(due_s) < len(missing) or min(due_s) <= 0:
+        return None
+    return min(max(due_s), max(0.0, closes_at(state, missing) - state.now))
+
+
 def _collect_reason(state: RoundState) -> str:
     before = f"round {state.collecting}: " if in_flight(state) else ""
     if state.collecting in state.folding:

@@ -14,10 +14,13 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from atoll.node.daemon.rounds.arrival import WHOLE_256, group_s, median_s
+from atoll.protocols.local.durations import pace_s
 from atoll.protocols.run.run_spec import Arrival, RunSpec
 
 REMEMBERED = 5
 """Rounds whose median is a node's own speed: one disturbed round changes nothing."""
+PACE_S, PACE_LEAST, PACE_MOST = 600.0, 8, 64
+"""The pace of a run is that of the rounds of so many seconds, and of at least and at most so many rounds."""
 TOLERANCE = 0.1
 """Share of the nominal number, or of the one chosen last, within which another number is not worth a change."""
 LEAST_SHARE = 128
@@ -208,22 +211,40 @@ def _steady(wish: float, nominal: int, before: int) -> int:
     return next(near, floor(wish))
 
 
+class RoundStart(NamedTuple):
+    """When this node began a round."""
+
+    round: int
+    at_s: float
+    """Monotonic seconds."""
+    steps: int
+    """The nominal steps of the round."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundStarts:
     """When the newest rounds of this node began, from which follows how fast the run goes, waiting included."""
 
-    began: tuple[tuple[int, float], ...] = ()
-    """Rounds and monotonic seconds, oldest first."""
+    began: tuple[RoundStart, ...] = ()
+    """Oldest first."""
 
-    def after(self, number: int, now: float) -> "RoundStarts":
-        """With a round that begins now. One that begins again, or is older, starts the count anew."""
-        if self.began and self.began[-1][0] >= number:
-            return RoundStarts(((number, now),))
-        return RoundStarts((*self.began[-REMEMBERED:], (number, now)))
+    def after(self, number: int, now: float, steps: int) -> "RoundStarts":
+        """With a round of so many nominal steps that begins now. One that begins again starts the count anew."""
+        start = RoundStart(number, now, steps)
+        if self.began and self.began[-1].round >= number:
+            return RoundStarts((start,))
+        # Enough rounds that their unevenness evens out, and few enough that a run that changed is seen.
+        recent = [each for each in self.began[-PACE_MOST:] if now - each.at_s <= PACE_S]
+        return RoundStarts((*max(recent, self.began[-PACE_LEAST:], key=len), start))
 
     @property
     def round_s(self) -> float:
-        """Median seconds a round; 0 before two rounds have begun."""
+        """Seconds from round to round, see `pace_s`; 0 before two rounds have begun."""
         # Rounds that this node did not train lie between two starts: the time is divided among them.
-        took_s = [(to_s - from_s) / (to - start) for (start, from_s), (to, to_s) in pairwise(self.began)]
-        return median(took_s) if took_s else 0.0
+        pairs = list(pairwise(self.began))
+        took_s = [
+            (to.at_s - start.at_s) / (to.round - start.round)
+            for start, to in pairs
+            if start.steps == pairs[-1][0].steps  # a stage of the run with other steps has another pace
+        ]
+        return pace_s(took_s) if took_s else 0.0

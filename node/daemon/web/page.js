@@ -1,6 +1,7 @@
 "use strict";
 const REASONS = ["steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "start", "down"];
 const ASK_MS = 800, ANSWER_MS = 10000, ROWS = 300, BARS = 60, AFRESH = 150, LINES = 200, WORK = 24, BIG = [1150, 240], LEFT = 44, LOW = 18, TOP = 8;
+const LASTING = ["training", "observing", "finished"];
 const ICONS = {bad: "%23d33", warn: "%23e0a030", good: "%231b7f4b"};
 const rows = new Map(), work = new Map();
 let next = 0, logNext = 0, asked = 0, life = "", heard = 0, older = [], shown = null, isLog = false, byTokens = true;
@@ -243,9 +244,17 @@ function progress(now, pace) {
   at("run").value = done;
   const left = pace.left_s === null ? "" : pace.left_s === 0 ? ", complete" : `, about ${span(pace.left_s)} left at ${span(pace.round_s)} a round`;
   write("runText", `round ${now.round} of ${now.rounds}${left}`);
-  at("step").max = now.steps || 1;
-  at("step").value = now.step;
-  write("stepText", now.activity === "training" ? `step ${now.step} of ${now.steps}` : now.activity);
+  const job = now.progress, isCounted = job !== null && job.of_bytes !== null;
+  at("step").max = isCounted ? job.of_bytes : now.steps || 1;
+  at("step").value = isCounted ? job.done_bytes : now.step;
+  const fetched = isCounted ? `: ${short(job.done_bytes, "B")} of ${short(job.of_bytes, "B")}` : "";
+  const steps = now.activity === "training" ? `step ${now.step} of ${now.steps}` : now.activity;
+  write("stepText", job ? `${job.work}${fetched}, ${span(job.took_s)} so far` : steps);
+}
+
+function left(now) {
+  if (now.eta_s !== null) return `about ${span(now.eta_s)} left`;
+  return LASTING.includes(now.activity) ? "" : "time left unknown";
 }
 
 function log(news) {
@@ -266,7 +275,7 @@ function draw(data) {
   write("title", `${now.name || tail(now.peer)} · run ${now.run_name}`);
   write("activity", now.activity);
   write("reason", now.reason ? "– " + now.reason : "");
-  write("eta", now.eta_s === null ? "" : "about " + span(now.eta_s) + " left");
+  write("eta", left(now));
   alarms(data);
   progress(now, data.pace);
   facts(now, shares(now));

@@ -59,7 +59,7 @@ class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     """How fast this node passes through the run."""
 
     round_s: float | None
-    """Median seconds from the start of one round to that of the next; null before two rounds of its own."""
+    """Seconds from the start of one round to that of the next (`pace_s`); null before two rounds of its own."""
     left_s: float | None
     """Seconds to the end of the run at that pace; null while the node does not train."""
     still_s: float

@@ -1,15 +1,15 @@
 """How fast the node passes through its run, and what of its state is an alarm. Pure but for StillWatch."""
 
 from collections.abc import Sequence
-from statistics import median
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.page_data import Alarm, RunPace
 from atoll.protocols.errors import counted
 from atoll.protocols.local.control_messages import RoundStatus, Status
+from atoll.protocols.local.durations import pace_s
 
 PACE_ROUNDS = 20
-"""The pace is a median over so many of the newest rounds that this node trained."""
+"""The pace is that of so many of the newest rounds that this node trained."""
 FROZEN_LEAST_S = 60.0
 FROZEN_ROUNDS = 5.0
 """A node is frozen when nothing moved for so many of its rounds, and for FROZEN_LEAST_S."""
@@ -52,7 +52,7 @@ def pace_of(now: Status, rows: Sequence[RoundStatus], still_s: float) -> RunPace
     """The pace and the time left. `rows`: the newest rounds, oldest first."""
     trained = [row for row in rows if row.payload_bytes and row.round < now.round and seconds_of(row) > 0]
     spent = [seconds_of(row) for row in trained[-PACE_ROUNDS:]]
-    round_s = median(spent) if len(spent) >= 2 else None
+    round_s = pace_s(spent) if len(spent) >= 2 else None
     return RunPace(round_s=round_s, left_s=_left_s(now, rows, round_s), still_s=still_s)
 
 

@@ -76,6 +76,17 @@ def files_at(path: str) -> list[Path]:
     return found
 
 
+def plain_bytes(path: str) -> int:
+    """Bytes of the text below `path`, where all of it is plain text; 0 where only reading it would tell."""
+    files = files_at(path)
+    if any(file.suffix in (*ROWS, *TABLES, PACKED) for file in files):
+        return 0
+    try:
+        return sum(file.stat().st_size for file in files)
+    except OSError:  # who reads it will say so
+        return 0
+
+
 def _is_document(name: Path) -> bool:
     if any(part.startswith(".") for part in name.parts):
         return False

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from atoll.node.learning.data.documents import SEPARATOR, documents_at, files_at
+from atoll.node.learning.data.documents import SEPARATOR, documents_at, files_at, plain_bytes
 from atoll.node.learning.data.given import open_tokenizer, vocab_of
 from atoll.node.learning.data.hub import HUB, hub_documents
 from atoll.node.learning.data.shuffle_files import FILES, ShuffleFiles
@@ -57,6 +57,8 @@ class TextPart(NamedTuple):
     documents: Callable[[], Iterator[bytes]]
     """Reads the text from its beginning."""
     weight: float = 1.0
+    size_bytes: int = 0
+    """About how much it is; 0: unknown."""
 
 
 class PackOptions(NamedTuple):
@@ -96,23 +98,30 @@ def text_parts(sources: Sequence[str], weights: Sequence[float] | None, read: Fi
     def reader(*names: str) -> Callable[[], Iterator[bytes]]:
         return lambda: chain.from_iterable(_documents(name, read) for name in names)
 
+    sizes = [0 if name.startswith(HUB) else plain_bytes(name) for name in sources]
     if weights is None:
-        return [TextPart(", ".join(sources), reader(*sources))]
-    return [TextPart(name, reader(name), weight) for name, weight in zip(sources, weights, strict=True)]
+        return [TextPart(", ".join(sources), reader(*sources), size_bytes=sum(sizes) if all(sizes) else 0)]
+    named = zip(sources, weights, sizes, strict=True)
+    return [TextPart(name, reader(name), weight, size) for name, weight, size in named]
 
 
 def _documents(name: str, read: FileSource) -> Iterator[bytes]:
     return hub_documents(name, read) if name.startswith(HUB) else documents_at(name, read)
 
 
-def pack(parts: Sequence[TextPart], to: Path, options: PackOptions, report: Callable[[str, int], None]) -> Packed:
+Report: TypeAlias = Callable[[str, int, int, bool], None]
+"""Given what is done now, how much of it is done and of how much, 0 where nobody knows, and whether in bytes."""
+
+
+def pack(parts: Sequence[TextPart], to: Path, options: PackOptions, report: Report) -> Packed:
     """Pack texts into the folder `to`, which must not exist: it is written whole or not at all.
 
-    `report` receives the name of the text that is read, and its bytes so far. Raises ConfigError, DiskFault.
+    Raises ConfigError, DiskFault.
     """
     if to.exists():
         raise ConfigError(f"{to} exists already", hint="give another folder")
     with _new_folder(to) as folder:
+        report("learning the tokenizer" if options.tokenizer == "bpe8k" else "opening the tokenizer", 0, 0, True)
         choice, tokens = _tokenizer(parts, options.tokenizer)
         index = ShardIndex(
             vocab=choice.vocab,
@@ -130,7 +139,7 @@ def pack(parts: Sequence[TextPart], to: Path, options: PackOptions, report: Call
                 raise ConfigError(f"{part.name} holds no text to train on", hint="give more text")
             sources.append(source)
         shares = shares_of([source.tokens for source in sources], [part.weight for part in parts])
-        shards, size = _write_shards(folder, sources, shares, options.shard_tokens, rng)
+        shards, size = _write_shards(folder, sources, shares, options.shard_tokens, rng, report)
         for number in range(len(sources)):
             shutil.rmtree(folder / f"source-{number}")
         written = held_out.write(folder / HELD_OUT_FILE)
@@ -233,7 +242,7 @@ def _deal(
     tokens: TextTokenizer,
     held_out: HeldOut,
     source: ShuffleFiles,
-    report: Callable[[str, int], None],
+    report: Report,
 ) -> None:
     """Tokenize a text, hold out a part of it, and deal the rest to the files of `source`."""
     done = 0
@@ -246,7 +255,7 @@ def _deal(
         for text in batch:
             if held_out.takes(text):
                 held_out.add(*tokens.encode_sized(text))
-        report(part.name, done)
+        report(f"reading {part.name}", done, part.size_bytes, True)
 
 
 def _batch(texts: Iterator[bytes]) -> list[bytes]:
@@ -254,7 +263,12 @@ def _batch(texts: Iterator[bytes]) -> list[bytes]:
 
 
 def _write_shards(
-    folder: Path, sources: Sequence[ShuffleFiles], shares: Sequence[float], about: int, rng: Generator
+    folder: Path,
+    sources: Sequence[ShuffleFiles],
+    shares: Sequence[float],
+    about: int,
+    rng: Generator,
+    report: Report,
 ) -> tuple[list[Digest], int]:
     """Write the shards; return their blob ids and the tokens of each. Raises ConfigError for too little text."""
     drawn = [source.draw(share) for source, share in zip(sources, shares, strict=True)]
@@ -269,9 +283,11 @@ def _write_shards(
         )
     size = total // count  # fewer than `count` tokens are left out
     documents = chain.from_iterable(_shuffled(sources, drawn, at, rng) for at in rng.permutation(FILES).tolist())
-    return [
-        _write_shard(folder / shard_file(at), each) for at, each in enumerate(_cut(documents, size, count))
-    ], size
+    names = list[Digest]()
+    for at, each in enumerate(_cut(documents, size, count)):
+        names.append(_write_shard(folder / shard_file(at), each))
+        report("writing shards", at + 1, count, False)
+    return names, size
 
 
 def _shuffled(

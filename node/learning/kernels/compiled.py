@@ -4,7 +4,7 @@ again.
 Functions are compiled by numba on first use, in the worker only.
 
 Machine code is kept on disk, so only the first worker of a machine waits for the compiler (`make setup` runs
-`python -m atoll.node.worker.precompile`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the
+`atoll node kernels`, and nobody waits). Where: NUMBA_CACHE_DIR if that is set, else the
 user's cache folder, else a folder of the user's own in the folder for temporary files; in it one folder for each
 version of the sources, because numba itself looks only at the file of the outermost function. Where nothing can
 be written, each process compiles for itself. Files are written under another name and renamed, so processes that
@@ -59,7 +59,7 @@ Ints32 = npt.NDArray[np.int32]
 Marks = npt.NDArray[np.uint32]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-_PARTS = ("compress", "kernels", "outer", "outer/rules")
+_PARTS = ("compress", "kernels", "outer", "outer/rules", "zeroth_order")
 """Folders of learning/ that hold compiled functions."""
 ALIGN_BYTES = 64
 """Alignment of a row that is written: streaming stores to others fault. Rows are 16 KiB, so that of the array."""

@@ -16,6 +16,7 @@ from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter on its device: weight, gradient and two moments in float32."""
@@ -109,12 +110,13 @@ def trained_bytes(spec: RunSpec, experts: int | None = None, *, quantized: bool 
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
     """Memory with `experts` experts of each layer trained here; None: all. `config.device` must not be `auto`.
 
-    Of a node that does not train, what its roles need.
+    Of a node that does not train, what its roles need; one that takes zeroth-order steps needs as much as one
+    that validates, because its steps are forward passes of as many tokens.
 
     With `micro_batch` 0 and `recompute` `auto` the least that will do: one sequence at once, layers recomputed.
     `optimizer_states` `auto` counts as `float32`; see `states_of` (node/runs/capacity/free_resources.py).
     """
-    if not config.work.trains:
+    if not config.work.trains or is_scalar(spec):
         return _needs_to_observe(spec, config)
     trained, frozen = parts_of(spec.model, experts)
     held, saved = (
@@ -137,7 +139,7 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
 
 
 def _needs_to_observe(spec: RunSpec, config: NodeConfig) -> Needs:
-    """Memory of a node that does not train: the module, without gradients and moments, and what folds take."""
+    """Memory of a node without gradients and moments: the module, a forward pass, and what folds take."""
     if not config.work.has_model:
         return Needs(_RELAY_BYTES, 0)
     trained, frozen = parts_of(spec.model, 0)

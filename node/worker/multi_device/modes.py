@@ -3,6 +3,7 @@
 from atoll.node.worker.multi_device.group import Group, RankPlace
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 
 def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
@@ -13,6 +14,15 @@ def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
     from atoll.node.worker.multi_device.shards import Shards
 
     return Shards(place, spec)
+
+
+def check_devices(spec: RunSpec, devices: int) -> None:
+    """Raise ConfigError for a run whose steps are not shared out among devices."""
+    if devices > 1 and is_scalar(spec):
+        raise ConfigError(
+            "a run with inner.optimizer spsa takes each step on one device",
+            hint="name one device in config.toml, and start one node for each of the others",
+        )
 
 
 def check_shards(spec: RunSpec, ranks: int) -> None:

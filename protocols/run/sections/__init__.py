@@ -1,1 +1,2 @@
-"""Sections of a RunSpec that only some runs have: audits, merging of experts, serving; and compression."""
+"""Sections of a RunSpec that only some runs have: audits, summaries, merging, serving, zeroth-order steps; and
+compression."""

@@ -43,9 +43,9 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     codec: str
     """`sparse2`, `sparse1`: top-k with 2 bits or the sign only; `int8`, `e3m0`: all values; `lookup2`: the
-    quantiser of SparseLoCo's authors (see payload.py)."""
+    quantiser of SparseLoCo's authors; `scalar`: no values, one byte a step (see payload.py)."""
     k: int
-    """Values kept of each chunk of 4096; 4096 with a dense codec."""
+    """Values kept of each chunk of 4096; 4096 with a dense codec; with `scalar` the scalars of a payload."""
     feedback: _Share
     """Decay β of the error feedback."""
     feedback_rule: FeedbackName | UnsetType = UNSET

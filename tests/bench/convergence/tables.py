@@ -50,7 +50,9 @@ def whole_runs(wanted: Wanted, lines: Sequence[Line]) -> Runs:
     found: dict[str, dict[int, Line]] = {}
     for cell in cells(wanted._replace(only=())):
         trial = best_trial(cell.method, wanted, stored)
-        for seed in range(1, wanted.seeds + 1) if trial is not None else ():
+        if trial is None:
+            continue
+        for seed in range(1, wanted.seeds + 1):
             line = stored.get(cell.arm(wanted, seed, trial))
             if line is not None:
                 found.setdefault(cell.name, {})[seed] = line

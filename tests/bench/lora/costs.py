@@ -41,7 +41,7 @@ def measured(name: str, arm: str, rank: int, weights: Path, folder: Path) -> dic
     if arm == "nothing":
         start = write_given(folder / "small", spec.model, genesis_state(spec.model, 1))
         GivenMembers(folder, given(spec, start, 0), folder / "small", 1).round(0)
-        return {"rss": _peak_bytes()}
+        return {"rss": peak_bytes()}
     named = {key: Digest(bytes.fromhex(value)) for key, value in _read(weights).items()}
     start = StartSpec(weights=named["weights"], state=named["state"])
     spec = given(spec, start, rank * has_adapter)
@@ -52,7 +52,7 @@ def measured(name: str, arm: str, rank: int, weights: Path, folder: Path) -> dic
     state = members.homes[0] / "state"
     newest = max(state.iterdir(), key=lambda path: path.stat().st_mtime_ns)
     return {
-        "rss": _peak_bytes(),
+        "rss": peak_bytes(),
         "state": sum(path.stat().st_size for path in newest.rglob("*") if path.is_file()),
         "payload": members.payload_bytes[0],
         "parameters": spec.model.parameters,
@@ -64,7 +64,7 @@ def _read(weights: Path) -> dict[str, str]:
     return found
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

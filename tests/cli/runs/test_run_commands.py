@@ -64,6 +64,18 @@ def test_a_number_of_muon_that_the_user_gave_is_not_dropped(atoll):
     assert "inner.muon_lr is for runs with inner.optimizer muon" in ran.err
 
 
+def test_what_goes_with_steps_without_gradients_is_set_with_them(atoll):
+    spec = made(atoll, "t", "--set", "inner.optimizer=spsa", "--set", "inner.lr=0.0001")["spec"]
+    assert spec["compress"] == {"codec": "scalar", "k": 8, "feedback": 0.0}
+    assert (spec["reduce"], spec["outer"]["overlap_steps"], spec["inner"]["weight_decay"]) == (None, 0, 0.0)
+    assert "muon_lr" not in spec["inner"]
+    ran = atoll("run", "new", "u", *MARKOV, "--set", "inner.optimizer=spsa", "--set", "compress.codec=int8")
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert "inner.optimizer spsa and compress.codec scalar go together" in ran.err
+    ran = atoll("run", "new", "u", *MARKOV, "--set", "inner.optimizer=spsa", "--set", "outer.overlap_steps=2")
+    assert "inner.optimizer spsa and outer.overlap_steps cannot go together" in ran.err
+
+
 def test_set_turns_audits_on(atoll):
     spec = made(atoll, "t", "--set", "audit={}", "--set", "reduce=null", "--set", "audit.windows=32")["spec"]
     assert spec["audit"] == {"windows": 32, "lag": 2, "memory": 32}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.config.guest import GuestConfig
-from atoll.node.config.node_config import NodeConfig, load_config
+from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.protocols.errors import ConfigError
 
 
@@ -126,3 +126,17 @@ def test_what_a_node_needs_follows_from_its_roles(roles, trains, evaluates, has_
     work = load_config(Path("/nowhere/config.toml"), {"roles": roles}).work
     found = work.trains, work.evaluates, work.has_model, work.reads_text, work.relays
     assert found == (trains, evaluates, has_model, reads_text, relays)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"transport": "carrier pigeon"}, "(key transport); one of: p2pd, pylibp2p"),
+        ({"guest": {"battery": "run"}}, "(key guest.battery); one of: train, pause"),
+        ({"roles": ["boss"]}, "(key roles[0])"),
+    ],
+)
+def test_a_word_that_is_none_of_the_legal_ones_is_answered_with_these(values, line):
+    with pytest.raises(ConfigError) as found:
+        to_struct(values, NodeConfig)
+    assert found.value.line().endswith(line)

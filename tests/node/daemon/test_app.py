@@ -193,6 +193,21 @@ async def test_a_node_that_leaves_its_chain_marks_its_state_and_does_not_leave_t
     assert first_left(folder) == 7, "the next worker reads it"
 
 
+async def test_a_node_that_begins_again_with_a_summary_leaves_neither_its_chain_nor_the_run(tmp_path):
+    node = Node(Home(tmp_path))
+    folder = make_folder(node.daemon._plan.home.run(SPEC.id))
+
+    async def change(up: asyncio.Event) -> None:
+        await up.wait()
+        node.daemon.leave_chain(None)
+
+    await node.run(change)
+    assert node.daemon.is_outranked
+    assert "left" not in node.story
+    assert node.kept.take() is node.pipe
+    assert first_left(folder) is None
+
+
 @pytest.mark.parametrize("name", ["driver", "control", "carry"])
 async def test_a_fault_of_a_part_ends_the_node_in_the_same_order(name):
     node = Node()

@@ -1,7 +1,6 @@
 """What the status says of the network comes from the hosts that know it, through every layer of them."""
 
 import dataclasses
-import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -10,15 +9,18 @@ import pytest
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.host_factory import make_host, route_host
-from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.status import DaemonOperator
+from atoll.node.daemon.rounds.machine import begin
+from atoll.node.daemon.rounds.state import Phase, config_of
+from atoll.node.daemon.status import FETCHING, DaemonOperator
 from atoll.node.daemon.telemetry.round_log import sent_per_round
 from atoll.node.runs.presets import preset
+from atoll.p2p.blobs.download import DownloadProgress
 from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
 from atoll.protocols.local.control_messages import RoundStatus
+from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.worker_messages import NOTHING_YET
 
 ROW = RoundStatus(
@@ -140,15 +142,70 @@ def test_a_worker_without_memory_and_a_sensor_that_fails_are_trouble(worker, gue
     assert one._trouble() == shown
 
 
+START = WorkProgress(work="opening the text", took_s=7.0, left_s=3.0)
+DOWNLOAD = DownloadProgress(done_bytes=4, of_bytes=16, took_s=2.0, left_s=6.0)
+BRIEF = DownloadProgress(done_bytes=16, of_bytes=16, took_s=0.1, left_s=0.0)
+FETCH = WorkProgress(work=FETCHING, done_bytes=4, of_bytes=16, took_s=2.0, left_s=6.0)
+
+
 @pytest.mark.parametrize(
-    ("up_s", "restarts", "said"),
-    [(1, 0, ""), (60, 0, "; the first start after an install compiles its kernels"), (3600, 1, "")],
+    ("ready", "phase", "waiting", "download", "start", "shown"),
+    [
+        (False, Phase.SYNC, "", None, START, START),
+        (False, Phase.SYNC, "", DOWNLOAD, START, FETCH),  # its files come first
+        (False, Phase.SYNC, "", None, None, None),  # it died, and is started again in a moment
+        (True, Phase.CATCH_UP, "", DOWNLOAD, None, FETCH),
+        (True, Phase.CATCH_UP, "", None, None, None),
+        (True, Phase.CATCH_UP, "", BRIEF, None, None),  # a payload, while the model is applied
+        (True, Phase.TRAIN, "fetching shard 1 of 2", DOWNLOAD, None, FETCH),
+        (True, Phase.TRAIN, "", DOWNLOAD, None, None),  # nothing waits for it
+        (True, Phase.PAUSED, "", DOWNLOAD, None, None),
+    ],
 )
-def test_a_worker_that_starts_for_long_has_a_reason(up_s, restarts, said):
-    one = operator(applied=NOTHING_YET, ready=False, phase=Phase.SYNC, at=0)
+def test_what_keeps_a_node_from_training_is_shown_with_its_progress(
+    ready, phase, waiting, download, start, shown
+) -> None:
+    one = operator(applied=-1, ready=ready, phase=phase, at=0)
+    view = one.control.view()
+    view.waiting = waiting
     one = dataclasses.replace(
         one,
-        trainer=SimpleNamespace(statistics=lambda: SimpleNamespace(restarts=restarts)),
-        started_s=time.monotonic() - up_s,
+        plan=SimpleNamespace(config=NodeConfig()),
+        trainer=SimpleNamespace(starting=lambda: start),
+        swarm=SimpleNamespace(blobs=SimpleNamespace(largest_download=lambda: download)),
     )
-    assert one._starting() == f"the worker is starting{said}"
+    assert one._progress() == shown
+
+
+@pytest.mark.parametrize(
+    ("syncing", "start", "said"),
+    [
+        ("", START, "the worker is starting: opening the text"),
+        ("", None, "the worker is starting"),
+        ("fetching the base", START, "fetching the base"),
+    ],
+)
+def test_a_worker_that_starts_says_what_it_does(syncing, start, said) -> None:
+    one = operator(applied=-1, ready=False, phase=Phase.SYNC, at=0)
+    one.control.view().round.syncing = syncing
+    one = dataclasses.replace(
+        one, plan=SimpleNamespace(config=NodeConfig()), trainer=SimpleNamespace(starting=lambda: start)
+    )
+    assert one._reason() == said
+
+
+@pytest.mark.parametrize(
+    ("resting", "held", "shown"),
+    [
+        ("by the user", "", 50.0),
+        ("", "outside its hours", 7200.0),
+        ("by the user", "outside its hours", None),  # both must end
+    ],
+)
+def test_a_pause_that_ends_by_itself_says_when(resting, held, shown) -> None:
+    spec = preset("tiny", Identity(b"o" * 32).peer_id, 1)
+    paused = {"phase": Phase.PAUSED, "resting": resting, "held": held, "rest_until": 150.0, "now": 100.0}
+    state = msgspec.structs.replace(begin(config_of(spec, spec.owner)), **paused)
+    one = operator(applied=-1, ready=True, phase=Phase.PAUSED, at=0)
+    one = dataclasses.replace(one, guest=SimpleNamespace(left_s=lambda: 7200.0))
+    assert one._eta_s(None, state) == shown

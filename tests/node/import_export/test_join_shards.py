@@ -31,6 +31,7 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.session import Session
+from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DecodeError, SignatureFault
@@ -388,7 +389,7 @@ def test_a_node_saves_once_and_only_what_it_has(four, folder, tmp_path):
 def test_a_node_that_cut_its_ledger_saves_where_another_one_proved_the_round(four, folder, tmp_path):
     home = shutil.copytree(four.home(0), tmp_path / "cut")
     ledger = Ledger(home / LEDGER_FILE, RUN.id)
-    ledger.cut(b"summary", last=0)
+    ledger.cut(Cut(b"summary", last=0))
     ledger.close()
     for path in (words(folder, 0), tensors(folder, 0)):
         path.unlink()

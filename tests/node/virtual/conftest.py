@@ -20,6 +20,7 @@ import torch
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.last_holder import stay_while_last
+from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
@@ -472,9 +473,15 @@ class Node:
             work=self.work,
             room=self.world.room,
             rng=random.Random(f"samples {self.number}"),
-            history=LedgerHistory(swarm.ledger, self.recent is None, *(self.recent or ())),
+            history=LedgerHistory(
+                swarm.ledger, self.recent is None, *(self.recent or ()), spec=spec if spec.history else None
+            ),
         )
         driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
+        if spec.history:
+            fetcher = fetcher_of(spec, swarm, lambda: driver.finality.last_final)
+            again = lambda: self.world.join_other_chain(self, None)  # noqa: E731
+            net.bring_summary = lambda: begin_with_summary(fetcher, again)
         self.driver, self.swarm = driver, swarm
         try:
             async with asyncio.TaskGroup() as group:
@@ -565,16 +572,18 @@ class World:
             await stay_while_last(view.applied, voters, staying, log)
         await self.kill(number)
 
-    def join_other_chain(self, node: Node, first: int) -> None:
+    def join_other_chain(self, node: Node, first: int | None) -> None:
         """As `node start` does: begin again, with what the worker makes of the state of the other chain."""
         if node.number not in self.changing:
             self.changing.add(node.number)
-            self.changes.append((node.number, first))
+            if first is not None:
+                self.changes.append((node.number, first))
             self._group.create_task(self._begin_again(node, first))
 
-    async def _begin_again(self, node: Node, first: int) -> None:
+    async def _begin_again(self, node: Node, first: int | None) -> None:
         await self.kill(node.number)
-        node.worker.leave_chain(first)
+        if first is not None:
+            node.worker.leave_chain(first)
         self.start(node.number, work=node.work)
         self.changing.discard(node.number)
 

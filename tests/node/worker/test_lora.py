@@ -46,6 +46,11 @@ RUNS = {
     "econtrol": replace(SPEC, compress=replace(SPEC.compress, feedback=1.0, feedback_rule="econtrol")),
     "dgc": replace(SPEC, compress=replace(SPEC.compress, feedback=1.0, feedback_rule="dgc")),
     "lookup2": replace(with_outer(SPEC, floor_256=1), compress=replace(SPEC.compress, codec="lookup2")),
+    "scalars": replace(
+        SPEC,
+        inner=replace(SPEC.inner, optimizer="spsa", lr=1e-3, clip=4.0),
+        compress=replace(SPEC.compress, codec="scalar", k=2, feedback=0.0),
+    ),
     "may reduce": replace(SPEC, reduce=ReduceSpec(k=128)),
 }
 

@@ -32,6 +32,7 @@ from atoll.protocols.local.worker_messages import (
     SaveRequest,
     SnapshotReply,
     SnapshotRequest,
+    StartProgress,
     StartReply,
     StartRequest,
     StopRequest,
@@ -49,6 +50,7 @@ class Daemon:
 
     def __init__(self, home: Path) -> None:
         self.said: list[Answer] = []
+        self.phases: list[str] = []
         self.waits = 0
         self._news = threading.Event()
         self._is_keeping = False
@@ -94,13 +96,18 @@ class Daemon:
 
     def send(self, reply: ReplyEnvelope) -> None:
         self._is_keeping = self._is_keeping and not isinstance(reply.answer, SaveReply)
-        if not isinstance(reply.answer, TrainProgress):
+        if isinstance(reply.answer, StartProgress):
+            self.phases.append(reply.answer.phase)
+        elif not isinstance(reply.answer, TrainProgress):
             self.said.append(reply.answer)
 
 
 def test_a_round_that_waits_blocks_on_the_inbox_and_goes_on_with_its_fold(tmp_path):
     daemon = Daemon(tmp_path)
     Worker(daemon, daemon).run()
+    assert daemon.phases == [
+        "loading or compiling kernels", "opening the text", "building the model", "reading the saved state",
+    ]  # fmt: skip
     kinds = [type(answer).__name__ for answer in daemon.said]
     assert kinds == [
         *(

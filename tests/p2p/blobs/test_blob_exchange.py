@@ -382,3 +382,38 @@ async def test_a_blob_travels_over_p2pd(tmp_path: Path) -> None:
         assert faults == []
         for task in tasks:
             task.cancel()
+
+
+def test_a_download_says_how_far_it_is_and_how_long_the_rest_takes(tmp_path):
+    """What an earlier attempt fetched is here, and is no pace of this one."""
+    early = 4
+
+    async def scenario(lab: Lab) -> None:
+        assert lab.fetcher.largest() is None
+        holder, _ = await lab.honest()
+        partial = lab.store.begin(MANIFEST)
+        for index in range(early):
+            partial.write(index, DATA[index * BLOB_CHUNK_BYTES : (index + 1) * BLOB_CHUNK_BYTES])
+        lab.store.suspend(partial)
+        clock, seen = asyncio.get_running_loop().time, []
+
+        async def watch() -> None:
+            while True:
+                if (found := lab.fetcher.largest()) is not None:
+                    seen.append((clock(), found))
+                await asyncio.sleep(0.005)
+
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(watch())
+            await lab.fetcher.fetch(BLOB, [holder], CAP)
+            end_s = clock()
+            watching.cancel()
+        assert lab.fetcher.largest() is None, "it is over"
+        assert {found.of_bytes for _, found in seen} == {len(DATA)}
+        assert (seen[0][1].done_bytes, seen[0][1].left_s) == (early * BLOB_CHUNK_BYTES, None)
+        done = [found.done_bytes for _, found in seen]
+        assert done == sorted(done)
+        half = next((at_s, found) for at_s, found in seen if found.done_bytes >= (early + 3) * BLOB_CHUNK_BYTES)
+        assert half[1].left_s == pytest.approx(end_s - half[0], rel=0.5)
+
+    run(tmp_path, scenario)

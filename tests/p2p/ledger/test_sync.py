@@ -14,6 +14,7 @@ from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.floors import RecordsGone
+from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.store import CLOSED, Ledger, Quota
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
@@ -244,7 +245,7 @@ def test_who_lacks_what_a_cut_ledger_lacks_is_not_synchronised_with_it(tmp_path:
 
     async def scenario(a: Side, b: Side) -> None:
         b.ledger.insert_all(rounds(author, 9))
-        b.ledger.cut(b"summary", last=5)
+        b.ledger.cut(Cut(b"summary", last=5))
         with pytest.raises(RecordsGone, match="keeps recent records only") as gone:
             await a.sync.exchange(b.host.peer_id)
         assert gone.value.own_entries == 0
@@ -268,7 +269,7 @@ def test_a_peer_proves_to_a_node_how_long_its_own_feed_is(tmp_path: Path) -> Non
         assert a.host.peer_id == me.peer_id
         own = rounds(me, 9)
         b.ledger.insert_all(own)
-        b.ledger.cut(b"summary", last=5)
+        b.ledger.cut(Cut(b"summary", last=5))
         a.ledger.insert_all(own[:2])
         with pytest.raises(RecordsGone) as gone:
             await a.sync.exchange(b.host.peer_id)
@@ -283,7 +284,7 @@ def test_a_peer_proves_to_a_node_how_long_its_own_feed_is(tmp_path: Path) -> Non
 def test_a_feed_that_ends_here_by_a_quota_is_nothing_that_a_peer_lacks(tmp_path: Path) -> None:
     async def scenario(a: Side, b: Side) -> None:
         a.ledger.insert_all(rounds(AUTHORS[0], 9))
-        a.ledger.cut(b"summary", last=5)
+        a.ledger.cut(Cut(b"summary", last=5))
         b.ledger.insert_all(rounds(AUTHORS[0], 3))
         assert b.ledger.wanted() == {AUTHORS[0].peer_id: CLOSED}
         await b.sync.exchange(a.host.peer_id)

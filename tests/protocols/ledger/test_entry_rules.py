@@ -13,8 +13,10 @@ from atoll.protocols.ledger.records import (
     Excised,
     ExcisingProposal,
     Exclude,
+    SummaryProposal,
     sign_entry,
 )
+from atoll.protocols.run.sections.history import HistorySpec
 
 OWNER, ANN, BEN = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 SPEC = preset("tiny", OWNER.peer_id, 1)
@@ -50,4 +52,18 @@ def test_a_proposal_takes_out_only_what_nodes_keep_the_payloads_of(peer, since, 
     body = ExcisingProposal(Round(8), Ballot(0, BEN.peer_id), names, state, excised)
     entry = sign_entry(EXCISING.id, BEN, 0, b"", body)
     assert is_lawful(EXCISING, entry) == counts
+    assert not is_lawful(SPEC, entry)
+
+
+CERTIFYING = replace(SPEC, history=HistorySpec(every=8))
+
+
+@pytest.mark.parametrize(
+    ("number", "attempt", "counts"), [(8, 0, True), (16, 0, True), (8, 1, False), (9, 0, False), (0, 0, False)]
+)
+def test_a_summary_is_named_in_the_first_attempt_of_the_rounds_that_are_due(number, attempt, counts):
+    names, name = (digest(b"a"),), digest(b"summary")
+    body = SummaryProposal(Round(number), Ballot(attempt, BEN.peer_id), names, digest(b"state"), name)
+    entry = sign_entry(CERTIFYING.id, BEN, 0, b"", body)
+    assert is_lawful(CERTIFYING, entry) == counts
     assert not is_lawful(SPEC, entry)

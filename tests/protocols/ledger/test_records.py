@@ -34,6 +34,7 @@ from atoll.protocols.ledger.records import (
     Reduction,
     ReductionFault,
     SlicedContribution,
+    SummaryProposal,
     Unanswered,
     Verdict,
     Vote,
@@ -58,6 +59,7 @@ PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
 AUDITED = AuditedContribution(4, A, B, 5, 4096, 64, 2.5, verdicts=(Verdict(A, 96), Verdict(B, -96)))
 REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
 EXCISING = ExcisingProposal(4, Ballot(0, AUTHOR.peer_id), (A,), B, (Excised(OTHER.peer_id, 3),))
+SUMMARY = SummaryProposal(8, Ballot(0, AUTHOR.peer_id), (A, B), B, A)
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
     Promise(4, BALLOT, ()), Promise(4, BALLOT, (A,)), Leave(9),
@@ -65,7 +67,7 @@ BODIES = [
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
     SLICED, PART, AUDITED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
     Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
-    Excise(9, OTHER.peer_id, "", 9), EXCISING,
+    Excise(9, OTHER.peer_id, "", 9), EXCISING, SUMMARY,
 ]  # fmt: skip
 
 
@@ -150,7 +152,8 @@ def test_the_name_does_not_depend_on_the_signature():
         Exclude(1, OTHER.peer_id, "r" * (MAX_REASON + 1)), Excise(1, OTHER.peer_id, "", 2),
         Excise(1, "somebody", "", 1), Excise(1, OTHER.peer_id, "", -1), replace(EXCISING, excised=()),
         replace(EXCISING, excised=(Excised(OTHER.peer_id, 4),)), replace(EXCISING, excised=(Excised("me", 3),)),
-        replace(EXCISING, excised=(Excised(OTHER.peer_id, 3),) * 2),
+        replace(EXCISING, excised=(Excised(OTHER.peer_id, 3),) * 2), replace(SUMMARY, summary=b""),
+        replace(SUMMARY, contributions=(B, A)), replace(SUMMARY, summary=b"a" * 33),
         replace(EXCISING, excised=tuple(Excised(str(i).zfill(2), 3) for i in range(17))),
         replace(AUDITED, verdicts=(Verdict(A, 97),)), replace(AUDITED, verdicts=(Verdict(A, -97),)),
         replace(AUDITED, verdicts=(Verdict(b"", 1),)), replace(AUDITED, verdicts=(Verdict(A, 1),) * 5),

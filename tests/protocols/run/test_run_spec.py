@@ -16,6 +16,7 @@ from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec
@@ -304,3 +305,16 @@ def test_work_can_be_taken_out_only_where_a_round_can_be_computed_again_without_
     ):
         with pytest.raises(ConfigError, match=said):
             msgspec.structs.replace(run, **more).check()
+
+
+def test_certified_summaries_are_a_key_that_other_runs_do_not_have(spec, owner):
+    new = msgspec.structs.replace(spec, version=SPEC_VERSION)
+    run = msgspec.structs.replace(new, history=HistorySpec(every=64))
+    assert open_run(sign_run(run, owner)).history.every == 64
+    assert run.id != new.id
+    assert b"history" not in codec.encode(new)
+    assert [run.history.summarized(at) for at in (0, 1, 63, 64, 65, 128)] == [None, None, None, 63, None, 127]
+    with pytest.raises(ConfigError, match=r"pace.excise_rounds and history cannot go together"):
+        msgspec.structs.replace(run, pace=msgspec.structs.replace(run.pace, excise_rounds=8)).check()
+    with pytest.raises(ConfigError, match=r"history\.every"):
+        msgspec.structs.replace(run, history=HistorySpec(every=7)).check()

@@ -30,7 +30,8 @@ def bring(net, spec=SPEC):
 
 def test_it_comes_once_from_the_owner_first(tmp_path):
     net = Asked(tmp_path, [])
-    assert bring(net) == bring(net) == []
+    assert bring(net) == ["fetching the base", ""]
+    assert bring(net) == [], "it is here"
     assert net.asked == [[ME, OTHER]]
     size = 4 * arena_of(SPEC.model.base).values
     assert size < net.most < 1.2 * size + 8192, "a peer cannot send more than a snapshot of the whole model"
@@ -38,7 +39,8 @@ def test_it_comes_once_from_the_owner_first(tmp_path):
 
 def test_a_node_says_what_it_waits_for(tmp_path):
     said = bring(Asked(tmp_path, [Unreachable("nobody")]))
-    assert said == ["waiting for the base: nobody reachable has it yet", ""]
+    waiting = "waiting for the base: nobody reachable has it yet"
+    assert said == ["fetching the base", waiting, "fetching the base", ""]
 
 
 def test_a_damaged_base_is_fetched_again(tmp_path):

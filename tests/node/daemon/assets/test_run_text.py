@@ -99,7 +99,8 @@ def test_a_turns_shards_are_fetched_once_and_no_others(tmp_path):
         text = text_of(net)
         await text.begin(said.append)
         assert net.asked == [NAME, blob_of(HELD_OUT)]
-        assert said == ["waiting for the packed text: nobody reachable has it yet", ""]
+        fetching, waiting = "fetching the packed text", "waiting for the packed text: nobody reachable has it yet"
+        assert said == [fetching, waiting, fetching, "", fetching, ""]
         said.clear()
         assert await text.prepare(Turn(3, ME), said.append)
         assert net.asked[2:] == needed(3)

@@ -17,6 +17,7 @@ from tests.node.worker.session_home import ME, OTHER, SPEC
 DATA = b'{"some": "tokenizer"}' * 1000
 BLOB = manifest_of_bytes(DATA).id
 SPELLED = replace(SPEC, data=replace(SPEC.data, tokenizer="file", tokenizer_blob=BLOB))
+FETCHING = "fetching the tokenizer"
 WAITING = "waiting for the tokenizer: nobody reachable has it yet"
 
 
@@ -62,14 +63,15 @@ def test_a_run_without_one_needs_nothing(tmp_path):
 def test_it_is_asked_of_the_owner_first_and_each_once(tmp_path):
     net, said = bring(tmp_path)
     assert net.asked == [[ME, OTHER]]
-    assert said == []
+    assert said == [FETCHING, ""]
     assert bring(tmp_path, net=net)[1] == []
     assert len(net.asked) == 1, "it is here"
 
 
 def test_what_fails_is_tried_again_and_said(tmp_path):
     net, said = bring(tmp_path, [Unreachable("x"), TimeoutError(), DiskFault("full"), Unreachable("x")])
-    assert said == [WAITING, WAITING, "full", WAITING, ""]
+    fails = [each for why in (WAITING, WAITING, "full", WAITING) for each in (FETCHING, why)]
+    assert said == [*fails, FETCHING, ""]
     assert net.has_blob(BLOB)
 
 
@@ -81,7 +83,7 @@ def test_a_peer_that_never_answers_does_not_hold_it_up(tmp_path):
                 await asyncio.sleep(10 * fetching.ATTEMPT_S)
             await super().fetch_blob(blob, holders, max_bytes)
 
-    assert bring(tmp_path, net=Mute(tmp_path, []))[1] == [WAITING, ""]
+    assert bring(tmp_path, net=Mute(tmp_path, []))[1] == [FETCHING, WAITING, FETCHING, ""]
 
 
 def test_a_file_that_the_disk_damaged_is_fetched_again(tmp_path):

@@ -5,12 +5,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.full_summary import Floor, decode_full
 from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
+from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
-from atoll.protocols.ledger.records import Ack
+from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote
+from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.daemon.consensus.epoch_world import World
 
 RUN = RunId(digest(b"run"))
@@ -79,3 +82,49 @@ def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
     excising = replace(plain, pace=replace(plain.pace, excise_rounds=5))
     excising.check()
     assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]
+    assert not needs_all_records(replace(reduced, history=HistorySpec()))
+
+
+CERTIFYING = replace(preset("tiny", ME.peer_id, 1), history=HistorySpec(every=8))
+
+
+def vote_for(ledger, number, name, attempt=0):
+    """The owner, who decides alone, proposes this summary and votes for it."""
+    ballot, names = Ballot(attempt, ME.peer_id), (digest(b"a"),)
+    proposal = ledger.append(ME, SummaryProposal(Round(number), ballot, names, digest(b"state"), name))
+    ledger.append(ME, Vote(Round(number), ballot, proposal.id))
+
+
+def test_a_ledger_is_cut_behind_a_summary_that_others_can_be_convinced_of(tmp_path, states):
+    """A node that keeps all makes summaries too: as a voter it needs their names."""
+    opened = Ledger(tmp_path / LEDGER_FILE, CERTIFYING.id)
+    entries = [opened.append(ME, Ack(Round(number), digest(b"set"), digest(b"state"))) for number in range(40)]
+    every, recent = (
+        LedgerHistory(opened, keeps_all=keeps_all, kept_rounds=10, step_rounds=4, spec=CERTIFYING)
+        for keeps_all in (True, False)
+    )
+    cuts = []
+    for number in sorted(states):
+        for history in (every, recent):
+            history.on_accepted([ME.peer_id])
+            history.on_counted([(ME.peer_id, entries[number].id)] if number >= 0 else [])
+            history.on_final(states[number])
+        if number in (7, 15, 23):
+            made = [history.certify(states[number], ReducerHistory()) for history in (every, recent)]
+            assert made[0] == made[1] is not None
+            assert every.certify(states[number], None) is None, "a node that cannot know it names none"
+            # Of round 15 another summary is certified than this node's, and of round 23 one in a later attempt.
+            vote_for(opened, number + 1, made[0] if number != 15 else digest(b"other"), int(number == 23))
+        assert not every.cut(states[number], number)
+        cuts += [number] if recent.cut(states[number], number) else []
+    assert cuts == [17]
+    assert recent.last_gone == 7
+    assert rounds(opened)[:2] == [7, 8]
+    assert [link.name for link in opened.history.links] == [decode_full(opened.history.summary).blob]
+    again = LedgerHistory(opened, keeps_all=False, spec=CERTIFYING)
+    assert (again.last_gone, again.authors) == (7, (ME.peer_id,))
+    assert decode_full(opened.history.summary).floors == (Floor(ME.peer_id, entries[7].id, ()),)
+    # An author of which a final set names what no feed here holds.
+    again.on_counted([(ME.peer_id, digest(b"orphan"))])
+    assert again.certify(states[30], ReducerHistory()) is None
+    opened.close()

@@ -117,10 +117,10 @@ def window(monkeypatch):
     SEEN.clear()
 
 
-def shaken(seed, probation, excludes):
+def shaken(seed, probation, excludes, node=CutNode):
     rng = random.Random(seed)
     count = rng.randint(2, 6)
-    world = World(seed, count, probation, node=CutNode)
+    world = World(seed, count, probation, node=node)
     world.run(rng.randint(120, 200))
     for _ in range(rng.randint(3, 7)):
         kind, node = (

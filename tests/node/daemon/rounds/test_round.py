@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import counted_book, reason
+from atoll.node.daemon.rounds.queries import counted_book, reason, waits_s
 from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHABLE_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -454,6 +454,26 @@ def test_waiting_explains_itself():
     text = reason(node.state)
     assert text.startswith("waiting for 1 of 3: …peer-a (training round 0, heard 14 s ago)")
     assert "goes on in 96 s at the latest" in text
+
+
+def test_a_wait_has_an_estimate_by_the_pace_that_members_say():
+    node = Node(quorum_256=256).ready().leases(a=0, b=0).train(0)
+    assert waits_s(node.state) is None, "nobody says how long a round takes"
+    node.at_work(30.0, a=0, b=0)
+    began = {node.state.entered[peer] for peer in (A, B)}
+    assert waits_s(node.state) == max(began) + 30.0 - node.now
+    node.tick(5.0)
+    assert waits_s(node.state) == max(began) + 30.0 - node.now
+    node.tick(40.0)
+    assert waits_s(node.state) is None, "it is late by its own pace"
+    node.seen(A, 0).seen(B, 0)
+    assert node.state.phase is Phase.FOLD
+    assert waits_s(node.state) is None
+
+
+def test_who_waits_for_the_others_next_round_says_how_long():
+    node = joining()
+    assert 0 < waits_s(node.state) < TRAIN_S
 
 
 def test_a_late_contribution_is_folded_and_acknowledged_at_the_next_close():

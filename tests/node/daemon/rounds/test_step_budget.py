@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.step_budget import (
     LEAST_SHARE,
+    PACE_LEAST,
+    PACE_MOST,
     PROBE_ROUNDS,
     REMEMBERED,
     RoundStarts,
@@ -246,15 +249,34 @@ def test_what_was_learnt_wrongly_of_sizes_is_learnt_again(fixed, ratio, believed
     assert node.sequences == BATCH
 
 
-def test_the_pace_of_rounds_is_the_median_of_the_newest():
-    starts = RoundStarts()
-    assert starts.after(7, 5.0).round_s == 0.0, "of one start nothing follows"
-    now = 0.0
-    for number, took_s in enumerate((3.0, 3.0, 90.0, 3.5, 3.0, 3.25)):
-        starts = starts.after(number, now)
-        now += took_s
-    assert starts.round_s == 3.0
-    assert len(starts.after(6, now).began) == REMEMBERED + 1
-    missed = RoundStarts().after(4, 10.0).after(8, 18.0)
-    assert missed.round_s == 2.0, "the others trained the rounds between"
-    assert starts.after(3, now).began == ((3, now),), "a round that begins again is no pace"
+def begun(*took_s: float, steps: int = 8, first: int = 0) -> RoundStarts:
+    """Rounds that took so long each, and one that begins."""
+    starts, now = RoundStarts(), 0.0
+    for number, each_s in enumerate((*took_s, 0.0), first):
+        starts = starts.after(number, now, steps)
+        now += each_s
+    return starts
+
+
+def test_the_pace_is_the_mean_of_the_newest_rounds_so_that_the_time_left_is_right():
+    assert begun().round_s == 0.0, "of one start nothing follows"
+    uneven = (0.7, 1.0, 1.2, 4.4, 0.9, 1.1, 3.9, 1.0) * 4
+    assert begun(*uneven).round_s == pytest.approx(sum(uneven) / len(uneven)), "a median would say 1.05"
+    assert begun(3.0, 3.0, 90.0, 3.5, 3.0).round_s == 3.0, "of few rounds one must not be most"
+    assert begun(*[2.0] * 15, 30_000.0).round_s == 2.0 * (7 + 8) / 8, "it slept for a night"
+
+
+def test_the_pace_follows_a_run_that_changed():
+    assert begun(*[90.0] * 20, *[30.0] * 20).round_s == 30.0, "the rounds of ten minutes"
+    assert len(begun(*[0.5] * 200).began) == PACE_MOST + 1
+    assert len(begun(*[900.0] * 20).began) == PACE_LEAST + 1
+    starts = begun(1.0, 1.0, 1.0)
+    for number, now in ((4, 7.0), (5, 11.0)):
+        starts = starts.after(number, now, 32)
+    assert starts.round_s == 4.0, "rounds of a stage with other steps are no measure"
+
+
+def test_rounds_that_were_not_trained_here_share_the_time():
+    missed = RoundStarts().after(4, 10.0, 8).after(8, 18.0, 8)
+    assert missed.round_s == 2.0
+    assert missed.after(3, 20.0, 8).began == ((3, 20.0, 8),), "a round that begins again is no pace"

@@ -28,7 +28,7 @@ def part(documents, name="text", weight=1.0):
 
 
 def packed(parts, to, options=BYTES):
-    return pack(parts, to, options, lambda name, done: None)
+    return pack(parts, to, options, lambda *_: None)
 
 
 def trained_text(folder, found):

@@ -279,3 +279,17 @@ def test_one_expert_more_never_needs_less(experts, frozen, on_host, device, shar
     less, more = needs_of(spec, config, experts), needs_of(spec, config, experts + 1)
     assert less.host < more.host
     assert less.device <= more.device
+
+
+def test_a_member_of_a_zeroth_order_run_needs_what_one_that_validates_needs():
+    spec = preset("10m", OWNER, 1)
+    scalar = msgspec.structs.replace(
+        spec,
+        inner=msgspec.structs.replace(with_adamw(spec.inner), optimizer="spsa"),
+        compress=msgspec.structs.replace(spec.compress, codec="scalar"),
+    )
+    watching = msgspec.structs.replace(CPU, roles=("evaluate",))
+    assert needs_of(scalar, CPU) == needs_of(spec, watching)
+    saved = needs_of(spec, CPU).host - needs_of(scalar, CPU).host
+    # Gradients and moments, 12 bytes of a parameter; anchor and error feedback, 8.
+    assert saved >= 20 * spec.model.parameters

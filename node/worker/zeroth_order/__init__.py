@@ -1,0 +1,1 @@
+"""Steps without gradients: the worker takes them, and their scalars are its payload (docs/zeroth-order.md)."""
