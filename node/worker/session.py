@@ -29,7 +29,7 @@ from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
-from atoll.node.worker.encoder_choice import encoder_for
+from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
