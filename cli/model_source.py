@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from atoll.cli.options import home_option, run_option
+from atoll.cli.options import average_option, home_option, run_option
 from atoll.node.config.home import Home
 from atoll.node.import_export.source_options import local_folder
 from atoll.protocols.errors import ConfigError
@@ -18,6 +18,7 @@ _CONTROL = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 SOURCE = (
     home_option,
     run_option,
+    average_option,
     click.option("--from-hf", "folder", type=click.Path(path_type=Path), metavar="DIR", help="Instead of a run."),
     click.option("--data", metavar="PATH", help="The text of a run whose source is file:."),
     click.option("--device", default="cpu", show_default=True, metavar="DEVICE", help="cpu, cuda, cuda:1."),
@@ -26,11 +27,18 @@ SOURCE = (
 
 
 def open_model(
-    home: Home, wanted: str | None, *, folder: Path | None = None, data: str | None = None, device: str = "cpu"
+    home: Home,
+    wanted: str | None,
+    *,
+    average: bool = False,
+    folder: Path | None = None,
+    data: str | None = None,
+    device: str = "cpu",
 ) -> "LanguageModel":
-    """The newest final weights of a run, or those of a folder; says on stderr which these are.
+    """The newest final weights of a run, with `average` their average, or those of a folder.
 
-    Raises ConfigError, also where the packages of the extra are missing, CorruptFault, DiskFault.
+    Says on stderr which these are. Raises ConfigError, also where the packages of the extra are missing,
+    CorruptFault, DiskFault.
     """
     if folder is None:
         from atoll.node.config.node_config import load_config
@@ -41,7 +49,9 @@ def open_model(
         from atoll.node.import_export.export_run import saved_weights
 
         run_folder, config = home.run(run.spec.id), load_config(home.config_toml, {"data": data})
-        weights = saved_weights(run.spec, run_folder)
+        weights = saved_weights(run.spec, run_folder, average=average)
+    elif average:
+        raise ConfigError("--average is of a run", hint="drop --average or --from-hf")
     else:
         local_folder(folder)
     if sys.stderr.isatty():

@@ -71,6 +71,12 @@ def run_option(command: F) -> F:
     )
 
 
+def average_option(command: F) -> F:
+    """`--average`, for commands that read the weights of a run."""
+    help_line = "The average of final states that this node keeps (average_rounds), not the newest one."
+    return click.option("--average", is_flag=True, help=help_line)(command)
+
+
 def network_options(command: F) -> F:
     """All network options of `start`; the command receives their values by the names of NodeConfig's keys."""
     return _with(command, _NETWORK)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli.formatting import print_json
-from atoll.cli.options import home_option, json_option, run_option
+from atoll.cli.options import average_option, home_option, json_option, run_option
 from atoll.cli.progress_line import ProgressLine
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError
@@ -23,6 +23,7 @@ _OPTIONS = (
     click.option(
         "--snapshot", type=click.Path(path_type=Path), metavar="FILE", help="Instead of the newest state."
     ),
+    average_option,
     click.option("--data", metavar="PATH", help="The text of a run whose source is file:."),
     click.option("--force", is_flag=True, help="Replace an export that is there."),
 )
@@ -84,6 +85,7 @@ def _export(
     as_json: bool,
     wanted: str | None,
     snapshot: Path | None,
+    average: bool,
     data: str | None,
     force: bool,
 ) -> None:
@@ -97,7 +99,7 @@ def _export(
     run_folder, rows = home.run(found.spec.id), last_rows(home, found)
     text = text_path(home, found.spec.id, config.data)
     with ProgressLine("writing", quiet=as_json) as line:
-        write = partial(write, rows=rows, replace=force, report=line.show)
+        write = partial(write, rows=rows, average=average, replace=force, report=line.show)
         done = write(found.spec, run_folder, to, snapshot, text)
     newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
     model = found.spec.model

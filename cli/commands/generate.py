@@ -80,9 +80,16 @@ def chat(as_json: bool, **chosen: Any) -> None:
 
 
 def _opened(
-    home: Home, wanted: str | None, folder: Path | None, data: str | None, device: str, **sampling: Any
+    home: Home,
+    wanted: str | None,
+    average: bool,
+    folder: Path | None,
+    data: str | None,
+    device: str,
+    **sampling: Any,
 ) -> "tuple[LanguageModel, TextOptions]":
-    return open_model(home, wanted, folder=folder, data=data, device=device), TextOptions(**sampling)
+    model = open_model(home, wanted, average=average, folder=folder, data=data, device=device)
+    return model, TextOptions(**sampling)
 
 
 def _line() -> str | None:

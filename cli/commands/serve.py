@@ -28,14 +28,21 @@ def _with_source(command: Any) -> Any:
 )
 @json_option
 def serve(
-    home: Home, wanted: str | None, folder: Path | None, data: str | None, device: str, port: int, as_json: bool
+    home: Home,
+    wanted: str | None,
+    average: bool,
+    folder: Path | None,
+    data: str | None,
+    device: str,
+    port: int,
+    as_json: bool,
 ) -> None:
     """Serve a model by OpenAI's API on this machine, until Ctrl-C. No node needs to run.
 
     Its weights are those of the start; begin again for newer ones.
     """
     with _listener(port) as listener:
-        model = open_model(home, wanted, folder=folder, data=data, device=device)
+        model = open_model(home, wanted, average=average, folder=folder, data=data, device=device)
         try:
             from atoll.node.serving.app import server_of
         except ModuleNotFoundError as error:

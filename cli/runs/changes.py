@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from atoll.node.config.node_config import to_struct
+from atoll.node.runs.presets import with_decay_at_end
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -28,17 +29,22 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], changes)
-    if tree["inner"]["optimizer"] == "spsa":
+    if tree["inner"].get("optimizer") == "spsa":
         _forget_gradients(tree, {change.partition("=")[0] for change in changes})
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
+    if not any(change.startswith("inner.total_steps=") for change in changes):
+        changed = with_decay_at_end(changed)
     changed.check()
     return changed
 
 
 def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
-    """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked."""
+    """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked.
+
+    Its schedule goes with it: with others it was not measured.
+    """
     given = {change.partition("=")[0] for change in changes}
-    for name in ("muon_lr", "muon_momentum"):
+    for name in ("muon_lr", "muon_momentum", "decay_256"):
         if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
             inner.pop(name, None)
 

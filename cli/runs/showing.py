@@ -1,8 +1,10 @@
 """`run list`, `run show`: what a run trains, who signed it, what it costs here."""
 
+from bisect import bisect_right
 from typing import Any
 
 import click
+import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.formatting import number, print_json, print_table, size, span
@@ -55,6 +57,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
         f"data       {spec.data.source}",
         f"admission  {_who(spec.admission)}",
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
+        f"rate       {_rate(spec)}",
         f"time       about {span(_run_time_s(spec, config))} of steps on this machine, by arithmetic",
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
@@ -81,6 +84,23 @@ def summary(found: FoundRun) -> dict[str, Any]:
         "admission": spec.admission.mode,
         "start": spec.start.state.hex() if spec.start else "",
     }
+
+
+def _rate(spec: RunSpec) -> str:
+    """How the learning rate goes, in inner steps of this run."""
+    inner = spec.inner
+    warm, end = max(0, inner.warmup_steps - inner.first_step), max(0, inner.total_steps - inner.first_step)
+    peak = f"{inner.lr:g}" + (f" after {counted(warm, 'step')}" if warm else "")
+    least = f"{inner.lr * inner.lr_min:g}"
+    if inner.decay_256 is msgspec.UNSET:
+        return f"{peak}, on a cosine down to {least} at step {end}"
+    if not inner.decay_256:
+        return f"{peak}, until the end"
+    first = end - inner.decay_steps
+    if first < 0:  # a run that continues another one within its decay
+        return f"within its fall from {inner.lr:g} down to {least} at step {end}"
+    number = bisect_right(range(spec.outer.rounds), first, key=lambda number: spec.steps_before(number + 1))
+    return f"{peak}, until step {first} (round {number}); then down to {least} at step {end}"
 
 
 def _who(admission: AdmissionSpec) -> str:

@@ -69,6 +69,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 FINAL = "final"
 """Of Θ_final."""
+AVERAGE = "average"
+"""Of the average of final states, where the node keeps one."""
 LOCAL = "local/"
 """Of the local weights: `local/ATOM`."""
 ANCHOR, ANCHOR_ROWS = "anchor/values", "anchor/rows"

@@ -27,6 +27,8 @@ from atoll.protocols.errors import ConfigError, check_range
 from atoll.protocols.run.experts import MAX_EXPERTS
 
 MAX_DEVICES = 64
+MOST_AVERAGED = 1 << 16
+"""Limit of `average_rounds`: integers lose half as many units of 2⁻²⁴, which is nothing below this."""
 _GPU = r"cuda:(0|[1-9][0-9]?)"
 _ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
 _MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
@@ -96,8 +98,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ledger_author_bytes: int = 256 << 20
     """Most bytes of one author in it."""
     ledger_history: str = "all"
-    """`all` records, which newcomers need of some members; `recent`: those of the newest 1024 rounds and more, and
-    a summary of the others."""
+    """`all` records, which newcomers need of some members in runs without `history`; `recent`: those of the newest
+    1024 rounds and more, and a summary of the others."""
     ledger_newcomers: int = 256
     """Authors in it that have not shown any work yet; the idlest one of those who bring most goes first."""
     ledger_newcomers_per_minute: int = 60
@@ -125,6 +127,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     optimizer_states: Literal["auto", "float32", "int8"] = "auto"
     """How the optimizer's moments are stored; `int8`: in a quarter of the memory, and steps differ a little.
     `auto`: `int8` where nothing else fits the free memory. For one device."""
+    average_rounds: int = 0
+    """Final rounds over which weights are averaged for `--average` of exports; 0: no average is kept. It takes 4
+    bytes a parameter of the disk in each of the two saved states."""
     experts: int = 0
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
@@ -172,6 +177,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
         if not 0 <= self.micro_batch <= 1 << 16:
             raise ConfigError(f"micro_batch = {self.micro_batch} is outside 0 … {1 << 16}")
+        check_range("average_rounds", self.average_rounds, 0, MOST_AVERAGED)
         if not 0 <= self.experts <= MAX_EXPERTS:
             raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:

@@ -19,6 +19,7 @@ def export_adapter(
     data: str,
     *,
     base: str | None = None,
+    average: bool = False,
     rows: Sequence[RoundStatus] = (),
     replace: bool = False,
     report: Callable[[int, int], None] = lambda done, of: None,
@@ -32,8 +33,8 @@ def export_adapter(
         raise ConfigError(
             f"{spec.name!r} has no adapter: it trains the whole model", hint="use `atoll model export hf`"
         )
-    found = chosen_weights(spec, run_folder, snapshot)
-    card = model_card(spec, found.round, found.state, rows)
+    found = chosen_weights(spec, run_folder, snapshot, average=average)
+    card = model_card(spec, found.round, found.state, rows, is_average=average)
     read = trained_reader(spec.model, found)
     save_adapter(to, spec.model, read, base, {MODEL_CARD: card}, replace=replace)
     return Exported("PeftModel", found.round, found.state)

@@ -18,14 +18,15 @@ def export_gguf(
     snapshot: Path | None,
     data: str,
     *,
+    average: bool = False,
     rows: Sequence[RoundStatus] = (),
     replace: bool = False,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write the file `to`; arguments and errors are those of `export_run`."""
     check_gguf(spec.model.base)
-    found = chosen_weights(spec, run_folder, snapshot)
-    facts = model_facts(spec, found.round, found.state, rows)
+    found = chosen_weights(spec, run_folder, snapshot, average=average)
+    facts = model_facts(spec, found.round, found.state, rows, is_average=average)
     about = {
         "general.name": plain_text(spec.name),
         "general.description": "; ".join(f"{name}: {value.replace('`', '')}" for name, value in facts.items()),

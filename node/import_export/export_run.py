@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from atoll.node.checkpoint.base_weights import open_base
-from atoll.node.checkpoint.local import LocalState, load_local
+from atoll.node.checkpoint.local import AVERAGE, FINAL, LocalState, load_local
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
 from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
@@ -53,20 +53,22 @@ def export_run(
     snapshot: Path | None,
     data: str,
     *,
+    average: bool = False,
     rows: Sequence[RoundStatus] = (),
     replace: bool = False,
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write `to` from a snapshot file, or from what the worker saved below `run_folder`.
 
-    `data` is the path of a `file:` source's text, from which its tokenizer is trained again; `rows` is the log of
-    the run, for the model card; with `replace` one may be there; `report` is told how many of how many tensors are
-    written. Raises ConfigError, CorruptFault, DiskFault.
+    `average`: the average of final states in place of the newest. `data` is the path of a `file:` source's text,
+    from which its tokenizer is trained again; `rows` is the log of the run, for the model card; with `replace` one
+    may be there; `report` is told how many of how many tensors are written. Raises ConfigError, CorruptFault,
+    DiskFault.
     """
-    found = chosen_weights(spec, run_folder, snapshot)
+    found = chosen_weights(spec, run_folder, snapshot, average=average)
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)
-    files[MODEL_CARD] = model_card(spec, found.round, found.state, rows)
+    files[MODEL_CARD] = model_card(spec, found.round, found.state, rows, is_average=average)
     read = atom_reader(spec, found, run_folder / BLOBS, report)
     named = save_folder(to, spec.model.base, read, files, serving, replace=replace)
     return Exported(named, found.round, found.state)
@@ -98,10 +100,12 @@ def trained_reader(model: ModelSpec, weights: Snapshot) -> Callable[[str], Tenso
     return lambda name: read_atom(weights.theta_C4096, places[name])
 
 
-def chosen_weights(spec: RunSpec, run_folder: Path, snapshot: Path | None) -> Snapshot:
-    """The weights of a snapshot file, else the newest that were saved. Raises as `export_run`."""
+def chosen_weights(spec: RunSpec, run_folder: Path, snapshot: Path | None, *, average: bool = False) -> Snapshot:
+    """The weights of a snapshot file, else the newest that were saved, or their average; as `export_run`."""
     if snapshot is None:
-        return saved_weights(spec, run_folder)
+        return saved_weights(spec, run_folder, average=average)
+    if average:
+        raise ConfigError("--average is kept beside the newest state", hint="drop --average or --snapshot")
     return read_own_snapshot(snapshot, state_arena_of(spec.model, spec.outer.momenta), state_digest)
 
 
@@ -135,16 +139,27 @@ def _read_tokenizer(path: Path, blob: Digest) -> str:
 def load_saved(spec: RunSpec, run_folder: Path) -> LocalState | None:
     """What the worker saved last, None before that. Raises CorruptFault for another digest, DiskFault."""
     found = load_local(run_folder / STATE, spec.id)
-    if found is not None and state_digest(found.tensors["final"]) != found.body.state:
+    if found is not None and state_digest(found.tensors[FINAL]) != found.body.state:
         raise CorruptFault(f"{run_folder / STATE}: the weights do not have the digest that was saved with them")
     return found
 
 
-def saved_weights(spec: RunSpec, run_folder: Path) -> Snapshot:
-    """The newest final weights that the worker saved. Raises ConfigError where there are none; as `load_saved`."""
+def saved_weights(spec: RunSpec, run_folder: Path, *, average: bool = False) -> Snapshot:
+    """The newest final weights that the worker saved, or with `average` the average of final states up to them.
+
+    Raises ConfigError where there are none; as `load_saved`.
+    """
     found = load_saved(spec, run_folder)
     if found is None:
         raise ConfigError(
             f"there are no weights of {spec.name!r} in this home yet", hint="train first, or give --snapshot FILE"
         )
-    return Snapshot(found.tensors["final"], found.body.final, found.body.state)
+    if not average:
+        return Snapshot(found.tensors[FINAL], found.body.final, found.body.state)
+    if AVERAGE not in found.tensors:
+        raise ConfigError(
+            f"this node keeps no average of {spec.name!r}",
+            hint="set average_rounds in config.toml, start the node again, and wait for final rounds",
+        )
+    values_C4096 = found.tensors[AVERAGE]
+    return Snapshot(values_C4096, found.body.final, state_digest(values_C4096))

@@ -13,18 +13,28 @@ MODEL_CARD = "README.md"
 MOST_AUTHORS = 50
 
 
-def model_card(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus]) -> str:
-    """The card of the weights after `round_`. `rows`: what the node's log has of the run, oldest first. Pure."""
-    facts = model_facts(spec, round_, state, rows)
+def model_card(
+    spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus], *, is_average: bool = False
+) -> str:
+    """The card of the weights after `round_`. `rows`: what the node's log has of the run, oldest first. Pure.
+
+    `is_average`: the weights are an average of the node's own.
+    """
+    facts = model_facts(spec, round_, state, rows, is_average=is_average)
     table = "\n".join(f"| {name} | {value} |" for name, value in facts.items())
     most = _authors(_seen(rows, round_)).most_common(MOST_AUTHORS)
     named = "\n".join(f"- {_code(who)}: {counted(n, 'round')}" for who, n in most)
     return _TEXT.format(
-        name=plain_text(spec.name), table=table, authors=f"\n## Contributors\n\n{named}\n" if named else ""
+        name=plain_text(spec.name),
+        table=table,
+        who_has_it=_AVERAGED if is_average else _AGREED,
+        authors=f"\n## Contributors\n\n{named}\n" if named else "",
     )
 
 
-def model_facts(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus]) -> dict[str, str]:
+def model_facts(
+    spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundStatus], *, is_average: bool = False
+) -> dict[str, str]:
     """What is known of the weights after `round_`: subjects, and Markdown. Arguments as of `model_card`. Pure."""
     seen = _seen(rows, round_)
     authors = _authors(seen)
@@ -33,15 +43,14 @@ def model_facts(spec: RunSpec, round_: int, state: Digest, rows: Sequence[RoundS
     ]
     return {
         "run": f"{_code(spec.name)}, id {_code(spec.id.hex())}, owner {_code(spec.owner)}",
-        "round": f"{round_ + 1} of {spec.outer.rounds} rounds are in these weights",
+        "round": f"{round_ + 1} of {spec.outer.rounds} rounds are in these weights"
+        + (", an average of final states" if is_average else ""),
         "state digest": _code(state.hex()),
         "parameters": f"{spec.model.base.parameters:,}{_adapters(spec)}",
         "context": f"{spec.model.context} tokens, tokenizer {_code(spec.data.tokenizer)}",
         "data": f"{_code(spec.data.source)}, digest {_code(spec.data.digest.hex() or 'none')}",
         "tokens": f"{sum(row.tokens for row in seen.values()):,} by this node; each contributor has its own",
-        "evaluation": f"{measured[-1]}, on the run's validation text"
-        if measured
-        else "none in the log of this node",
+        "evaluation": f"{measured[-1]}, {_EVALUATED[is_average]}" if measured else "none in the log of this node",
         "contributors": counted(len(authors), "member") if authors else "not in the log of this node",
     }
 
@@ -61,6 +70,9 @@ def _authors(seen: dict[int, RoundStatus]) -> Counter[str]:
     return Counter(author for row in seen.values() if row.final for author in row.contributors)
 
 
+_AGREED = "Members that have the same state digest after this round have these weights, bit for bit."
+_EVALUATED = {False: "on the run's validation text", True: "of the newest state; the average was not measured"}
+_AVERAGED = "The average is that of the exporting node: no other member need have it, nor its digest."
 _TEXT = """---
 library_name: transformers
 pipeline_tag: text-generation
@@ -74,7 +86,7 @@ Weights of a run of atoll: its members trained one model together, without a cen
 |---|---|
 {table}
 
-Members that have the same state digest after this round have these weights, bit for bit.
+{who_has_it}
 {authors}
 ## Licence
 

@@ -32,6 +32,8 @@ from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM
 from atoll.protocols.run.slices import ReduceSpec
 
 BYTES = 256
+DECAY_256 = 54
+"""A fifth of the steps after the warm-up."""
 BPE = 8192
 
 
@@ -83,8 +85,8 @@ def preset(
     tokenizer: Tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
     inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
     if name == "tiny":
-        # Measured with three seeds at this size alone, from scratch (docs/calibration.md#muon).
-        inner = replace(inner, optimizer="muon", muon_lr=2.0)
+        # Measured with three seeds at this size alone, from scratch: docs/calibration.md.
+        inner = replace(inner, optimizer="muon", muon_lr=2.0, decay_256=DECAY_256)
     spec = RunSpec(
         version=SPEC_VERSION,
         name=name,
@@ -143,6 +145,13 @@ def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
     return inner, outer, CompressSpec(codec="sparse2", k=64, feedback=0.95)
 
 
+def with_decay_at_end(spec: RunSpec) -> RunSpec:
+    """The run with its learning rate's decay, if it has one, in its last inner steps: `total_steps` follows."""
+    if spec.inner.decay_256 is UNSET:
+        return spec
+    return replace(spec, inner=replace(spec.inner, total_steps=spec.last_step))
+
+
 def fragmented(spec: RunSpec, count: int) -> RunSpec:
     """The run in `count` fragments and as much finer rounds, which are not reduced.
 
@@ -154,6 +163,7 @@ def fragmented(spec: RunSpec, count: int) -> RunSpec:
     if spec.compress.warmup:
         longer = tuple(WarmUp(stage.until * count, stage.k) for stage in spec.compress.stages)
         spec = replace(spec, compress=replace(spec.compress, warmup=longer))
+    spec = with_decay_at_end(spec)
     spec.check()
     return spec
 
@@ -186,27 +196,29 @@ def _nearest(total: int, parts: int) -> int:
 
 
 def with_adamw(inner: InnerSpec) -> InnerSpec:
-    """The schedule with AdamW for all weights: for weights that somebody has trained, most likely with AdamW."""
-    return replace(inner, optimizer="adamw", muon_lr=1.0, muon_momentum=DEFAULT_MUON_MOMENTUM)
+    """AdamW for all weights, and a cosine: for weights that somebody has trained, most likely with AdamW."""
+    return replace(inner, optimizer="adamw", muon_lr=1.0, muon_momentum=DEFAULT_MUON_MOMENTUM, decay_256=UNSET)
 
 
 def continuation_of(recipe: RunSpec, done: int) -> RunSpec:
     """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedules.
 
-    A run that was at its end has as many rounds again, at the rate where it ended.
+    A run that was at its end has as many rounds again, at the rate where it ended. With `inner.decay_256` the
+    new run's last steps decay, and all before have the peak rate.
     """
     outer, inner = recipe.outer, recipe.inner
     rounds = outer.rounds - done if done < outer.rounds else outer.rounds
     first_step = min(1 << 31, inner.first_step + recipe.steps_before(done))
     later = (Stage(stage.first - done, stage.steps) for stage in outer.stages if stage.first > done)
     stages = (Stage(0, recipe.steps(done)), *later)
-    return replace(
+    rest = replace(
         recipe,
         version=SPEC_VERSION,
         outer=replace(outer, rounds=rounds, stages=stages, merge=_merging(outer.merge, done)),
         compress=replace(recipe.compress, warmup=_warming(recipe.compress, done)),
         inner=replace(inner, first_step=first_step),
     )
+    return with_decay_at_end(rest)
 
 
 def _warming(compress: CompressSpec, done: int) -> tuple[WarmUp, ...] | UnsetType:

@@ -7,20 +7,31 @@ thread, for one save at a time. A round is safe, and may be announced, when the 
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.generations import SavedArray, Unfinished
-from atoll.node.checkpoint.local import FINAL, SAVED, LocalBody, LocalState, begin_local, check_saved, load_local
+from atoll.node.checkpoint.local import (
+    AVERAGE,
+    FINAL,
+    SAVED,
+    LocalBody,
+    LocalState,
+    begin_local,
+    check_saved,
+    load_local,
+)
 from atoll.node.checkpoint.mapped_arrays import MappedArrays
 from atoll.node.checkpoint.tensorfile import all_finite
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
 from atoll.node.learning.compress.feedback.memory import MEMORY
-from atoll.node.learning.outer.fixed import state_header
+from atoll.node.learning.outer.average import StateAverage
+from atoll.node.learning.outer.fixed import state_digest, state_header
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.learner import Learner, experts_among
@@ -127,6 +138,8 @@ class WorkerState:
     rounds: RoundTrainer
     trains: bool = True
     """Whether this worker will train its local weights; zeroth-order steps make theirs afresh from the view."""
+    average: StateAverage = field(default_factory=StateAverage)
+    """Of the final states; saved beside Θ_final, of the same round."""
     settled: int = -1
     """See LocalBody."""
 
@@ -152,7 +165,7 @@ class WorkerState:
             left=tuple(sorted(self.feedback.left)),
         )
         moments, parts = self.learner.moments()
-        final, states = self._final(body.state)
+        final, states = self._states(body.state)
         tensors = {
             **final,
             "residual": self.feedback.residual_C4096,
@@ -163,12 +176,19 @@ class WorkerState:
         }
         return begin_local(self.folder, body, tensors, steady=final.keys(), parts=parts, arrays=states)
 
-    def _final(self, state: Digest) -> tuple[dict[str, Tensor], dict[str, SavedArray]]:
-        """Θ_final as a tensor to write, or as the file that it is in already."""
-        values_S4096 = self.fold.final_state_S4096
-        path = self.arrays.path_of(values_S4096)
-        saved = path and SavedArray(values_S4096, path, state_header(len(values_S4096)), state)
-        return ({}, {FINAL: saved}) if saved else ({FINAL: values_S4096}, {})
+    def _states(self, state: Digest) -> tuple[dict[str, Tensor], dict[str, SavedArray]]:
+        """Θ_final and the average as tensors to write, or as the files that they are in already."""
+        found, average = {FINAL: (self.fold.final_state_S4096, state)}, self.average.values_C4096
+        if average is not None:
+            found[AVERAGE] = average, state_digest(average)
+        written, named = {}, {}
+        for name, (values_S4096, hashed) in found.items():
+            path = self.arrays.path_of(values_S4096)
+            if path is None:
+                written[name] = values_S4096
+            else:
+                named[name] = SavedArray(values_S4096, path, state_header(len(values_S4096)), hashed)
+        return written, named
 
     def restore(self) -> None:
         """Load the newest generation that verifies, if there is one. Raises CorruptFault, DiskFault.
@@ -219,14 +239,19 @@ class WorkerState:
             weights.load(found.tensors, found.body.sent, found.body.sent_experts, self.fold.view_C4096)
         else:  # they were the view, and will be
             weights.start(self.fold.view_C4096)
-        others = (FINAL, "residual", "kept", MEMORY, *SAVED)
+        others = (FINAL, AVERAGE, "residual", "kept", MEMORY, *SAVED)
         self.learner.inner.load({name: t for name, t in found.tensors.items() if not name.startswith(others)})
 
     def _load_final(self, found: LocalState) -> None:
-        state_S4096, known = found.tensors[FINAL], None
-        if FINAL in found.arrays:  # its hash was looked at, and is its state digest
-            state_S4096, known = self.arrays.opened(found.arrays[FINAL], state_S4096), found.body.state
-        self.fold.adopt(state_S4096, found.body.final, known)
+        # The hash of an array was looked at, and is its state digest.
+        known = found.body.state if FINAL in found.arrays else None
+        self.fold.adopt(self._opened(found, FINAL), found.body.final, known)
+        if AVERAGE in found.tensors:
+            self.average.load(self._opened(found, AVERAGE), found.body.final)
+
+    def _opened(self, found: LocalState, name: str) -> Tensor:
+        values_S4096 = found.tensors[name]
+        return self.arrays.opened(found.arrays[name], values_S4096) if name in found.arrays else values_S4096
 
     def _check(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise CorruptFault for what no worker of this run saved: bytes may be whole and still be wrong."""
@@ -234,6 +259,9 @@ class WorkerState:
         shape = self.feedback.residual_C4096.shape
         if FINAL not in tensors or residual is None or residual.shape != shape:
             raise CorruptFault("the saved state is of another model")
+        average = tensors.get(AVERAGE)
+        if average is not None and (average.dtype, average.shape) != (torch.int32, self.fold.final_C4096.shape):
+            raise CorruptFault("the saved average is of another model")
         if not all_finite(residual):  # encoding must be able to rely on it
             raise CorruptFault("the saved error feedback holds NaN or infinity")
         if self.feedback.memory is not None:

@@ -26,10 +26,11 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
+from atoll.node.learning.outer.average import StateAverage
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
-from atoll.node.worker.encoder_choice import encoder_for
+from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
@@ -152,6 +153,7 @@ class Session:
             slices=self._slices,
             rounds=self._rounds,
             trains=(start.trains or self._ranks is not None) and not is_scalar(spec),
+            average=StateAverage(start.average_rounds, arrays.fresh),
         )
 
     def started(self) -> worker_messages.StartReply:
@@ -183,6 +185,7 @@ class Session:
                 return reduced
             case worker_messages.AdoptRequest():
                 adopted = self._requests.adopt(ask)
+                self._state.average.add(self._fold.final_C4096, self._fold.final_round)
                 self._save()
                 return adopted
             case worker_messages.SnapshotRequest(path):
@@ -300,6 +303,7 @@ class Session:
         The run's last state is saved at once: no round follows that would save it, and it is what users export.
         """
         self._is_saved = False
+        self._state.average.add(self._fold.final_C4096, self._fold.final_round)
         is_last = self._fold.final_round == self._spec.outer.rounds - 1
         if not self._is_training and (is_last or self._save_budget.is_due(time.monotonic())):
             self._save()

@@ -77,6 +77,8 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     quantized: bool = False  # moments of the optimizer, in eight bits
     base: str = ""
     """Path of the frozen base of a LoRA run; empty in other runs."""
+    average_rounds: int = 0
+    """Final rounds over which states are averaged for exports; 0: no average is kept."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

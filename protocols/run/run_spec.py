@@ -19,6 +19,7 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
@@ -105,11 +106,11 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lr: Annotated[float, Meta(ge=1e-9, le=1)]
     """Peak learning rate."""
     lr_min: Share
-    """Learning rate at the end of the cosine, as a fraction of `lr`."""
+    """Learning rate at the end, as a fraction of `lr`."""
     warmup_steps: TotalSteps
     """Inner steps over which the learning rate rises."""
     total_steps: Annotated[int, Meta(ge=1, le=1 << 31)]
-    """Inner steps over which the cosine falls."""
+    """Inner step at which the learning rate has fallen to its end."""
     beta1: Annotated[float, Meta(ge=0, le=0.9999)]
     beta2: Annotated[float, Meta(ge=0, le=0.99999)]
     eps: Annotated[float, Meta(ge=1e-16, le=1)]
@@ -129,10 +130,17 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
+    decay_256: Annotated[int, Meta(ge=0, le=256)] | msgspec.UnsetType = msgspec.UNSET
+    """Share of the steps after the warm-up, the last ones, in which the rate falls from `lr`; unset: a cosine."""
     momentum_share: Annotated[float, Meta(ge=0, le=1)] = WHOLE_SHARE
     """ω: AdamW's move is this share of its momentum and else the gradient; 1: AdamW (docs/inner-optimizer.md)."""
     spread: Annotated[float, Meta(ge=1e-6, le=1)] = DEFAULT_SPREAD
     """ε of `spsa`: how far from the weights the two losses of a step are taken, in each weight."""
+
+    @property
+    def decay_steps(self) -> int:
+        """Inner steps of the decay; 0 without one."""
+        return max(0, self.total_steps - self.warmup_steps) * (self.decay_256 or 0) // 256
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -296,6 +304,11 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             total += max(0, min(number, last) - stage.first) * stage.steps
         return total
 
+    @property
+    def last_step(self) -> int:
+        """Position of the run's end in the learning-rate schedule."""
+        return self.inner.first_step + self.steps_before(self.outer.rounds)
+
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
         for last, is_set, key in self._newer_keys():
@@ -320,7 +333,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
-        _check_excision(self)
+        check_excision(self)
         check_lora(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
             raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")
@@ -469,23 +482,6 @@ def _check_rule(spec: RunSpec) -> None:
     for is_set, key, why in refused:
         if is_set:
             raise ConfigError(f"outer.rule {rule} and {key} cannot go together: {why}")
-
-
-def _check_excision(spec: RunSpec) -> None:
-    """Refuse excisions where a round's update cannot be computed again without one of its members."""
-    if spec.pace.excise_rounds is msgspec.UNSET:
-        return
-    refused = (
-        (spec.reduce is not None, "reduce", "a reducer's sums have no parts that can be taken out"),
-        (bool(spec.outer.momenta), "outer.rule with momentum", "each step depends on all steps before it"),
-        (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
-        (spec.audit is not msgspec.UNSET, "audit", "the member's verdicts changed the weights of others"),
-        (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
-        (bool(spec.history), "history", "votes to take work out are counted from every set"),
-    )
-    for is_set, key, why in refused:
-        if is_set:
-            raise ConfigError(f"pace.excise_rounds and {key} cannot go together: {why}")
 
 
 def _check_aggregate(outer: OuterSpec) -> None:

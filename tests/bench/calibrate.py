@@ -12,6 +12,7 @@ Everything after the arm's name replaces a number of the preset.
 import argparse
 import json
 import sys
+from collections import deque
 
 import msgspec
 import torch
@@ -21,11 +22,15 @@ from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs import presets
 from atoll.node.runs.presets import finer, with_adamw
 from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec, Stage
+from atoll_bench.module_values import fill_module
 from atoll_bench.reference_arms.baselines import AVERAGE, DILOCO, Task, data_parallel, dense_diloco
 from tests.bench.delayed import LateRule, delayed_sparse
 
 KEPT = (64, 128, 256)
+DECAYS = (0.5, 0.7, 0.8, 0.9)
+PLAIN_ROUNDS = (2, 4, 8)
 OWNER = peer_id_of(bytes(range(32)))
 
 
@@ -48,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
     parser.add_argument("--quantized", action="store_true", help="moments in eight bits")
+    parser.add_argument("--cosine", action="store_true", help="in place of a preset's stable rate and decay")
     # Interned: msgspec leaves out a default only where it is the same object.
     parser.add_argument("--optimizer", choices=["adamw", "muon"], type=sys.intern)
     for name in ("--lr", "--lr-min", "--beta2", "--feedback", "--muon-lr", "--muon-momentum"):
@@ -56,6 +62,7 @@ def arguments() -> argparse.Namespace:
         "--rounds",
         "--batch",
         "--warmup-steps",
+        "--decay-256",
         "--alpha",
         "--floor",
         "--k",
@@ -87,9 +94,11 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
         model=msgspec.structs.replace(spec.model, **pick(spec.model, layers="layers", dim="dim", ffn="ffn")),
         compress=msgspec.structs.replace(spec.compress, **pick(spec.compress, k="k", feedback="feedback")),
     )
-    keys = "lr", "lr_min", "batch", "warmup_steps", "beta2", "optimizer", "muon_lr", "muon_momentum"
+    keys = "lr", "lr_min", "batch", "warmup_steps", "decay_256", "beta2", "optimizer", "muon_lr", "muon_momentum"
     names = {key: key for key in keys}
     recipe = with_adamw(spec.inner) if given.optimizer == "adamw" else spec.inner
+    if given.cosine:
+        recipe = msgspec.structs.replace(recipe, decay_256=msgspec.UNSET)
     inner = msgspec.structs.replace(
         recipe, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
     )
@@ -119,19 +128,50 @@ class Captured:
         return found
 
 
+class Averages:
+    """Averages of Θ over the last rounds, in float32: by decay, and plain ones of the last K rounds."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._theta: deque[torch.Tensor] = deque(maxlen=max(PLAIN_ROUNDS))
+        self._decayed: dict[float, torch.Tensor] = {}
+
+    def add(self, number: int, theta_C4096: torch.Tensor) -> None:
+        """Θ after a round."""
+        self._theta.append(theta_C4096.clone())
+        for decay in DECAYS:
+            # The bias correction of a young average: its decay is at most that of a plain mean of all rounds.
+            now = min(decay, number / (number + 1))
+            old = self._decayed.get(decay, theta_C4096)
+            self._decayed[decay] = now * old + (1 - now) * theta_C4096
+
+    def losses(self) -> dict[str, float]:
+        """Validation bits per byte of each average."""
+        found = {f"ema_{decay}": self._score(value) for decay, value in self._decayed.items()}
+        for count in (count for count in PLAIN_ROUNDS if len(self._theta) >= count):
+            newest = list(self._theta)[-count:]
+            found[f"mean_{count}"] = self._score(torch.stack(newest).mean(0))
+        return found
+
+    def _score(self, theta_C4096: torch.Tensor) -> float:
+        module = self._task.inner().module
+        fill_module(module, theta_C4096, arena_of(self._task.spec.model))
+        return self._task.score(module).val_bpb
+
+
 def main() -> None:
     given = arguments()
     torch.set_num_threads(given.threads)
     spec = spec_of(given)
     data = open_dataset(spec.data, spec.model.context, "", default_cache())
     task = Task(spec, data, given.members, spec.outer.rounds, given.device, quantized=given.quantized)
-    rule, captured = LateRule(given.rule, given.keep), Captured()
+    rule, captured, averages = LateRule(given.rule, given.keep), Captured(), Averages(task)
     arms = {
         "dp": lambda: data_parallel(task, given.lr_scale),
         "diloco": lambda: dense_diloco(task, DILOCO._replace(rate=given.outer_rate)),
         "average": lambda: dense_diloco(task, AVERAGE),
         "sparse": lambda: delayed_sparse(
-            task, rule, given.delay, given.fragments, given.present, given.reduced_k, captured.add
+            task, rule, given.delay, given.fragments, given.present, given.reduced_k, captured.add, averages.add
         ),
     }
     for point in arms[given.arm]():
@@ -142,7 +182,10 @@ def main() -> None:
                 "parameters": spec.model.parameters,
                 "steps": spec.steps_before(point.round + 1),
             }
-            print(json.dumps({**row, **msgspec.to_builtins(point), **captured.shares()}), flush=True)
+            print(
+                json.dumps({**row, **msgspec.to_builtins(point), **captured.shares(), **averages.losses()}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -101,13 +101,15 @@ def delayed_sparse(
     present: float = 1.0,
     reduced_k: int | None = None,
     seen: Seen = lambda number, delta_F4096: None,
+    folded: Seen = lambda number, theta_C4096: None,
 ) -> Iterator[Point]:
     """The sparse swarm; round r exchanges fragment r mod `fragments`. A Point for every turn of all fragments.
 
     A fold comes `delay_steps` inner steps after its round, but always before the next contribution is sent: one is
     under way at a time. A member sits a round out with probability 1 − `present`, and merges nevertheless.
-    With `reduced_k`, the mean goes through reducers that keep so many values of a chunk. Scores the view. Raises
-    ConfigError for more fragments than the model has.
+    With `reduced_k`, the mean goes through reducers that keep so many values of a chunk. `folded` is shown
+    Θ `[C, 4096]` after each round, float32. Scores the view. Raises ConfigError for more fragments than the
+    model has.
     """
     began = time.monotonic()
     arena = arena_of(task.spec.model)
@@ -135,6 +137,7 @@ def delayed_sparse(
             payload, kept[now] = reduce_rows(kept[now], sent, reduced_k, task.spec.outer.floor_256, PLAIN)
             sent = [(1, *sparse2.decode(payload, len(rows[now]), reduced_k))]
         theta[rows[now]] = _folded(task, theta[rows[now]], sent)
+        folded(number, to_float(theta))
         if now == fragments - 1:
             fill_module(judge, to_float(theta), arena)
             yield task.point(number, losses or [0.0], judge, began)

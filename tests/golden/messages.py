@@ -128,10 +128,15 @@ MIXTURE = _run(
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 CERTIFYING = _run(history=HistorySpec(every=128))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
+DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_256=54))
 SLOW = _run(
     outer=msgspec.structs.replace(_run().outer, spectrum="isotropic"),
     inner=msgspec.structs.replace(_run().inner, beta1=0.995, beta2=0.999, momentum_share=0.9),
     pace=msgspec.structs.replace(_run().pace, least_256=64, most_256=512, arrival="group"),
+)
+SCALARS = _run(
+    inner=msgspec.structs.replace(_run().inner, optimizer="spsa", spread=0.01, weight_decay=0.0),
+    compress=CompressSpec(codec="scalar", k=16, feedback=0.0),
 )
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
@@ -248,7 +253,9 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "certifying": CERTIFYING,
         "puzzled": PUZZLED,
         "muon": MUON,
+        "decaying": DECAYING,
         "slow momentum, isotropic, arrival as a group": SLOW,
+        "steps without gradients": SCALARS,
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,
@@ -322,6 +329,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
         4,
         True,
         quantized=True,
+        average_rounds=4,
         base="/base",
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),

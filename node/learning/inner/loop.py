@@ -4,7 +4,6 @@ It depends on neither the model nor the data: the caller gives a module, a loss 
 machine, the same start and thread count give the same bits.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -25,6 +24,7 @@ from atoll.node.learning.inner.quantized import (
     saved_moment,
     saved_quantized,
 )
+from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
 from atoll.protocols.run.model_spec import is_experts
@@ -37,16 +37,6 @@ ByAtom = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 """Maps tensors named and shaped like the module's parameters to views of them by atom names."""
 _CLIP_EPS = 1e-6
 """The same as in torch's own clipping."""
-
-
-def learning_rate(inner: InnerSpec, step: int) -> float:
-    """Learning rate of global step `step`, from 0: linear warm-up, then half a cosine down to `lr · lr_min`."""
-    step += inner.first_step
-    if step < inner.warmup_steps:
-        return inner.lr * (step + 1) / inner.warmup_steps
-    falling = max(1, inner.total_steps - inner.warmup_steps)
-    done = min(1.0, (step - inner.warmup_steps) / falling)
-    return inner.lr * (inner.lr_min + (1 - inner.lr_min) * (1 + math.cos(math.pi * done)) / 2)
 
 
 class Inner:

@@ -1,1 +1,1 @@
-"""Encoding what the worker trained: the local weights of a round become a payload."""
+"""Encoding what the worker trained: where it is done, and how the local weights of a round become a payload."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.loop import learning_rate
+from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.model.bridge import named_atoms, write_rows
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.zeroth_order.directions import perturb, walsh_row, walsh_sums

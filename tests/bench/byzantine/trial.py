@@ -16,7 +16,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.loop import learning_rate
+from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of

@@ -34,12 +34,15 @@ def state_of(run, seed):
     return theta, bridge.gather(theta, arena_of(run.model))
 
 
-def train(home: Path, run, seed=5, number=7, damage=0):
-    """What a worker leaves after a round."""
+def train(home: Path, run, seed=5, number=7, damage=0, averaged=None):
+    """What a worker leaves after a round; `averaged`: seed of an average."""
     theta, arena_C4096 = state_of(run, seed)
     body = LocalBody(run.id, number, state_digest(arena_C4096), 1, ())
     arena_C4096[0, 0] += damage
-    begin_local(Home(home).run(run.id) / "state", body, {"final": arena_C4096}).finish()
+    tensors = {"final": arena_C4096}
+    if averaged is not None:
+        tensors["average"] = state_of(run, averaged)[1]
+    begin_local(Home(home).run(run.id) / "state", body, tensors).finish()
     return theta, body.state
 
 
@@ -58,6 +61,36 @@ def test_the_newest_state_is_written(atoll, tmp_path, run):
         "README.md", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     }  # fmt: skip
+
+
+def test_the_average_is_written_where_one_is_kept(atoll, tmp_path, run):
+    train(tmp_path / "home", run, seed=5, averaged=9)
+    log(tmp_path / "home", run, {"round": 7, "final": True, "contributors": ("ann",), "val_bpb": 3.25})
+    theta, average_C4096 = state_of(run, 9)
+    ran = atoll("export", "hf", str(tmp_path / "out"), "--average")
+    assert ran.code == 0, ran.err
+    assert f"round 7, {state_digest(average_C4096).hex()[:16]}" in ran.out
+    found = load_file(tmp_path / "out/model.safetensors")
+    assert all(torch.equal(found[name], value.float() * 2.0**-24) for name, value in theta.items())
+    card = (tmp_path / "out/README.md").read_text()
+    assert "8 of 54 rounds are in these weights, an average of final states" in card
+    assert "no other member need have it" in card
+    assert "3.2500 bits per byte after round 7, of the newest state; the average was not measured" in card
+    assert "bit for bit" not in card
+
+
+def test_an_average_that_is_not_kept_or_not_of_a_run_is_one_line(atoll, tmp_path, run):
+    train(tmp_path / "home", run)
+    for words, said in (
+        (("export", "hf", str(tmp_path / "out")), "this node keeps no average of 'mixed'"),
+        (("export", "hf", str(tmp_path / "out"), "--snapshot", "x"), "--average is kept beside the newest state"),
+        (("generate", "A", "--from-hf", str(tmp_path)), "--average is of a run"),
+        (("generate", "A"), "this node keeps no average"),
+    ):
+        ran = atoll(*words, "--average")
+        assert (ran.code, ran.err.count("\n")) == (78, 1)
+        assert said in ran.err
+        assert not (tmp_path / "out").exists()
 
 
 def test_a_snapshot_is_written(atoll, tmp_path, run):

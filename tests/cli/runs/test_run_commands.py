@@ -64,6 +64,30 @@ def test_a_number_of_muon_that_the_user_gave_is_not_dropped(atoll):
     assert "inner.muon_lr is for runs with inner.optimizer muon" in ran.err
 
 
+@pytest.mark.parametrize("rounds", ["54", "100"])
+def test_a_decay_is_in_the_runs_last_steps_however_many_there_are(atoll, rounds):
+    inner = made(atoll, "t", "--set", f"outer.rounds={rounds}")["spec"]["inner"]
+    assert (inner["total_steps"], inner["decay_256"]) == (16 + 8 * (int(rounds) - 8), 54)
+
+
+def test_a_rates_end_that_the_user_gave_stays(atoll):
+    words = ("--set", "inner.total_steps=300", "--set", "outer.rounds=60")
+    assert made(atoll, "t", *words)["spec"]["inner"]["total_steps"] == 300
+
+
+@pytest.mark.parametrize(
+    ("decay", "said"),
+    [
+        ("inner.optimizer=adamw", "0.003 after 20 steps, on a cosine down to 0.0003 at step 384"),
+        ("inner.decay_256=45", "0.003 after 20 steps, until step 321 (round 46); then down to 0.0003 at step 384"),
+        ("inner.decay_256=0", "0.003 after 20 steps, until the end"),
+    ],
+)
+def test_a_run_says_how_its_learning_rate_goes(atoll, decay, said):
+    made(atoll, "t", "--set", decay)
+    assert said in atoll("run", "show", "t").out
+
+
 def test_what_goes_with_steps_without_gradients_is_set_with_them(atoll):
     spec = made(atoll, "t", "--set", "inner.optimizer=spsa", "--set", "inner.lr=0.0001")["spec"]
     assert spec["compress"] == {"codec": "scalar", "k": 8, "feedback": 0.0}

@@ -78,3 +78,10 @@ def test_what_no_run_can_be_cut_into_is_refused():
         fragmented(SPEC, 5)
     with pytest.raises(ConfigError, match="has 2 fragments already"):
         fragmented(fragmented(SPEC, 2), 2)
+
+
+def test_a_decay_ends_with_the_finer_run():
+    spec = msgspec.structs.replace(WHOLE, inner=msgspec.structs.replace(WHOLE.inner, decay_256=64))
+    fine = fragmented(spec, 3)
+    assert fine.last_step != spec.last_step
+    assert (fine.inner.total_steps, fine.inner.decay_256) == (fine.last_step, 64)

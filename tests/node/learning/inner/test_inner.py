@@ -2,7 +2,6 @@
 
 import math
 import weakref
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.loop import Inner, learning_rate
+from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.inner.schedule import learning_rate
 from atoll.protocols.errors import CorruptFault, Divergence
 from atoll.protocols.run.run_spec import InnerSpec
 from atoll_bench.inner_steps import run_steps
@@ -50,23 +50,6 @@ def batch_of(step):
 
 def bits(module):
     return b"".join(p.detach().numpy().tobytes() for p in module.parameters())
-
-
-def test_the_rate_rises_falls_and_stays():
-    spec = inner_spec()
-    rates = [learning_rate(spec, step) for step in range(200)]
-    assert rates[0] == pytest.approx(1e-3)
-    assert rates[9] == rates[10] == pytest.approx(1e-2)
-    assert rates[60] == pytest.approx(1e-2 * (0.1 + 0.9 / 2))
-    assert all(a > b for a, b in pairwise(rates[10:111]))
-    assert rates[110:] == pytest.approx([1e-3] * 90)
-
-
-def test_the_rate_without_warm_up_starts_at_the_peak():
-    later = inner_spec(warmup_steps=10, total_steps=90, first_step=30)
-    assert learning_rate(later, 5) == learning_rate(inner_spec(warmup_steps=10, total_steps=90), 35)
-    assert learning_rate(inner_spec(warmup_steps=0), 0) == 1e-2
-    assert learning_rate(inner_spec(warmup_steps=10, total_steps=5), 50) == pytest.approx(1e-3)
 
 
 def test_steps_follow_the_formula_of_adamw_with_clipping():

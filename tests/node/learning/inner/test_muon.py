@@ -9,9 +9,9 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from atoll.node.learning.inner.loop import learning_rate
 from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.inner.muon import ADAMW_RMS, orthogonalized
+from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.runs.presets import preset

@@ -16,7 +16,7 @@ import torch
 
 from atoll.node.learning.compress.codecs import OnHost
 from atoll.node.runs.capacity.memory_model import encoder_bytes, memory_shortage
-from atoll.node.worker.encoder_choice import encoder_for
+from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.protocols import codec
 from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.arena import arena_of
