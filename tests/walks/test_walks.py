@@ -22,7 +22,8 @@ and three, removal none and one, members that keep back their votes one,
 workers that outlive a daemon one, what fits into a machine one, how a run is doing two, weights that
 are encoded where they stand one, histograms one, loggers one, readiness for a service manager one,
 control groups one, short invites one, the limits of a guest two, rows of old rounds on the disk one,
-states in mapped files one and three, the next step's batch one, ledgers that are cut one, estimates of a start one."""
+states in mapped files one and three, the next step's batch one, ledgers that are cut one, estimates
+of a start one."""
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
