@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -74,9 +74,13 @@ def shown(
         show = _plain_lines
     else:
         show = _live_panel
-    thread = threading.Thread(
-        target=show, args=(home, ended, words, PageLine(opens=opens)), name="panel", daemon=True
-    )
+    page = PageLine(opens=opens)
+
+    def show_until_unread() -> None:
+        with suppress(BrokenPipeError):  # `start | head`: nobody reads any more, and the node works on
+            show(home, ended, words, page)
+
+    thread = threading.Thread(target=show_until_unread, name="panel", daemon=True)
     thread.start()
     try:
         yield
