@@ -1,5 +1,6 @@
 """`node kernels`: compiles what a worker would compile at its first start, for an image or a quick first start."""
 
+import itertools
 import time
 
 import click
@@ -15,11 +16,12 @@ from atoll.node.config.home import Home
 @json_option
 def kernels(home: Home, as_json: bool) -> None:
     """Compile the kernels now: the first start after an install then only loads them."""
-    from atoll.node.worker.precompile import compile_all  # torch and the compiler: not for --help
+    from atoll.node.worker import precompile  # torch and the compiler: not for --help
 
-    began_s = time.monotonic()
+    count, done, began_s = precompile.PART_COUNT, itertools.count(1), time.monotonic()
     with ProgressLine("compiling kernels", quiet=as_json) as line:
-        count = compile_all(line.show)
+        for codec in precompile.all_codecs():
+            precompile.warm(codec, lambda part: line.show(next(done), count))
     took_s = time.monotonic() - began_s
     if as_json:
         print_json({"parts": count, "took_s": took_s})

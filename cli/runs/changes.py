@@ -29,7 +29,7 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], changes)
-    if tree["inner"]["optimizer"] == "spsa":
+    if tree["inner"].get("optimizer") == "spsa":
         _forget_gradients(tree, {change.partition("=")[0] for change in changes})
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
     if not any(change.startswith("inner.total_steps=") for change in changes):

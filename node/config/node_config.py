@@ -98,8 +98,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ledger_author_bytes: int = 256 << 20
     """Most bytes of one author in it."""
     ledger_history: str = "all"
-    """`all` records, which newcomers need of some members; `recent`: those of the newest 1024 rounds and more, and
-    a summary of the others."""
+    """`all` records, which newcomers need of some members in runs without `history`; `recent`: those of the newest
+    1024 rounds and more, and a summary of the others."""
     ledger_newcomers: int = 256
     """Authors in it that have not shown any work yet; the idlest one of those who bring most goes first."""
     ledger_newcomers_per_minute: int = 60

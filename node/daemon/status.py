@@ -37,7 +37,7 @@ from atoll.protocols.local.worker_messages import TrainProgress
 
 SHORTEST = 6
 """Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
-STARTING, FETCHING = "the worker is starting", "fetching from other members"
+STARTING, FETCHING, STOPPING = "the worker is starting", "fetching from other members", "the node stops"
 BRIEF_S = 1.0
 """A download that took less is not yet what a node waits for."""
 SENT_ROUNDS = 100
@@ -265,6 +265,8 @@ class DaemonOperator:
     def _reason(self) -> str:
         node = self.control.view()
         if not node.is_worker_ready and self.plan.config.work.has_model:
+            if self.trainer.is_stopping:
+                return STOPPING
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round)

@@ -107,6 +107,11 @@ class Trainer:
     def __post_init__(self) -> None:
         self._clock = StartClock(self.log_path.with_name(START_TIMES), time.monotonic)
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the worker is to end for good, or for another daemon."""
+        return self._stopping
+
     def starting(self) -> WorkProgress | None:
         """How far the worker's start is; None while none is under way."""
         return self._clock.progress()

@@ -169,10 +169,9 @@ class Worker:
             self._outbox.send(worker_messages.ReplyEnvelope(number, event, self._spent.read()))
 
     def _say(self, number: int, phase: str) -> None:
-        said = worker_messages.StartProgress(phase)
-        self._outbox.send(worker_messages.ReplyEnvelope(number, said, self._spent.read()))
+        self._reply(number, worker_messages.StartProgress(phase))
 
-    def _reply(self, number: int, answer: worker_messages.Answer) -> None:
+    def _reply(self, number: int, answer: worker_messages.Answer | worker_messages.StartProgress) -> None:
         self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._spent.read()))
 
 

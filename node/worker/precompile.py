@@ -6,7 +6,6 @@ only loaded, in a second.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import count
 from threading import Event, Thread
 
 import numpy as np
@@ -25,19 +24,19 @@ from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, SCALAR
 from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
 
-PARTS = ("encoding", "fold", "aggregation", "late work")
-"""What is compiled of each codec, beside the rules of the outer step."""
-SCALAR_PARTS = ("perturbations", "fold")
-"""The same of the codec that sends no values."""
+PART_COUNT = len(NUMBERS) * (4 + len(MOMENTA)) + 2 + len(MOMENTA)
+"""Parts of all codecs: encoding, fold, aggregation, late work, rules; of SCALAR perturbations, fold, rules."""
 
 
 def warm(codec: Codec, report: Callable[[str], None] = lambda part: None) -> None:
-    """Put one chunk through all functions of a codec and of the fold, so that they are compiled.
-
-    `report` is given the name of each part when it is there.
-    """
+    """Put one chunk through all functions of codec and fold; `report` is given the name of each part then."""
     for name in parts(codec, judges=True, rules=tuple(MOMENTA)):
         report(name)
+
+
+def all_codecs() -> Iterator[Codec]:
+    """Every codec, with the k that its machine code does not depend on."""
+    return (codec_of(name, CHUNK if name in DENSE_BLOCK else 64) for name in (*NUMBERS, SCALAR))
 
 
 def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[str]:
@@ -118,12 +117,3 @@ class KernelsBeside:
     def end(self) -> None:
         """Begin no other part: a worker that stops must not wait for the compiler longer than for one function."""
         self._is_over.set()
-
-
-def compile_all(report: Callable[[int, int], None]) -> int:
-    """Compile every codec, and the fold with every rule; the number of parts. `report`: how many of how many."""
-    done = count(1)
-    whole = len(NUMBERS) * (len(PARTS) + len(MOMENTA)) + len(SCALAR_PARTS) + len(MOMENTA)
-    for name in (*NUMBERS, SCALAR):
-        warm(codec_of(name, CHUNK if name in DENSE_BLOCK else 64), lambda part: report(next(done), whole))
-    return whole

@@ -55,8 +55,6 @@ from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 SAVE_SHARE = 0.01
 """Most of the time that goes into saving between two trained rounds."""
-COMPILING = "loading or compiling kernels"
-"""A phase of the start: kernels that were compiled once are only loaded."""
 Event: TypeAlias = Step | worker_messages.TrainReply
 """Result of one step of `train`."""
 
@@ -105,7 +103,7 @@ class Session:
         check_devices(spec, len(devices))
         # Its processes start first: they load torch while this one compiles and opens the data.
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
-        report(COMPILING)
+        report("loading or compiling kernels")
         self._kernels = KernelsBeside(spec)
         report("opening the text")
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None

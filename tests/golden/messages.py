@@ -134,6 +134,10 @@ SLOW = _run(
     inner=msgspec.structs.replace(_run().inner, beta1=0.995, beta2=0.999, momentum_share=0.9),
     pace=msgspec.structs.replace(_run().pace, least_256=64, most_256=512, arrival="group"),
 )
+SCALARS = _run(
+    inner=msgspec.structs.replace(_run().inner, optimizer="spsa", spread=0.01, weight_decay=0.0),
+    compress=CompressSpec(codec="scalar", k=16, feedback=0.0),
+)
 LORA = _run(model=_model(lora_rank=4, lora_alpha=8.0, lora_targets="attention"), base=A)
 ECONTROL = _run(
     compress=CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol", control=0.3),
@@ -251,6 +255,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "muon": MUON,
         "decaying": DECAYING,
         "slow momentum, isotropic, arrival as a group": SLOW,
+        "steps without gradients": SCALARS,
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,

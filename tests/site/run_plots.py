@@ -28,27 +28,25 @@ def rows_by_node(report: Mapping[str, Any]) -> dict[int, list[Row]]:
 
 
 def losses(report: Mapping[str, Any]) -> list[tuple[int, int, int, float]]:
-    """Of each round with a validation: its number, tokens of all so far, bytes sent so far, bits per byte."""
+    """Of each round: its number, tokens of all so far, bytes sent so far, mean training loss of its members."""
     points, tokens, sent = [], 0, 0
     for each in report["rounds"]:
         nodes = each["nodes"]
         tokens += sum(row["tokens"] for row in nodes if row["final"] and row["peer"] in row["contributors"])
         sent += sum(row["bytes_up"] for row in nodes)
-        values = [row["val_bpb"] for row in nodes if row["val_bpb"] is not None]
+        values = [row["train_loss"] for row in nodes if row["train_loss"] is not None]
         if values:
-            points.append((each["round"], tokens, sent, values[0]))
+            points.append((each["round"], tokens, sent, sum(values) / len(values)))
     return points
 
 
 def draw_loss(report: Mapping[str, Any], axes: Sequence[Any]) -> None:
-    """Validation loss against tokens, and against bytes that all nodes sent."""
+    """Training loss against tokens, and against bytes that all nodes sent."""
     points = losses(report)
     for at, (label, unit) in enumerate((("tokens of all members, millions", 1e6), ("sent by all nodes, MB", 1e6))):
-        axes[at].plot(
-            [point[1 + at] / unit for point in points], [point[3] for point in points], ".-", linewidth=1
-        )
+        axes[at].plot([point[1 + at] / unit for point in points], [point[3] for point in points], linewidth=1)
         axes[at].set_xlabel(label)
-        axes[at].set_ylabel("validation, bits per byte")
+        axes[at].set_ylabel("training loss, nats per token")
         axes[at].grid(alpha=0.3)
 
 
@@ -71,7 +69,7 @@ def draw_rounds(report: Mapping[str, Any], axes: Sequence[Any]) -> None:
         bottom = {node: bottom[node] + part[node] for node in whole}
     axes[1].set_yticks(list(whole), [f"node {node}" for node in whole])
     axes[1].set_xlabel("seconds of the worker")
-    axes[1].legend(fontsize=6, ncols=3)
+    axes[1].legend(fontsize=6, ncols=5, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 PICTURES: Mapping[str, Callable[[Mapping[str, Any], Sequence[Any]], None]] = {

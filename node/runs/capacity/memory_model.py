@@ -156,7 +156,7 @@ def _memories(spec: RunSpec) -> int:
 
 
 def encoder_bytes(spec: RunSpec) -> int:
-    """Bytes that a device needs to encode contributions, of all experts (node/worker/encoding)."""
+    """Bytes that a device needs to encode contributions (node/worker/encoding/), for all experts."""
     chunks, k = arena_of(spec.model).chunks, spec.compress.most_k
     # Of each chunk: twice as many candidates as a power of two above k, with their values; places, values, order
     # and codes of k; unary bits.

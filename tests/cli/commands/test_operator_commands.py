@@ -28,6 +28,7 @@ from atoll.protocols.local.control_messages import (
     TimeShares,
     Watch,
 )
+from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.standing import Exclusion, Standing, VotesAgainst
 
 
@@ -60,7 +61,25 @@ def test_status_says_what_and_why(atoll, daemon):
         ),
         (
             {"activity": "paused", "reason": "paused by the operator", "eta_s": None},
-            "now       round 7 of 54: paused – paused by the operator",
+            "now       round 7 of 54: paused – paused by the operator, time left unknown",
+        ),
+        (
+            {
+                "activity": "catching up",
+                "reason": "fetching the base",
+                "eta_s": 6.0,
+                "progress": WorkProgress(
+                    work="fetching", done_bytes=4_000_000, of_bytes=16_000_000, took_s=2.0, left_s=6.0
+                ),
+            },
+            "now       round 7 of 54: catching up – fetching the base, 4 MB of 16 MB (25%), 2.0 s so far, "
+            "about 6.0 s left",
+        ),
+        (
+            {"activity": "syncing", "reason": "the worker is starting: opening the text", "eta_s": None}
+            | {"progress": WorkProgress(work="opening the text", took_s=7.0, left_s=None)},
+            "now       round 7 of 54: syncing – the worker is starting: opening the text, 7.0 s so far, "
+            "time left unknown",
         ),
     ],
 )

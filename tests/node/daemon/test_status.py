@@ -178,18 +178,22 @@ def test_what_keeps_a_node_from_training_is_shown_with_its_progress(
 
 
 @pytest.mark.parametrize(
-    ("syncing", "start", "said"),
+    ("syncing", "start", "stopping", "said"),
     [
-        ("", START, "the worker is starting: opening the text"),
-        ("", None, "the worker is starting"),
-        ("fetching the base", START, "fetching the base"),
+        ("", START, False, "the worker is starting: opening the text"),
+        ("", None, False, "the worker is starting"),
+        ("fetching the base", START, False, "fetching the base"),
+        ("", None, True, "the node stops"),  # its worker has ended, and none is started
+        ("it died", None, True, "the node stops"),
     ],
 )
-def test_a_worker_that_starts_says_what_it_does(syncing, start, said) -> None:
+def test_a_worker_that_starts_or_ends_says_so(syncing, start, stopping, said) -> None:
     one = operator(applied=-1, ready=False, phase=Phase.SYNC, at=0)
     one.control.view().round.syncing = syncing
     one = dataclasses.replace(
-        one, plan=SimpleNamespace(config=NodeConfig()), trainer=SimpleNamespace(starting=lambda: start)
+        one,
+        plan=SimpleNamespace(config=NodeConfig()),
+        trainer=SimpleNamespace(starting=lambda: start, is_stopping=stopping),
     )
     assert one._reason() == said
 

@@ -121,7 +121,7 @@ async def grow_without_the_owner(w):
 
 async def join(w, number):
     late = w.start(number, ROUND_S, recent=(KEPT, EVERY))
-    await w.until(lambda: late.driver is not None and late.peer in w.nodes[1].driver.finality.voters, 1500)
+    await w.until(lambda: late.driver is not None and late.peer in w.nodes[1].driver.finality.voters, 500)
     first = w.nodes[1].driver.finality.last_final
     await w.until(lambda: late.worker.final >= first + 10)
     assert late.driver.history.last_gone >= 47

@@ -105,3 +105,10 @@ def test_a_worker_that_stops_waits_for_one_function_of_the_compiler_at_most(monk
     gate.set()
     beside.wait()
     assert began == ["fold"]
+
+
+def test_the_number_of_parts_is_known_before_they_are_compiled():
+    told: list[str] = []
+    for codec in precompile.all_codecs():
+        warm(codec, told.append)
+    assert len(told) == precompile.PART_COUNT

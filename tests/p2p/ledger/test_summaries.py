@@ -115,7 +115,10 @@ def test_records_that_nobody_asked_for_or_that_never_come_are_refused(tmp_path: 
         forged = encode_entry(mine[0])[:-1] + b"\0"
         answers = [(encode_entry(mine[3]),), (encode_entry(mine[0]), encode_entry(mine[3])), (), (forged,)]
 
+        asked: list[RecordsQuery] = []
+
         async def lie(_: PeerId, query: RecordsQuery) -> RecordsAnswer:
+            asked.append(query)
             return RecordsAnswer(answers[0])
 
         b.calls.register(RECORDS, RecordsQuery, RecordsAnswer, lie, max_bytes=ANSWER_BYTES)
@@ -123,6 +126,8 @@ def test_records_that_nobody_asked_for_or_that_never_come_are_refused(tmp_path: 
             with pytest.raises(DecodeError, match="other entries than were asked for, or none"):
                 await ours.records(peer, [mine[0].id, mine[1].id])
             answers.pop(0)
+            assert len(asked) == 1, "it is not asked again"
+            asked.clear()
         with pytest.raises((DecodeError, SignatureFault)):
             await ours.records(peer, [mine[0].id])
 

@@ -265,6 +265,33 @@ def test_one_that_finds_another_summary_stops_neither_rounds_nor_the_certificate
     assert other.reports
     assert all(report.theirs in MADE.values() for report in other.reports)
     assert len(certified(world)) >= 5
+    later = [body for _, _, body in node.whole if isinstance(body, Proposal) and body.ballot.attempt]
+    assert {body.round for body in later if body.round % EVERY == 0}, "where it was to propose first"
+    assert not any(isinstance(body, SummaryProposal) for body in later)
+
+
+class Places:
+    """A feed whose author contributed to rounds in another order, and one entry of it that is not here."""
+
+    def place_of(self, entry):
+        return {b"first": 3, b"second": 7, b"third": 5}.get(entry)
+
+    def below(self, author, first, end, last, forks):
+        assert (author, last) == (PEERS[1], 9)
+        found = [Below(Digest(b"%d" % at), at, at in (1, 4)) for at in range(first, end)]
+        return [record for record in found if record.stays(last, forks)]
+
+
+def test_a_floor_is_the_last_place_that_counts_and_never_falls():
+    state = replace(machine.begin(RUN, OWNER, ROUNDS, OWNER), last_final=9)
+    maker, floors = SummaryMaker(Places()), []
+    for name in (b"first", b"second", b"third"):
+        maker.on_counted([(PEERS[1], name)])
+        floors += maker.make(state, (), ReducerHistory()).floors
+    assert [floor.entry for floor in floors] == [b"first", b"second", b"second"]
+    assert [floor.records for floor in floors] == [(b"1",), (b"1", b"4"), (b"1", b"4")]
+    maker.on_counted([(PEERS[1], b"of another history")])
+    assert maker.make(state, (), ReducerHistory()) is None
 
 
 def test_bytes_that_are_no_summary_are_refused():

@@ -56,8 +56,12 @@ def certified(full, voters, *, attempt=0, number=None, name=None):
         Round(number), ballot, (digest(b"a"),), digest(b"state"), full.blob if name is None else name
     )
     proposal = sign_entry(SPEC.id, voters[0], 5, digest(b"before"), body)
-    vote = Vote(Round(number), ballot, proposal.id)
-    return proposal, [sign_entry(SPEC.id, voter, 6, digest(b"before"), vote) for voter in voters]
+    return proposal, votes_of(proposal, voters)
+
+
+def votes_of(proposal, voters):
+    vote = Vote(proposal.body.round, proposal.body.ballot, proposal.id)
+    return [sign_entry(SPEC.id, voter, 6, digest(b"before"), vote) for voter in voters]
 
 
 def link_of(proposal, votes):
@@ -81,7 +85,7 @@ def test_two_thirds_of_the_known_voters_must_have_voted(voters, is_enough):
 
 def test_votes_of_strangers_second_votes_and_votes_for_others_do_not_count():
     proposal, votes = certified(FULL, WHO[:4])
-    _, others = certified(FULL, WHO[4:8])
+    others = votes_of(proposal, WHO[4:8])
     other, for_other = certified(full_of(23, PEERS[4:5]), WHO[:4])
     for wrong in ([*votes[:2], *others], [*votes[:2], votes[0], votes[1]], for_other, [*votes[:2], *for_other]):
         with pytest.raises(DecodeError, match="quorum"):
