@@ -39,9 +39,12 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
 
 
 def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
-    """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked."""
+    """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked.
+
+    Its schedule goes with it: with others it was not measured.
+    """
     given = {change.partition("=")[0] for change in changes}
-    for name in ("muon_lr", "muon_momentum"):
+    for name in ("muon_lr", "muon_momentum", "decay_256"):
         if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
             inner.pop(name, None)
 

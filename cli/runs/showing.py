@@ -92,9 +92,9 @@ def _rate(spec: RunSpec) -> str:
     warm, end = max(0, inner.warmup_steps - inner.first_step), max(0, inner.total_steps - inner.first_step)
     peak = f"{inner.lr:g}" + (f" after {counted(warm, 'step')}" if warm else "")
     least = f"{inner.lr * inner.lr_min:g}"
-    if inner.decay_steps is msgspec.UNSET:
+    if inner.decay_256 is msgspec.UNSET:
         return f"{peak}, on a cosine down to {least} at step {end}"
-    if not inner.decay_steps:
+    if not inner.decay_256:
         return f"{peak}, until the end"
     first = end - inner.decay_steps
     if first < 0:  # a run that continues another one within its decay

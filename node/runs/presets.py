@@ -32,6 +32,8 @@ from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM
 from atoll.protocols.run.slices import ReduceSpec
 
 BYTES = 256
+DECAY_256 = 54
+"""A fifth of the steps after the warm-up."""
 BPE = 8192
 
 
@@ -83,8 +85,8 @@ def preset(
     tokenizer: Tokenizer = "bytes" if model.vocab == BYTES else "bpe8k"
     inner, outer, compress = _SMALL if name in ("tiny", "moe-smoke") else _large(name)
     if name == "tiny":
-        # Measured with three seeds at this size alone, from scratch (docs/calibration.md#muon).
-        inner = replace(inner, optimizer="muon", muon_lr=2.0)
+        # Measured with three seeds at this size alone, from scratch: docs/calibration.md.
+        inner = replace(inner, optimizer="muon", muon_lr=2.0, decay_256=DECAY_256)
     spec = RunSpec(
         version=SPEC_VERSION,
         name=name,
@@ -145,7 +147,7 @@ def _large(name: str) -> tuple[InnerSpec, OuterSpec, CompressSpec]:
 
 def with_decay_at_end(spec: RunSpec) -> RunSpec:
     """The run with its learning rate's decay, if it has one, in its last inner steps: `total_steps` follows."""
-    if spec.inner.decay_steps is UNSET:
+    if spec.inner.decay_256 is UNSET:
         return spec
     return replace(spec, inner=replace(spec.inner, total_steps=spec.last_step))
 
@@ -194,14 +196,14 @@ def _nearest(total: int, parts: int) -> int:
 
 
 def with_adamw(inner: InnerSpec) -> InnerSpec:
-    """The schedule with AdamW for all weights: for weights that somebody has trained, most likely with AdamW."""
-    return replace(inner, optimizer="adamw", muon_lr=1.0, muon_momentum=DEFAULT_MUON_MOMENTUM)
+    """AdamW for all weights, and a cosine: for weights that somebody has trained, most likely with AdamW."""
+    return replace(inner, optimizer="adamw", muon_lr=1.0, muon_momentum=DEFAULT_MUON_MOMENTUM, decay_256=UNSET)
 
 
 def continuation_of(recipe: RunSpec, done: int) -> RunSpec:
     """The rest of a run of which `done` rounds are final: what is left of its rounds, stages and schedules.
 
-    A run that was at its end has as many rounds again, at the rate where it ended. With `inner.decay_steps` the
+    A run that was at its end has as many rounds again, at the rate where it ended. With `inner.decay_256` the
     new run's last steps decay, and all before have the peak rate.
     """
     outer, inner = recipe.outer, recipe.inner

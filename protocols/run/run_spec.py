@@ -23,7 +23,6 @@ from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
-from atoll.protocols.run.sections.schedule import check_decay
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
@@ -131,12 +130,17 @@ class InnerSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Decay of Muon's momentum."""
     muon_lr: Annotated[float, Meta(ge=1 / 64, le=64)] = 1.0
     """Learning rate of Muon, in units of `lr`."""
-    decay_steps: TotalSteps | msgspec.UnsetType = msgspec.UNSET
-    """The last of `total_steps`, in which the learning rate falls; before them it stays at `lr`. Unset: cosine."""
+    decay_256: Annotated[int, Meta(ge=0, le=256)] | msgspec.UnsetType = msgspec.UNSET
+    """Share of the steps after the warm-up, the last ones, in which the rate falls from `lr`; unset: a cosine."""
     momentum_share: Annotated[float, Meta(ge=0, le=1)] = WHOLE_SHARE
     """ω: AdamW's move is this share of its momentum and else the gradient; 1: AdamW (docs/inner-optimizer.md)."""
     spread: Annotated[float, Meta(ge=1e-6, le=1)] = DEFAULT_SPREAD
     """ε of `spsa`: how far from the weights the two losses of a step are taken, in each weight."""
+
+    @property
+    def decay_steps(self) -> int:
+        """Inner steps of the decay; 0 without one."""
+        return max(0, self.total_steps - self.warmup_steps) * (self.decay_256 or 0) // 256
 
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
@@ -319,7 +323,6 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.inner.expert_lr != 1 and not self.model.expert_count:
             raise ConfigError("inner.expert_lr is for runs whose model has experts or ffn_slices")
         check_optimizer(self.inner)
-        check_decay(self)
         _check_outer(self.outer, self.model)
         _check_rule(self)
         check_spectrum(self)

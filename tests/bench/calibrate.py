@@ -53,6 +53,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fragments", type=int, default=1)
     parser.add_argument("--reduced-k", type=int, help="values of a chunk that reducers keep")
     parser.add_argument("--quantized", action="store_true", help="moments in eight bits")
+    parser.add_argument("--cosine", action="store_true", help="in place of a preset's stable rate and decay")
     # Interned: msgspec leaves out a default only where it is the same object.
     parser.add_argument("--optimizer", choices=["adamw", "muon"], type=sys.intern)
     for name in ("--lr", "--lr-min", "--beta2", "--feedback", "--muon-lr", "--muon-momentum"):
@@ -61,7 +62,7 @@ def arguments() -> argparse.Namespace:
         "--rounds",
         "--batch",
         "--warmup-steps",
-        "--decay-steps",
+        "--decay-256",
         "--alpha",
         "--floor",
         "--k",
@@ -93,9 +94,11 @@ def spec_of(given: argparse.Namespace) -> RunSpec:
         model=msgspec.structs.replace(spec.model, **pick(spec.model, layers="layers", dim="dim", ffn="ffn")),
         compress=msgspec.structs.replace(spec.compress, **pick(spec.compress, k="k", feedback="feedback")),
     )
-    keys = "lr", "lr_min", "batch", "warmup_steps", "decay_steps", "beta2", "optimizer", "muon_lr", "muon_momentum"
+    keys = "lr", "lr_min", "batch", "warmup_steps", "decay_256", "beta2", "optimizer", "muon_lr", "muon_momentum"
     names = {key: key for key in keys}
     recipe = with_adamw(spec.inner) if given.optimizer == "adamw" else spec.inner
+    if given.cosine:
+        recipe = msgspec.structs.replace(recipe, decay_256=msgspec.UNSET)
     inner = msgspec.structs.replace(
         recipe, total_steps=spec.steps_before(outer.rounds), **pick(spec.inner, **names)
     )

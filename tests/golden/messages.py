@@ -128,7 +128,7 @@ MIXTURE = _run(
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 CERTIFYING = _run(history=HistorySpec(every=128))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
-DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_steps=280))
+DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_256=54))
 SLOW = _run(
     outer=msgspec.structs.replace(_run().outer, spectrum="isotropic"),
     inner=msgspec.structs.replace(_run().inner, beta1=0.995, beta2=0.999, momentum_share=0.9),

@@ -10,15 +10,15 @@ from atoll.protocols.run.run_spec import InnerSpec
 def learning_rate(inner: InnerSpec, step: int) -> float:
     """Learning rate of the run's inner step `step`, from 0; `lr · lr_min` after `total_steps`.
 
-    Linear warm-up. Then half a cosine; or, with `decay_steps`, the peak rate, and in the last `decay_steps` 1 − √t
-    of it, where t goes from 0 to 1 (Hägele et al., arXiv 2405.18392).
+    Linear warm-up. Then half a cosine; or, with `decay_256`, the peak rate, and in that share of the steps, the
+    last ones, 1 − √t of it, where t goes from 0 to 1 (Hägele et al., arXiv 2405.18392).
     """
     step += inner.first_step
     if step < inner.warmup_steps:
         return inner.lr * (step + 1) / inner.warmup_steps
-    if inner.decay_steps is UNSET:
+    if inner.decay_256 is UNSET:
         share = (1 + math.cos(math.pi * _done(step, inner.warmup_steps, inner.total_steps))) / 2
-    elif inner.decay_steps:
+    elif inner.decay_256:
         share = 1 - math.sqrt(_done(step, inner.total_steps - inner.decay_steps, inner.total_steps))
     else:
         share = 1.0

@@ -59,14 +59,15 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     blobs = {path.name for path in (home / "runs" / spec.id.hex() / "blobs").glob("*.blob")}
     assert blobs == {f"{blob.hex()}.blob" for blob in spec.given}
     assert f"moments {spec.start.moments.hex()[:16]}" in atoll("run", "show", "on").out
-    longer = ("--set", "outer.rounds=90", "--set", "inner.decay_steps=12", "--set", "outer.holders=2")
+    longer = ("--set", "outer.rounds=90", "--set", "inner.decay_256=5", "--set", "outer.holders=2")
     made = atoll("run", "new", "longer", "--from-checkpoint", to, *longer)
     assert made.code == 0, made.err
     longer = open_run((home / "runs/longer.run").read_bytes())
     done, steps = RUN.steps_before(1), longer.steps_before(90)
     assert (longer.inner.first_step, longer.inner.total_steps) == (done, done + steps)
-    assert f"until step {steps - 12} (round" in made.out
-    shorter = ("--set", "outer.rounds=1", "--set", "inner.decay_steps=3", "--set", "outer.holders=2")
+    assert f"until step {steps - longer.inner.decay_steps} (round" in made.out
+    assert longer.inner.decay_steps
+    shorter = ("--set", "outer.rounds=1", "--set", "inner.decay_256=256", "--set", "outer.holders=2")
     made = atoll("run", "new", "shorter", "--from-checkpoint", to, *shorter)
     assert "within its fall from" in made.out, made.err
 

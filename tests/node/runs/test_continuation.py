@@ -14,8 +14,7 @@ from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.worker.session_home import ME
 
 WSD = preset("tiny", ME, 1)
-WSD = replace(WSD, inner=replace(WSD.inner, decay_steps=64))
-"""A stable rate whose last 64 inner steps decay."""
+"""A stable rate whose last fifth decays."""
 MERGING = MergeSpec(every=1, until=40, alpha_4096=1024, donors=2)
 
 
@@ -42,7 +41,7 @@ def test_a_share_too_small_to_say_is_none():
     assert continuation_of(recipe(replace(MERGING, alpha_4096=1)), 39).outer.merge is msgspec.UNSET
 
 
-@given(st.integers(20, 200), st.integers(1, 100))
+@given(st.integers(20, 200), st.integers(50, 200))
 def test_a_run_prolonged_before_its_decay_has_the_rates_of_a_longer_run(done, more):
     """Round by round, as if the owner had asked for so many rounds from the beginning."""
     longer = with_decay_at_end(replace(WSD, outer=replace(WSD.outer, rounds=done + more)))
@@ -69,5 +68,5 @@ def test_a_run_at_its_end_goes_on_at_the_peak_rate_and_decays_again():
     rest = continuation_of(WSD, WSD.outer.rounds)
     rest.check()
     rates = [learning_rate(rest.inner, step) for step in range(rest.steps_before(rest.outer.rounds))]
-    assert rates[0] == rates[-65] == WSD.inner.lr
+    assert rates[0] == rates[-rest.inner.decay_steps] == WSD.inner.lr
     assert rates[-1] < 0.2 * WSD.inner.lr

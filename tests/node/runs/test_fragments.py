@@ -81,7 +81,7 @@ def test_what_no_run_can_be_cut_into_is_refused():
 
 
 def test_a_decay_ends_with_the_finer_run():
-    spec = msgspec.structs.replace(WHOLE, inner=msgspec.structs.replace(WHOLE.inner, decay_steps=64))
+    spec = msgspec.structs.replace(WHOLE, inner=msgspec.structs.replace(WHOLE.inner, decay_256=64))
     fine = fragmented(spec, 3)
     assert fine.last_step != spec.last_step
-    assert (fine.inner.total_steps, fine.inner.decay_steps) == (fine.last_step, 64)
+    assert (fine.inner.total_steps, fine.inner.decay_256) == (fine.last_step, 64)
