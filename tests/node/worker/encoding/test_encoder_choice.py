@@ -22,7 +22,7 @@ from atoll.protocols.local.worker_messages import StartRequest
 from atoll.protocols.run.arena import arena_of
 from tests.node.worker.session_home import ME, SPEC, Home
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TRITON = importlib.util.find_spec("triton") is not None
 
 
