@@ -14,7 +14,7 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, merging, serving
+from atoll.protocols.run.sections import audits, compression, history, merging, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -44,6 +44,7 @@ SPECS = (
     serving.TokensSpec,
     serving.SamplingSpec,
     audits.AuditSpec,
+    history.HistorySpec,
 )
 REFERENCES = ("reference/commands.md", "reference/runspec.md")
 
