@@ -8,6 +8,8 @@ from typing import Any
 HANGS_S = 300.0
 """No single step of a test takes a tenth of this on two cores that a dozen other processes share."""
 LOOK_S = 0.02
+PROCESS_LOOK_S = 0.1
+"""Between two looks at other processes: a status takes milliseconds of theirs and ours, and they train meanwhile."""
 
 
 def poll(what: str, true: Callable[[], Any], limit_s: float = HANGS_S) -> Any:
@@ -15,7 +17,7 @@ def poll(what: str, true: Callable[[], Any], limit_s: float = HANGS_S) -> Any:
     deadline = time.monotonic() + limit_s
     while not (found := true()):
         assert time.monotonic() < deadline, f"not within {limit_s:.0f} s: {what}"
-        time.sleep(LOOK_S)
+        time.sleep(PROCESS_LOOK_S)
     return found
 
 

@@ -10,7 +10,8 @@ def kill_and_join(until, owner, second, late, join):
     """
     second.signal(signal.SIGKILL)
     second.process.wait()
-    late.start(*join).up()
-    second.start(*join).up()
+    starting = [node.start(*join) for node in (late, second)]
+    for node in starting:
+        node.up()
     at = owner.final()
     until("all go on", lambda: min(node.final() for node in (owner, second, late)) >= at + 3)
