@@ -9,7 +9,7 @@ HANGS_S = 300.0
 """No single step of a test takes a tenth of this on two cores that a dozen other processes share."""
 LOOK_S = 0.02
 PROCESS_LOOK_S = 0.1
-"""Between two looks at other processes: a status takes milliseconds of theirs and ours, and they train meanwhile."""
+"""Between two looks at other processes: a status takes milliseconds of theirs and ours, and they train."""
 
 
 def poll(what: str, true: Callable[[], Any], limit_s: float = HANGS_S) -> Any:
