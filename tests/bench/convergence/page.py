@@ -95,7 +95,7 @@ def _setting(own: Sequence[Line], lines: Sequence[Line], group: Wanted) -> str:
     cpu_s = sum(line.cpu_s for line in own)
     return (
         f"{step};\n{tokens:,} tokens in all, of `{spec.data.source}`. Seeds {seeds}. Peak rate of methods with\n"
-        f"rounds {spec.inner.lr:g}; validation on {VALIDATION_TOKENS:,} tokens. Code {codes}, "
+        f"rounds {SIZES[group.size].lr:g}; validation on {VALIDATION_TOKENS:,} tokens. Code {codes}, "
         f"{', '.join(sorted({line.device for line in own}))},\n"
         f"torch {', '.join(sorted({line.torch for line in own}))}; {cpu_s:,.0f} CPU seconds of a machine "
         "that others used too.\n"
