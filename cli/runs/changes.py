@@ -17,6 +17,7 @@ FIXED = ("version", "owner", "name", "data", "admission", "start", "base", "serv
 def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
     """The spec with `key.key=value` set; values are JSON, or else text. Raises ConfigError."""
     tree: dict[str, Any] = msgspec.to_builtins(spec, builtin_types=(bytes,))
+    given = {change.partition("=")[0] for change in changes}
     for change in changes:
         key, equals, text = change.partition("=")
         if not equals:
@@ -28,22 +29,21 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
             )
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
-            _forget_numbers(tree["inner"], changes)
+            _forget_numbers(tree["inner"], given)
     if tree["inner"].get("optimizer") == "spsa":
-        _forget_gradients(tree, {change.partition("=")[0] for change in changes})
+        _forget_gradients(tree, given)
     changed = _adapted(to_struct(tree, RunSpec, strict=False))
-    if not any(change.startswith("inner.total_steps=") for change in changes):
+    if "inner.total_steps" not in given:
         changed = with_decay_at_end(changed)
     changed.check()
     return changed
 
 
-def _forget_numbers(inner: dict[str, Any], changes: tuple[str, ...]) -> None:
+def _forget_numbers(inner: dict[str, Any], given: set[str]) -> None:
     """Drop the preset's numbers of an optimizer that is not wanted; the user's own stay, and are checked.
 
     Its schedule goes with it: with others it was not measured.
     """
-    given = {change.partition("=")[0] for change in changes}
     for name in ("muon_lr", "muon_momentum", "decay_256"):
         if inner["optimizer"] != "muon" and f"inner.{name}" not in given:
             inner.pop(name, None)
