@@ -30,9 +30,13 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         _put(tree, key.split("."), _value(text))
         if key == "inner.optimizer":
             _forget_numbers(tree["inner"], given)
-    if tree["inner"].get("optimizer") == "spsa":
+    changed = to_struct(tree, RunSpec, strict=False)
+    if changed.inner.optimizer == "spsa":
+        # Only what has the types of a RunSpec can be looked into.
+        tree = msgspec.to_builtins(changed, builtin_types=(bytes,))
         _forget_gradients(tree, given)
-    changed = _adapted(to_struct(tree, RunSpec, strict=False))
+        changed = to_struct(tree, RunSpec, strict=False)
+    changed = _adapted(changed)
     if "inner.total_steps" not in given:
         changed = with_decay_at_end(changed)
     changed.check()

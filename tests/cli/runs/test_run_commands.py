@@ -100,6 +100,15 @@ def test_what_goes_with_steps_without_gradients_is_set_with_them(atoll):
     assert "inner.optimizer spsa and outer.overlap_steps cannot go together" in ran.err
 
 
+@pytest.mark.parametrize(
+    "words", [("inner=5",), ("outer=5", "inner.optimizer=spsa"), ("outer.stages=3", "inner.optimizer=spsa")]
+)
+def test_a_value_of_another_type_is_refused_in_one_line_whatever_goes_with_it(atoll, words):
+    ran = atoll("run", "new", "t", *MARKOV, *(word for change in words for word in ("--set", change)))
+    assert (ran.code, ran.err.count("\n")) == (78, 1)
+    assert "Expected" in ran.err
+
+
 def test_set_turns_audits_on(atoll):
     spec = made(atoll, "t", "--set", "audit={}", "--set", "reduce=null", "--set", "audit.windows=32")["spec"]
     assert spec["audit"] == {"windows": 32, "lag": 2, "memory": 32}
