@@ -38,7 +38,7 @@ class Links:
 
     def joins(self, one: int, other: int) -> bool:
         """Whether questions and answers pass between the two."""
-        return self.passes(one, other) and self.passes(other, one)
+        return not self._blocked or (self.passes(one, other) and self.passes(other, one))
 
     def is_lost(self) -> bool:
         """Whether this push gets lost."""
