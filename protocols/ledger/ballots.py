@@ -166,6 +166,8 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
 
 def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     match body:
+        case records.Ack():
+            return replace(book, acks={**book.acks, author: body.members}), ""
         case records.Contribution() if author in book.contributors:
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order
         case records.Reduction() if author in book.reductions.values():
@@ -174,8 +176,6 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
             return _contribute(book, entry, author, body), ""
         case records.Reduction():
             return replace(book, reductions={**book.reductions, entry: author}), ""
-        case records.Ack():
-            return replace(book, acks={**book.acks, author: body.members}), ""
         case records.Prepare() if body.ballot.proposer == author:
             return replace(book, prepares={**book.prepares, body.ballot: entry}), ""
         case records.Proposal() if body.ballot.proposer == author:

@@ -182,6 +182,8 @@ LONG = 16
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     match body:
+        case Vote(round=number):  # first, because most entries are votes
+            return book.with_vote(author, number) if number > book.voted.get(author, -1) else book
         case Exclude() if author != book.owner:
             return _add_vote(book, author, body)
         case Exclude(round=number, peer=peer):
@@ -202,8 +204,6 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
             if author in book.left:
                 book = replace(book, back={**book.back, author: book.back[author] | {name}})
             return _sign(replace(book, chosen={**book.chosen, author: name}), name, author, body)
-        case Vote(round=number) if number > book.voted.get(author, -1):
-            return book.with_vote(author, number)
     return book
 
 
@@ -252,6 +252,9 @@ def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     return replace(book, places={**book.places, place: (*book.children(*place), name)})
 
 
+_CHOOSING = frozenset([Epoch, Follow, Leave])
+
+
 def chosen_path(
     entries: Iterable[tuple[PeerId, Body]], me: PeerId, orphans: Iterable[tuple[PeerId, Body]] = ()
 ) -> tuple[Epoch, ...]:
@@ -261,7 +264,8 @@ def chosen_path(
     """
     book = EpochBook()
     for author, body in entries:
-        book = add_entry(book, author, body)
+        if type(body) in _CHOOSING:  # of the others nothing is asked here, and they are nearly all
+            book = add_entry(book, author, body)
     for author, body in orphans:
         book = add_orphan(book, author, body) if isinstance(body, Epoch) else book
     # What it signed last may wait for others still: then it was where that begins.

@@ -301,7 +301,7 @@ def _note_stable(state: finality_types.FinalityState) -> finality_types.Finality
     # Once this node closed the round after it, what was late has come; an idle node closes no round any more.
     stable = state.idle or state.closed > state.deciding
     if not stable:
-        return replace(state, stable_since=None)
+        return state if state.stable_since is None else replace(state, stable_since=None)
     return state if state.stable_since is not None else replace(state, stable_since=state.now)
 
 

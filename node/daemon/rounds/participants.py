@@ -57,7 +57,7 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def there(self) -> frozenset[PeerId]:
         """The authors of those that are held."""
-        return frozenset(self.authors[entry] for entry in self.held)
+        return frozenset(map(self.authors.__getitem__, self.held))
 
 
 def taking_part(members: Mapping[PeerId, MemberView], number: int, ahead: int = 0) -> set[PeerId]:
@@ -109,7 +109,7 @@ def expected(
     awaited = {me, *book.there, *taking_part(members, number)}
     awaited.update(filter(members.__contains__, book.authors.values()))
     if just_left:
-        awaited.update(peer for peer, left in just_left.items() if left == number and peer in members)
+        awaited.update([peer for peer, left in just_left.items() if left == number and peer in members])
     return awaited
 
 

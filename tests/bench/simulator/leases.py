@@ -86,7 +86,7 @@ class Leases:
         if not changed and len(self._views) == len(self._known):
             return
         self._changed = set()
-        self._ends = min((lease.began for lease in self._known.values()), default=now) + self._lease_s
+        self._ends = min([lease.began for lease in self._known.values()], default=now) + self._lease_s
         new = {peer: self._view(peer, self._known[peer], now, local) for peer in sorted(changed)}
         views = {peer: view for peer, view in (self._views | new).items() if peer in self._known}
         if views != self._views:

@@ -46,4 +46,5 @@ class Links:
 
     def delay_s(self, sender: int, receiver: int) -> float:
         """Seconds until a pushed message is there."""
-        return self._rng.uniform(0.05, 0.6) * max(self.slowness[sender], self.slowness[receiver])
+        slowness = self.slowness
+        return self._rng.uniform(0.05, 0.6) * max(slowness[sender], slowness[receiver])
