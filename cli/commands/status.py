@@ -213,9 +213,10 @@ def limits(use: control_messages.LimitUse) -> str:
 
 
 def ledger(use: LedgerUse) -> str:
-    """Who is in the ledger, and how many without work had to go."""
+    """Who is in the ledger, how many without work had to go, and which rounds it has records of."""
     new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
-    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}"
+    kept = f"; records from round {use.records_from} on" if use.records_from else ""
+    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}{kept}"
 
 
 def counts(standing: Standing | None) -> str:

@@ -178,6 +178,7 @@ class DaemonOperator:
             places=newcomers.quota.authors,
             pruned=newcomers.pruned,
             disk_bytes=self.swarm.ledger.disk_bytes,
+            records_from=self.control.view().records_from,
         )
 
     def _network(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from atoll.protocols.local.control_messages import (
     Watch,
 )
 from atoll.protocols.local.progress import WorkProgress
-from atoll.protocols.local.standing import Exclusion, Standing, VotesAgainst
+from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
 
 def test_status_says_what_and_why(atoll, daemon):
@@ -85,6 +85,13 @@ def test_status_says_what_and_why(atoll, daemon):
 )
 def test_a_status_reads_as_it_is(daemon, changed, line):
     assert line in facts(replace(daemon.operator.state, **changed))
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, ""), (961, "; records from round 961 on")])
+def test_a_status_says_from_which_round_on_there_are_records(daemon, first, said):
+    use = LedgerUse(accepted=3, worked=0, new=1, places=64, pruned=0, disk_bytes=4_000_000, records_from=first)
+    line = f"ledger    3 authors, 0 more that worked, 1 new of 64 places; 4 MB{said}"
+    assert line in facts(replace(daemon.operator.state, ledger=use))
 
 
 def test_status_says_where_the_time_goes(atoll, daemon):
