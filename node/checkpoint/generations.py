@@ -194,7 +194,13 @@ class Unfinished:
                 raise
             self._close()
             sync_folder(self.folder)
-            _forget(self.older[KEPT - 1 :])
+            _forget(self._outlived())
+
+    def _outlived(self) -> list[Path]:
+        """Generations that are not kept: of two that share a tensor file, the older one."""
+        if self._manifest.tensors:
+            return [self.older[0], *self.older[KEPT:]]
+        return self.older[KEPT - 1 :]
 
     def drop(self) -> None:
         """Give this generation up and delete its files. Raises DiskFault."""

@@ -213,13 +213,18 @@ def test_rare_tensors_are_written_when_they_are_due_and_named_otherwise(tmp_path
 def test_rare_tensors_are_saved_alone(tmp_path, monkeypatch):
     """The rest is as it was: a stop in the middle of a round."""
     order, state = DiskOrder(monkeypatch), tmp_path / "state"
+    generations.begin(state, tensors(0), b"before", rare=rare(0)).finish()
     generations.begin(state, tensors(1), b"body", arrays=arrays(state, 7), rare=rare(1)).finish()
+    inode = (state / "0000000002" / "tensors.safetensors").stat().st_ino
     generations.begin_rare(state, rare(2)).finish()
     assert (value_of(state), rare_value(state)) == (1, (2, [1.0] * 4))
     found = generations.load(state)
     assert (found.body, torch.unique(found.tensors["final"]).tolist()) == (b"body", [7])
-    assert len({path.stat().st_ino for path in state.glob("*/tensors.safetensors")}) == 1
-    order.check("0000000001", "0000000002")
+    assert (state / "0000000003" / "tensors.safetensors").stat().st_ino == inode
+    order.check("0000000001", "0000000002", "0000000003")
+    assert names(state) == ["0000000001", "0000000003"], "two that do not share their tensors"
+    (state / "0000000003" / "tensors.safetensors").write_bytes(b"damaged")
+    assert generations.load(state).body == b"before"
 
 
 @pytest.mark.parametrize("file", ["rare.safetensors", "parts/shard-00001-model-00001-of-00001.safetensors"])
