@@ -24,9 +24,9 @@ from atoll.node.learning.inner.quantized import (
     saved_moment,
     saved_quantized,
 )
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS, MOMENTUM, is_orthogonalized, kinds_of
 from atoll.protocols.run.run_spec import InnerSpec

@@ -28,7 +28,7 @@ from atoll.protocols.local.control_messages import (
     TimeShares,
     Watch,
 )
-from atoll.protocols.local.progress import WorkProgress
+from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
 
@@ -58,6 +58,10 @@ def test_status_says_what_and_why(atoll, daemon):
         (
             {"activity": "finished", "round": 53, "reason": "the run is complete"},
             "now       all 54 rounds: finished – the run is complete, about 2.5 s left",
+        ),
+        (
+            {"learning_rate": RateNow(rate=0.002, phase="stable", step=31, until=400)},
+            "rate      0.002, stable until step 400 (now 31)",
         ),
         (
             {"activity": "paused", "reason": "paused by the operator", "eta_s": None},
