@@ -7,12 +7,14 @@ request that brings it.
 The process ends when the daemon's end of the pipe does.
 """
 
+import atexit
 import contextlib
 import faulthandler
 import gc
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -227,5 +229,17 @@ def main() -> None:
         return
 
 
+def leave() -> None:
+    """End the process well, in the order of the interpreter: threads, what is registered for the end, streams.
+
+    The interpreter would then take torch apart, which takes 0.8 s of CPU, and whoever stops a node waits for it.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # atexit's functions count on it: no thread works any more
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 if __name__ == "__main__":
     main()
+    leave()
