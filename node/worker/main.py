@@ -7,14 +7,12 @@ request that brings it.
 The process ends when the daemon's end of the pipe does.
 """
 
-import atexit
 import contextlib
 import faulthandler
 import gc
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
@@ -24,6 +22,7 @@ from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.schedule.time_account import Doing, TimeAccount
 from atoll.node.worker.session import Event, Session
+from atoll.p2p.system.quick_end import end_process
 from atoll.protocols.errors import AtollError, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 
@@ -229,17 +228,6 @@ def main() -> None:
         return
 
 
-def leave() -> None:
-    """End the process well, in the order of the interpreter: threads, what is registered for the end, streams.
-
-    The interpreter would then take torch apart, which takes 0.8 s of CPU, and whoever stops a node waits for it.
-    """
-    threading._shutdown()  # type: ignore[attr-defined]  # atexit's functions count on it: no thread works any more
-    atexit._run_exitfuncs()
-    sys.stderr.flush()
-    os._exit(0)
-
-
 if __name__ == "__main__":
     main()
-    leave()
+    end_process()
