@@ -22,6 +22,7 @@ from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.schedule.time_account import Doing, TimeAccount
 from atoll.node.worker.session import Event, Session
+from atoll.p2p.system.quick_end import end_process
 from atoll.protocols.errors import AtollError, CorruptFault, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 
@@ -229,3 +230,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    end_process()

@@ -23,6 +23,7 @@ from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec, open_run
+from tests.e2e.conftest import stop_all
 from tests.waiting import HANGS_S
 
 
@@ -270,8 +271,7 @@ def test_seeds(nodes, until):
     )
     assert "we train run" in reason
     assert f"…{a.seed()[-6:]}" in reason
-    for node in (a, b, stranger):
-        node.stop()
+    stop_all(a, b, stranger)
 
 
 class Evil:

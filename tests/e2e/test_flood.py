@@ -11,6 +11,7 @@ import pytest
 from atoll.p2p.membership.address_book import parse_seed
 from atoll.protocols.ids import RunId
 from atoll_bench.host import fresh_p2pd
+from tests.e2e.conftest import stop_all
 from tests.p2p.swarm.flooder import Flooder, fake_work
 
 pytestmark = pytest.mark.swarm
@@ -69,5 +70,4 @@ def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys, made_up):
     assert last["ledger"]["new"] <= last["ledger"]["places"]
     assert last["ledger"]["disk_bytes"] < 8 << 20, "most of it is SQLite's log, at most 4 MiB"
     assert "authors," in owner.atoll("status").out
-    for node in (owner, second, newcomer):
-        node.stop()
+    stop_all(owner, second, newcomer)

@@ -3,6 +3,7 @@
 import pytest
 
 from atoll.protocols.run.run_spec import open_run
+from tests.e2e.conftest import stop_all
 from tests.e2e.late_join import kill_and_join
 from tests.e2e.test_given_start import one_digest
 from tests.node.daemon.published import publish
@@ -33,8 +34,7 @@ def test_a_kill_and_a_late_join_end_with_one_digest_and_a_base_that_came_once(no
     assert len(one_digest(owner, second, late)) >= 3
     assert base_of(second) == came, "who has the base does not fetch it again"
     base_of(late)
-    for node in (late, second, owner):
-        node.stop()
+    stop_all(late, second, owner)
     exported = late.atoll("export", "peft", str(tmp_path / "adapter"), "--run", "tiny")
     assert exported.code == 0, exported.err
     assert f"{spec.model.parameters:,} parameters" in exported.out

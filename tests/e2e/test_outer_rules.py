@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.e2e.conftest import stop_all
 from tests.e2e.late_join import kill_and_join
 
 pytestmark = pytest.mark.swarm
@@ -65,5 +66,4 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
 
     until("all three folded a round", states)
     assert all(len(found) == 1 for found in states())
-    for node in (late, second, owner):
-        node.stop()
+    stop_all(late, second, owner)

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from atoll.p2p.blobs.store import BLOBS
+from tests.e2e.conftest import stop_all
 
 pytestmark = pytest.mark.swarm
 
@@ -43,13 +44,11 @@ def test_a_node_without_the_text_fetches_its_shards(nodes, until, tmp_path):
     keeper = nodes("keeper").start("--run", run, "--seed", owner.seed(), "--role", "seed").up()
     until("the seeder has all of it", lambda: _shards(keeper, about) == about["shards"])
     seed = keeper.seed()
-    for node in (other, owner):
-        node.stop()
+    stop_all(other, owner)
     late = nodes("late").start("--run", run, "--seed", seed).up()
     until("a newcomer trains without the owner", lambda: any(row["train_loss"] for row in late.rows()))
     assert _shards(late, about) >= 1
-    for node in (late, keeper):
-        node.stop()
+    stop_all(late, keeper)
 
 
 def _shards(node, about):

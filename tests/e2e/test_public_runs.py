@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import nodes_in
+from tests.e2e.conftest import nodes_in, stop_all
 from tests.waiting import HANGS_S, poll
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(900), pytest.mark.xdist_group("public runs")]
@@ -63,8 +63,7 @@ def shared(tmp_path_factory) -> Iterator[dict]:
         )
         assert owner.atoll("pause").code == 0, "it trains while somebody joins, not while nobody does"
         yield {"other": other, "owner": owner, "bootstrap": bootstrap, "run": run, "file": run_file}
-        for node in (owner, other):
-            node.stop()
+        stop_all(owner, other)
 
 
 def join(node, shared: dict, name: str, *flags: str, until) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.e2e.conftest import stop_all
+
 pytestmark = pytest.mark.swarm
 
 
@@ -14,5 +16,4 @@ def test_a_newcomer_solves_the_puzzle_and_trains(nodes, until):
     until("rounds of both are final", lambda: min(owner.final(), guest.final()) >= 1)
     late = [row for row in owner.rows() if row["final"] and guest.status()["peer"] in row["contributors"]]
     assert late
-    for node in (guest, owner):
-        node.stop()
+    stop_all(guest, owner)

@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.e2e.conftest import stop_all
+
 pytestmark = pytest.mark.swarm
 
 
@@ -42,5 +44,4 @@ def test_the_owner_excludes_a_member_and_takes_its_work_out(nodes, until):
     same = [number for number in states[0] if states[0][number] and states[1].get(number)]
     assert same
     assert all(states[0][number] == states[1][number] for number in same)
-    for node in (bad, good, owner):
-        node.stop()
+    stop_all(bad, good, owner)

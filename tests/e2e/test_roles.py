@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.e2e.conftest import stop_all
+
 pytestmark = pytest.mark.swarm
 
 
@@ -45,8 +47,7 @@ def test_roles_besides_training(nodes, until, tmp_path):
     peers = {row["contributors"] for row in map(_hashable, owner.rows()) if row["final"]}
     assert max(map(len, peers)) == 2
     assert evaluator.atoll("status").out.count("validated") == 1
-    for node in (relay, seeder, evaluator, other, owner):
-        node.stop()
+    stop_all(relay, seeder, evaluator, other, owner)
 
 
 def _hashable(row):

@@ -9,6 +9,7 @@ import msgspec
 from atoll.node.learning.data.dataset import Dataset, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.kernels.compiled import Ints
+from atoll.p2p.system.quick_end import end_process
 from atoll_bench.byzantine.audit_trial import AuditTrial
 from atoll_bench.byzantine.mixtures import works_of_windows
 from atoll_bench.byzantine.trial import Case, Trial, spec_of
@@ -49,3 +50,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    end_process()

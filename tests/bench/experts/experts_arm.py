@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.runs.presets import preset
+from atoll.p2p.system.quick_end import end_process
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -85,3 +86,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    end_process()

@@ -15,6 +15,7 @@ from atoll.node.import_export.import_run import importing, store_run
 from atoll.node.import_export.join_shards import join_shards
 from atoll.node.import_export.save_shard import save_shard
 from atoll.node.import_export.source_options import CheckpointSource
+from atoll.p2p.system.quick_end import end_process
 from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.run_spec import sign_run
 from atoll_bench.child import Orders, obey
@@ -116,3 +117,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    end_process()

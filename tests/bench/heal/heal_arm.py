@@ -6,6 +6,7 @@ from functools import cache
 
 from atoll.node.learning.data.dataset import Dataset, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.p2p.system.quick_end import end_process
 from atoll_bench.byzantine.trial import Case, spec_of
 from atoll_bench.child import obey
 from atoll_bench.heal.sides import Length, outcome
@@ -29,3 +30,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    end_process()

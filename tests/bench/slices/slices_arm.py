@@ -7,6 +7,7 @@ from typing import Any
 
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.p2p.system.quick_end import end_process
 from atoll_bench.child import Orders, obey
 from atoll_bench.experts.experts_arm import TrialRounds
 from atoll_bench.experts.experts_trial import Trial
@@ -34,3 +35,4 @@ async def main() -> None:
 
 if __name__ == "__main__":
     asyncio.run(main())
+    end_process()

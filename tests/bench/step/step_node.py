@@ -13,6 +13,7 @@ from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.runs.presets import preset
 from atoll.node.worker.session import Session
+from atoll.p2p.system.quick_end import end_process
 from atoll.protocols import codec
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, digest
@@ -107,3 +108,4 @@ ORDERS: Orders = {"memory": memory, "gradients": gradients, "seconds": seconds}
 
 if __name__ == "__main__":
     asyncio.run(obey(ORDERS))
+    end_process()

@@ -11,12 +11,14 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.last_holder import stay_while_last
@@ -35,6 +37,7 @@ from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
+from atoll.protocols import identity
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Divergence, Superseded
 from atoll.protocols.identity import Identity
@@ -644,6 +647,25 @@ class World:
                     continue
             assert key not in seen, key
             seen.add(key)
+
+
+class OnceChecked:
+    """A public key that remembers what it found to be signed by its owner; what is not, it checks each time."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = Ed25519PublicKey.from_public_bytes(key)
+        self._signed: set[tuple[bytes, bytes]] = set()
+
+    def verify(self, signature: bytes, message: bytes) -> None:
+        if (signature, message) not in self._signed:
+            self._key.verify(signature, message)
+            self._signed.add((signature, message))
+
+
+@pytest.fixture(autouse=True)
+def signatures_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes of a world are in one process, and each checks every signature: a tenth of these tests' CPU."""
+    monkeypatch.setattr(identity, "Ed25519PublicKey", SimpleNamespace(from_public_bytes=cache(OnceChecked)))
 
 
 @pytest.fixture
