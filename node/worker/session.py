@@ -40,6 +40,7 @@ from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
+from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.precompile import KernelsBeside
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
@@ -87,6 +88,8 @@ class Session:
         """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
+        if start.trains and self._spec.objective:
+            objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
         self._audit_rng = np.random.default_rng()
         layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
             arena_of(self._spec.model).chunks
