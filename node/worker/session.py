@@ -41,9 +41,9 @@ from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
-from atoll.node.worker.precompile import KernelsBeside
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
+from atoll.node.worker.schedule.precompile import KernelsBeside
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.p2p.blobs.store import BLOBS
