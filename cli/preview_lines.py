@@ -28,6 +28,7 @@ def preview_lines(
         *([f"roles      {', '.join(config.roles)}"] if config.roles else []),
         *([f"           {config.work.instead}"] if config.work.instead else []),
         f"model      {model_size(spec)}, context {spec.model.context}, {spec.outer.rounds} rounds",
+        *objective_lines(spec),
         f"now        {outlook_line(spec, outlook)}",
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
@@ -44,6 +45,16 @@ def model_size(spec: RunSpec) -> str:
     if not spec.model.lora_rank:
         return f"{spec.model.parameters:,} parameters"
     return f"{spec.model.parameters:,} parameters of adapters, {spec.model.base.parameters:,} frozen"
+
+
+def objective_lines(spec: RunSpec) -> list[str]:
+    """What members add to the loss of their steps, and whose code that is; nothing in a run without a term."""
+    if not spec.objective:
+        return []
+    found = f"objective  cross-entropy + {spec.objective.weight:g} · {spec.objective.name}"
+    if not spec.objective.package:
+        return [found]
+    return [f"{found}, by the package {spec.objective.package} that is installed here"]
 
 
 def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:

@@ -26,7 +26,10 @@ WORKER_ROOMS = ("node/worker/", "node/learning/", "node/checkpoint/")
 DAEMON_ROOMS = ("node/config/", "node/daemon/", "node/ipc/", "node/runs/", "node/doctor/")
 """Process 1 and what it is made of: no room of the worker, so no torch, not even through another module."""
 LEAVES = (
-    *(f"node/learning/{room}/" for room in ("model", "data", "inner", "outer", "compress", "reduction")),
+    *(
+        f"node/learning/{room}/"
+        for room in ("model", "data", "inner", "outer", "compress", "reduction", "objectives")
+    ),
     "node/learning/zeroth_order/",
     "node/checkpoint/",
     "node/import_export/huggingface/",
@@ -120,7 +123,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 68_140
+BUDGET_LINES = 68_890
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers

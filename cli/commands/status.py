@@ -29,6 +29,7 @@ from atoll.node.config.home import Home
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.progress import RateNow
 from atoll.protocols.local.standing import LedgerUse, Standing
 
 UNHEALTHY = 4
@@ -137,6 +138,12 @@ def one_line(now: control_messages.Status) -> str:
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
 
+def rate_line(now: RateNow) -> str:
+    """The learning rate and the part of its schedule: `0.002, stable until step 400 (now 31)`."""
+    until = "" if now.until is None else f" until step {now.until}"
+    return f"{now.rate:.3g}, {now.phase}{until} (now {now.step})"
+
+
 def facts(now: control_messages.Status) -> Iterator[str]:
     """A status for a screen, one fact a line."""
     doing = now.activity + (f" – {now.reason}" if now.reason else "")
@@ -158,6 +165,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     if trains(now):
         yield f"speed     {number(now.tokens_per_s, 0)} tokens/s on {now.device}"
         yield f"          trained {span(now.train_s)}, waited {span(now.wait_s)} in the newest round"
+        if now.learning_rate is not None:
+            yield f"rate      {rate_line(now.learning_rate)}"
         if now.overlap_allowed:
             yield f"overlap   {overlap(now)}"
         yield f"goodput   {goodput_line(now.goodput)}"
@@ -213,9 +222,10 @@ def limits(use: control_messages.LimitUse) -> str:
 
 
 def ledger(use: LedgerUse) -> str:
-    """Who is in the ledger, and how many without work had to go."""
+    """Who is in the ledger, how many without work had to go, and which rounds it has records of."""
     new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
-    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}"
+    kept = f"; records from round {use.records_from} on" if use.records_from else ""
+    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}{kept}"
 
 
 def counts(standing: Standing | None) -> str:

@@ -16,7 +16,7 @@ from atoll.node.config.home import Home
 @json_option
 def kernels(home: Home, as_json: bool) -> None:
     """Compile the kernels now: the first start after an install then only loads them."""
-    from atoll.node.worker import precompile  # torch and the compiler: not for --help
+    from atoll.node.worker.schedule import precompile  # torch and the compiler: not for --help
 
     count, done, began_s = precompile.PART_COUNT, itertools.count(1), time.monotonic()
     with ProgressLine("compiling kernels", quiet=as_json) as line:

@@ -38,9 +38,23 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         changed = to_struct(tree, RunSpec, strict=False)
     changed = _adapted(changed)
     if "inner.total_steps" not in given:
-        changed = with_decay_at_end(changed)
+        changed = _with_schedule_of(changed, spec)
     changed.check()
     return changed
+
+
+def _with_schedule_of(changed: RunSpec, before: RunSpec) -> RunSpec:
+    """The changed run with a learning rate that ends with it: a decay always, a cosine where its steps changed.
+
+    A run that continues another one goes on in the cosine of that one, which a longer one would raise again.
+    """
+    inner = changed.inner
+    is_cosine = inner.decay_256 is msgspec.UNSET
+    if is_cosine and not inner.first_step and changed.last_step != before.last_step:
+        return msgspec.structs.replace(
+            changed, inner=msgspec.structs.replace(inner, total_steps=max(1, changed.last_step))
+        )
+    return with_decay_at_end(changed)
 
 
 def _forget_numbers(inner: dict[str, Any], given: set[str]) -> None:

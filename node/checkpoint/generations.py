@@ -2,7 +2,8 @@
 
     0000000041/tensors.safetensors, manifest     the save before
     0000000042/tensors.safetensors, manifest     the newest
-    0000000042/parts/                            in it, where several processes hold parts of some tensors
+    0000000042/rare.safetensors                  in it: tensors that few saves write (`Rare`)
+    0000000042/parts/                            more of these, where several processes hold parts of them
     0000000042/NAME.array                        in it: a tensor that was in a file already (`SavedArray`)
     *.part                                       unfinished, deleted by the next save
     *.bad                                        did not verify, set aside by a load, deleted by the next save
@@ -10,7 +11,10 @@
 A manifest is the BLAKE3 of its body, then the body: canonical msgpack that names every tensor and the
 hash of the tensor file. So every flipped bit is found, and the generation before is used instead.
 
-Format 1, which is read too, has no arrays.
+A save that does not write the rare tensors gives those of the newest generation a second name. So a bit that flips
+in them may be in both generations: then the newest is used without them.
+
+Formats 1 and 2 are read too. Format 1 has no arrays, and neither has rare tensors: parts are hashed with the rest.
 """
 
 import errno
@@ -23,26 +27,34 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-import msgspec
 import torch
 from blake3 import blake3
+from msgspec.structs import replace
 from torch import Tensor
 
 from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.disk import TEMPORARY, remove_tree, write_piece
+from atoll.node.checkpoint.manifests import (
+    EMPTY,
+    MANIFEST_MAX_BYTES,
+    ArrayRow,
+    GenerationManifest,
+    TensorRow,
+    manifest_of,
+)
 from atoll.node.checkpoint.mapped_arrays import link_or_copy
 from atoll.node.checkpoint.parts import WriteParts, hash_with_parts, read_parts
 from atoll.p2p.system.atomic_files import disk, sync_folder
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
-from atoll.protocols.ids import DIGEST_BYTES, Digest, digest
+from atoll.protocols.ids import Digest, digest
 
-FORMAT = 2
-_OLDER_FORMAT = 1
 KEPT = 2
-MANIFEST_MAX_BYTES = 64 << 20
-_TENSORS, _MANIFEST, _BAD, _ARRAY = "tensors.safetensors", "manifest", ".bad", ".array"
+_TENSORS, _RARE, _MANIFEST = "tensors.safetensors", "rare.safetensors", "manifest"
+_BAD, _ARRAY = ".bad", ".array"
 PARTS = "parts"
+RARE_FORMAT = 3
+"""First format with rare tensors, to which the parts belong."""
 _FETCHED = 1 << 24
 """Values that are fetched from another device at a time."""
 _HOLE_BYTES = 1 << 16
@@ -57,45 +69,14 @@ Check = Callable[[Mapping[str, Tensor]], None]
 """Raises CorruptFault for tensors that the caller cannot use."""
 
 
-class TensorRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor of the file, in file order."""
+class Rare(NamedTuple):
+    """Tensors that few saves write, and what writes further ones, of which several processes hold parts."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class ArrayRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One tensor that is a file of its own: nothing but its values."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    before: bytes
-    """What was hashed before the values."""
-    hash: Digest
-    """BLAKE3 of `before` and the values."""
+    tensors: Mapping[str, Tensor]
+    parts: WriteParts | None = None
 
 
-class GenerationManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The index of a generation: its tensors, their hash and the caller's body."""
-
-    format: int
-    rows: tuple[TensorRow, ...]
-    tensors: Digest
-    """BLAKE3 of the tensor file; with parts, of that and of them (`hash_with_parts`)."""
-    body: bytes
-    """The caller's own message, msgpack."""
-    arrays: tuple[ArrayRow, ...] = ()
-
-
-class OlderManifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The manifest of format 1."""
-
-    format: int
-    rows: tuple[TensorRow, ...]
-    tensors: Digest
-    body: bytes
+NO_RARE = Rare({})
 
 
 class SavedArray(NamedTuple):
@@ -114,7 +95,7 @@ class Loaded(NamedTuple):
     tensors: dict[str, Tensor]
     body: bytes
     report: tuple[str, ...]
-    """One line for each newer generation that did not verify."""
+    """One line for each newer generation that did not verify, and for rare tensors that did not."""
     arrays: dict[str, Path]
     """Files of the tensors that have one of their own; they are mapped, and deleted with their generation."""
 
@@ -127,45 +108,69 @@ class Unfinished:
     final: Path
     older: list[Path]
     _files: list[FileIO] = field(default_factory=list)
+    """All that must be on the disk before the generation has its name; the tensors first."""
     _later: list[tuple[int, Tensor]] = field(default_factory=list)
     """Places in the tensor file, and what belongs there."""
-    _rows: tuple[TensorRow, ...] = ()
+    _manifest: GenerationManifest = EMPTY
+    """What is known of it; `finish` adds the hashes of what was written."""
     _arrays: Mapping[str, SavedArray] = field(default_factory=dict)
-    _body: bytes = b""
+    _rare: FileIO | None = None
+    """None: not written, but that of the generation before."""
 
     @property
     def _part(self) -> Path:
         return self.final.with_name(self.final.name + TEMPORARY)
 
     def write(
-        self,
-        tensors: Mapping[str, Tensor],
-        body: bytes,
-        steady: Collection[str],
-        parts: WriteParts | None,
-        arrays: Mapping[str, SavedArray],
+        self, tensors: Mapping[str, Tensor], body: bytes, steady: Collection[str], arrays: Mapping[str, SavedArray]
     ) -> None:
         """Hand the tensors to the kernel, but those of `steady`: they may not change before `finish` has ended.
 
-        Raises OSError, and what `parts` raises.
+        Raises OSError.
         """
-        self._part.mkdir()
-        specs = {name: tensorfile.spec_of(tensor) for name, tensor in tensors.items()}
-        names = tensorfile.ordered(specs)
-        self._rows = tuple(TensorRow(name, tensorfile.name_of(specs[name][0]), specs[name][1]) for name in names)
-        self._body, self._arrays = body, arrays
-        file, header = self._open(_TENSORS), tensorfile.header_bytes(specs, "local")
-        write_piece(file, header)
-        at = len(header)
-        for name in names:
-            if name in steady:
-                self._later.append((at, tensors[name]))
-            else:
-                _write_at(file, at, tensors[name])
-            at += tensorfile.tensor_bytes(specs[name])
-        if parts is not None:
-            parts(self._part / PARTS)
+        file = self._open(_TENSORS)
+        rows = _write_all(file, tensors, steady, self._later)
+        self._arrays = arrays
+        self._manifest = replace(self._manifest, rows=rows, body=body)
+
+    def write_rare(self, rare: Rare) -> None:
+        """Hand these to the kernel. Raises OSError, and what `rare.parts` raises."""
+        if rare.parts is not None:
+            rare.parts(self._part / PARTS)
             self._files += [path.open("rb", buffering=0) for path in (self._part / PARTS).iterdir()]
+        if rare.tensors or rare.parts is not None:
+            self._rare = self._open(_RARE)
+            rows = _write_all(self._rare, rare.tensors, (), [])
+            self._manifest = replace(self._manifest, rare_rows=rows)
+
+    def linked_rare(self) -> bool:
+        """Whether those of the newest generation have a name in this one now. Raises OSError."""
+        try:
+            before = manifest_in(self.older[0])
+            if not before.rare:
+                return False
+            for path in (self.older[0] / PARTS).glob("*"):
+                (self._part / PARTS).mkdir(exist_ok=True)
+                self._name(f"{PARTS}/{path.name}")
+            self._name(_RARE)
+        except (CorruptFault, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _DAMAGE:
+                raise
+            remove_tree(self._part / PARTS)
+            return False
+        self._manifest = replace(self._manifest, rare_rows=before.rare_rows, rare=before.rare)
+        return True
+
+    def link_others(self, before: GenerationManifest) -> None:
+        """Name all but the rare tensors of the newest generation, whose manifest is `before`. Raises OSError."""
+        for name in (_TENSORS, *(f"{row.name}{_ARRAY}" for row in before.arrays)):
+            self._name(name)
+        self._manifest = replace(before, rare_rows=(), rare=b"")
+
+    def _name(self, name: str) -> None:
+        """Give a file of the newest generation a name in this one; it is made safe with the others."""
+        link_or_copy(self.older[0] / name, self._part / name)
+        self._files.append((self._part / name).open("rb", buffering=0))
 
     def finish(self) -> None:
         """Write the rest and wait for the disk; then this is the newest generation.
@@ -189,7 +194,13 @@ class Unfinished:
                 raise
             self._close()
             sync_folder(self.folder)
-            _forget(self.older[KEPT - 1 :])
+            _forget(self._outlived())
+
+    def _outlived(self) -> list[Path]:
+        """Generations that are not kept: of two that share a tensor file, the older one."""
+        if self._manifest.tensors:
+            return [self.older[0], *self.older[KEPT:]]
+        return self.older[KEPT - 1 :]
 
     def drop(self) -> None:
         """Give this generation up and delete its files. Raises DiskFault."""
@@ -199,12 +210,16 @@ class Unfinished:
 
     def _complete(self) -> None:
         """Write what could wait: steady tensors, the hash of all, the manifest."""
-        file = self._files[0]
-        for at, tensor in self._later:
-            _write_at(file, at, tensor)
-        hashed = hash_with_parts(_hash_of(file), self._part / PARTS)
-        rows = tuple(self._link(name, array) for name, array in sorted(self._arrays.items()))
-        manifest = codec.encode(GenerationManifest(FORMAT, self._rows, hashed, self._body, rows))
+        found = self._manifest
+        if not found.tensors:
+            file = self._files[0]
+            for at, tensor in self._later:
+                _write_at(file, at, tensor)
+            rows = tuple(self._link(name, array) for name, array in sorted(self._arrays.items()))
+            found = replace(found, tensors=_hash_of(file), arrays=rows)
+        if self._rare is not None:
+            found = replace(found, rare=hash_with_parts(_hash_of(self._rare), self._part / PARTS))
+        manifest = codec.encode(found)
         words = self._open(_MANIFEST)
         for piece in (digest(manifest), manifest):
             write_piece(words, piece)
@@ -226,6 +241,23 @@ class Unfinished:
     def _close(self) -> None:
         for file in self._files:
             file.close()
+
+
+def _write_all(
+    file: FileIO, tensors: Mapping[str, Tensor], steady: Collection[str], later: list[tuple[int, Tensor]]
+) -> tuple[TensorRow, ...]:
+    """Write a tensor file, but those of `steady`: their places are added to `later`. Its index."""
+    specs = {name: tensorfile.spec_of(tensor) for name, tensor in tensors.items()}
+    names, header = tensorfile.ordered(specs), tensorfile.header_bytes(specs, "local")
+    write_piece(file, header)
+    at = len(header)
+    for name in names:
+        if name in steady:
+            later.append((at, tensors[name]))
+        else:
+            _write_at(file, at, tensors[name])
+        at += tensorfile.tensor_bytes(specs[name])
+    return tuple(TensorRow(name, tensorfile.name_of(specs[name][0]), specs[name][1]) for name in names)
 
 
 def _write_at(file: FileIO, at: int, tensor: Tensor) -> None:
@@ -261,15 +293,36 @@ def begin(
     tensors: Mapping[str, Tensor],
     body: bytes,
     steady: Collection[str] = (),
-    parts: WriteParts | None = None,
     arrays: Mapping[str, SavedArray] | None = None,
+    rare: Rare = NO_RARE,
+    rare_is_saved: bool = False,
 ) -> Unfinished:
     """Write these tensors and this message; they are the newest generation after `finish`.
 
-    The tensors may change afterwards, but not those named in `steady`, which are written by `finish`.
-    `parts` writes further ones, of which several processes hold parts; `arrays` are files already. Raises
-    DiskFault.
+    The tensors may change afterwards, but not those named in `steady`, which are written by `finish`. `arrays`
+    are files already. `rare_is_saved`: those of the newest generation are taken where they can be. Raises
+    DiskFault, and what writes parts raises.
     """
+
+    def write(fresh: Unfinished) -> None:
+        fresh.write(tensors, body, steady, arrays or {})
+        if not (rare_is_saved and fresh.linked_rare()):
+            fresh.write_rare(rare)
+
+    return _begun(folder, write)
+
+
+def begin_rare(folder: Path, rare: Rare) -> Unfinished:
+    """The newest generation again, with other rare tensors. Raises CorruptFault, and as `begin` does."""
+
+    def write(fresh: Unfinished) -> None:
+        fresh.link_others(manifest_in(fresh.older[0]))
+        fresh.write_rare(rare)
+
+    return _begun(folder, write)
+
+
+def _begun(folder: Path, write: Callable[[Unfinished], None]) -> Unfinished:
     with disk(folder):
         if not folder.is_dir():
             folder.mkdir(parents=True)
@@ -278,7 +331,8 @@ def begin(
         kept = _generations(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
-            fresh.write(tensors, body, steady, parts, arrays or {})
+            fresh._part.mkdir()
+            write(fresh)
         except BaseException:
             fresh.drop()
             raise
@@ -296,10 +350,11 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     for at, generation in enumerate(found):
         try:
             with disk(generation):
-                tensors, manifest = _read(generation, check)
+                tensors, manifest, lacks = _read(generation, check)
         except CorruptFault as fault:
             report.append(fault.line())
             continue
+        report += lacks
         _set_aside(found[:at])
         files = {row.name: generation / f"{row.name}{_ARRAY}" for row in manifest.arrays}
         return Loaded(tensors, manifest.body, tuple(report), files)
@@ -322,16 +377,18 @@ def move_older(folder: Path, to: Path) -> None:
         sync_folder(changed)
 
 
-def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], GenerationManifest]:
-    """Tensors and index. Raises CorruptFault, OSError."""
+def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], GenerationManifest, list[str]]:
+    """Tensors and index, and a line if the rare tensors are damaged. Raises CorruptFault, OSError."""
     try:
-        with (generation / _MANIFEST).open("rb") as file:
-            manifest = _manifest(file.read(MANIFEST_MAX_BYTES + 1))
+        manifest = manifest_in(generation)
         with (generation / _TENSORS).open("rb") as file:
-            tensors = _tensors(file, manifest, generation / PARTS)
+            parts = generation / PARTS if manifest.format < RARE_FORMAT else None
+            tensors = _tensors(file, manifest.rows, manifest.tensors, parts)
         tensors |= {row.name: _array(generation / f"{row.name}{_ARRAY}", row) for row in manifest.arrays}
+        rare, lacks = _rare_of(generation, manifest)
+        tensors |= rare
         check(tensors)
-        return tensors, manifest
+        return tensors, manifest, lacks
     except (DecodeError, CorruptFault) as error:
         raise CorruptFault(f"{generation}: {error}") from error
     except OSError as error:
@@ -340,18 +397,26 @@ def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], Generation
         raise
 
 
-def _manifest(data: bytes) -> GenerationManifest:
-    if digest(data[DIGEST_BYTES:]) != data[:DIGEST_BYTES]:
-        raise DecodeError("the manifest does not have its hash")
-    body = data[DIGEST_BYTES:]
+def _rare_of(generation: Path, manifest: GenerationManifest) -> tuple[dict[str, Tensor], list[str]]:
+    """The rare tensors. The generation before may have the same files, so one that has none is better."""
+    if not manifest.rare:
+        return {}, []
     try:
-        manifest = codec.decode(body, GenerationManifest, max_bytes=MANIFEST_MAX_BYTES)
-    except DecodeError:
-        older = codec.decode(body, OlderManifest, max_bytes=MANIFEST_MAX_BYTES)
-        manifest = GenerationManifest(older.format, older.rows, older.tensors, older.body)
-    if manifest.format not in (_OLDER_FORMAT, FORMAT):
-        raise DecodeError(f"format {manifest.format}; this version reads {_OLDER_FORMAT} and {FORMAT}")
-    return manifest
+        with (generation / _RARE).open("rb") as file:
+            return _tensors(file, manifest.rare_rows, manifest.rare, generation / PARTS), []
+    except (DecodeError, CorruptFault, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _DAMAGE:
+            raise
+        return {}, [f"{generation}/{_RARE} is damaged: what it held begins anew ({error})"]
+
+
+def manifest_in(generation: Path) -> GenerationManifest:
+    """The index of a generation. Raises CorruptFault, OSError."""
+    with (generation / _MANIFEST).open("rb") as file:
+        try:
+            return manifest_of(file.read(MANIFEST_MAX_BYTES + 1))
+        except DecodeError as error:
+            raise CorruptFault(str(error)) from error
 
 
 def _array(path: Path, row: ArrayRow) -> Tensor:
@@ -367,13 +432,14 @@ def _array(path: Path, row: ArrayRow) -> Tensor:
     return torch.frombuffer(memory, dtype=spec[0]).view(spec[1])
 
 
-def _tensors(file: BinaryIO, manifest: GenerationManifest, parts: Path) -> dict[str, Tensor]:
-    specs = {row.name: (tensorfile.dtype_of(row.dtype), row.shape) for row in manifest.rows}
+def _tensors(file: BinaryIO, rows: Collection[TensorRow], hashed: bytes, parts: Path | None) -> dict[str, Tensor]:
+    specs = {row.name: (tensorfile.dtype_of(row.dtype), row.shape) for row in rows}
     hasher = blake3(tensorfile.read_header(file, tensorfile.HEADER_MAX_BYTES))
     tensors = {name: tensorfile.read_tensor(file, spec, hasher.update) for name, spec in specs.items()}
-    if file.read(1) or hash_with_parts(Digest(hasher.digest()), parts) != manifest.tensors:
+    found = Digest(hasher.digest())
+    if file.read(1) or (hash_with_parts(found, parts) if parts else found) != hashed:
         raise DecodeError("the tensors do not have the hash that the manifest names")
-    return tensors | read_parts(parts)
+    return tensors | (read_parts(parts) if parts else {})
 
 
 def _generations(folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.checkpoint import generations
-from atoll.node.checkpoint.parts import WriteParts
+from atoll.node.checkpoint.manifests import MANIFEST_MAX_BYTES
 from atoll.node.checkpoint.tensorfile import all_finite, read_atom, write_atom
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
@@ -135,14 +135,15 @@ def begin_local(
     body: LocalBody,
     tensors: Mapping[str, Tensor],
     steady: Collection[str] = (),
-    parts: WriteParts | None = None,
     arrays: Mapping[str, generations.SavedArray] | None = None,
+    moments: generations.Rare = generations.NO_RARE,
+    moments_are_saved: bool = False,
 ) -> generations.Unfinished:
     """Write; saved whole or not at all by `finish`, until which `steady` may not change.
 
-    The save before is kept. `parts`, `arrays`: see generations.begin. Raises DiskFault.
+    The save before is kept. `arrays`, and the moments, which are rare: see generations.begin. Raises DiskFault.
     """
-    return generations.begin(folder, tensors, codec.encode(body), steady, parts, arrays)
+    return generations.begin(folder, tensors, codec.encode(body), steady, arrays, moments, moments_are_saved)
 
 
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
@@ -154,7 +155,7 @@ def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: No
     if loaded is None:
         return None
     try:
-        body = codec.decode(loaded.body, LocalBody, max_bytes=generations.MANIFEST_MAX_BYTES)
+        body = codec.decode(loaded.body, LocalBody, max_bytes=MANIFEST_MAX_BYTES)
     except DecodeError as error:
         raise CorruptFault(f"{folder}: {error}", hint="another version wrote it; use that one") from error
     if body.run != run:

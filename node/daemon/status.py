@@ -19,6 +19,7 @@ from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
+from atoll.node.daemon.telemetry.run_outlook import rate_now
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
@@ -49,6 +50,11 @@ class StopDaemon(Protocol):
 
     def __call__(self, *, finish: bool = False) -> None:
         """Begin to stop."""
+
+
+def speed_of(row: control_messages.RoundStatus | None) -> float | None:
+    """Tokens per second of a round that this node trained; None where that is not known."""
+    return row.tokens / row.train_s if row and row.tokens and row.train_s > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +110,8 @@ class DaemonOperator:
             peers=len(self.swarm.neighbours()),
             paths=dict(Counter(peer.path for peer in self.swarm.peers() if peer.connected and peer.path)),
             train_loss=at_work.loss if at_work else own.train_loss if own else None,
-            tokens_per_s=progress.tokens_per_s if progress else None,
+            tokens_per_s=progress.tokens_per_s if progress else speed_of(own),
+            learning_rate=rate_now(spec.inner, spec.steps_before(number) + (at_work.step if at_work else 0)),
             payload_bytes=own.payload_bytes if own else None,
             train_s=own.train_s if own else None,
             wait_s=own.wait_s if own else None,
@@ -178,6 +185,7 @@ class DaemonOperator:
             places=newcomers.quota.authors,
             pruned=newcomers.pruned,
             disk_bytes=self.swarm.ledger.disk_bytes,
+            records_from=self.control.view().records_from,
         )
 
     def _network(self) -> dict[str, Any]:

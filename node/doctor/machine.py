@@ -20,6 +20,7 @@ from atoll.node.config.node_config import devices_of
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import config_or_cpu, trained_experts
 from atoll.node.runs.capacity.free_resources import states_of
+from atoll.node.runs.capacity.join_preview import average_bytes
 from atoll.node.runs.capacity.machine_fit import measure_machine
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.p2p.membership.address_book import parse_seed
@@ -88,7 +89,10 @@ def free_disk(given: DoctorInput) -> Iterator[Finding]:
     free = shutil.disk_usage(_existing(given.home.root)).free
     need = DISK_WARN_BYTES
     if given.run is not None:
-        need = max(DISK_FAIL_BYTES, SNAPSHOTS_KEPT * snapshot_max_bytes(given.run) + base_max_bytes(given.run))
+        stored = SNAPSHOTS_KEPT * snapshot_max_bytes(given.run) + base_max_bytes(given.run)
+        if given.config is not None:
+            stored += average_bytes(given.run, given.config)
+        need = max(DISK_FAIL_BYTES, stored)
     text = f"{free / GB:.1f} GB free, about {need / GB:.1f} GB needed"
     if free < need:
         remedy = "free some space, or choose another --home"

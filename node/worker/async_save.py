@@ -5,7 +5,7 @@ thread, for one save at a time. A round is safe, and may be announced, when the 
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint import generations
 from atoll.node.checkpoint.disk import write_file
-from atoll.node.checkpoint.generations import SavedArray, Unfinished
+from atoll.node.checkpoint.generations import Rare, SavedArray, Unfinished
 from atoll.node.checkpoint.local import (
     AVERAGE,
     FINAL,
@@ -38,6 +38,7 @@ from atoll.node.worker.learner import Learner, experts_among
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.round_trainer import RoundTrainer
+from atoll.node.worker.schedule.moment_saves import MomentSaves
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, CorruptFault
 from atoll.protocols.ids import Digest
@@ -122,8 +123,7 @@ class AsyncSave:
 class WorkerState:
     """What a restart must find again, collected from the parts of a session: one generation, whole or not at all.
 
-    The view is not in it: it follows from Θ_final and the sets, which the daemon gives again. The local weights
-    and their anchor are saved only where they are more than the view.
+    The view is not in it: it follows from Θ_final and the sets, which the daemon gives again.
     """
 
     spec: RunSpec
@@ -140,14 +140,12 @@ class WorkerState:
     """Whether this worker will train its local weights; zeroth-order steps make theirs afresh from the view."""
     average: StateAverage = field(default_factory=StateAverage)
     """Of the final states; saved beside Θ_final, of the same round."""
+    moment_saves: MomentSaves = field(default_factory=MomentSaves)
     settled: int = -1
     """See LocalBody."""
 
-    def begin_generation(self) -> Unfinished:
-        """Hand everything as it is now to the kernel; Θ_final may not change before the result's `finish`.
-
-        Raises DiskFault.
-        """
+    def begin_generation(self, with_moments: bool = False) -> Unfinished:
+        """Hand all to the kernel, moments if due or `with_moments`; `finish` needs Θ_final. Raises DiskFault."""
         weights = self.learner.weights
         carried = carries(self.spec) and not weights.is_scratch
         body = LocalBody(
@@ -164,7 +162,8 @@ class WorkerState:
             settled=self.settled,
             left=tuple(sorted(self.feedback.left)),
         )
-        moments, parts = self.learner.moments()
+        moments, kind = self._moments()
+        writes = self.moment_saves.begin(kind, forced=with_moments)
         final, states = self._states(body.state)
         tensors = {
             **final,
@@ -172,9 +171,20 @@ class WorkerState:
             **(self.feedback.memory.tensors() if self.feedback.memory is not None else {}),
             **(self.slices.tensors() if self.slices is not None else {}),
             **(weights.tensors() if carried else {}),
-            **moments,
         }
-        return begin_local(self.folder, body, tensors, steady=final.keys(), parts=parts, arrays=states)
+        return begin_local(self.folder, body, tensors, final.keys(), states, moments, not writes)
+
+    def save_moments(self) -> None:
+        """Save the newest generation again, with the moments as they are now. Raises CorruptFault, DiskFault."""
+        moments, kind = self._moments()
+        self.moment_saves.begin(kind, forced=True)
+        generations.begin_rare(self.folder, moments).finish()
+        self.moment_saves.end()
+
+    def _moments(self) -> tuple[Rare, Hashable]:
+        """The moments, and what is equal as long as only steps change them."""
+        moments, parts = self.learner.moments()
+        return Rare(moments, parts), (self.learner.moment_changes, frozenset(moments))
 
     def _states(self, state: Digest) -> tuple[dict[str, Tensor], dict[str, SavedArray]]:
         """Θ_final and the average as tensors to write, or as the files that they are in already."""
@@ -237,8 +247,9 @@ class WorkerState:
         weights = self.learner.weights
         if weights.are_in(found.tensors):
             weights.load(found.tensors, found.body.sent, found.body.sent_experts, self.fold.view_C4096)
-        else:  # they were the view, and will be
+        else:  # all that moved them is sent, or they were the view
             weights.start(self.fold.view_C4096)
+            weights.sent, weights.sent_experts = body.sent, body.sent_experts
         others = (FINAL, AVERAGE, "residual", "kept", MEMORY, *SAVED)
         self.learner.inner.load({name: t for name, t in found.tensors.items() if not name.startswith(others)})
 

@@ -133,6 +133,11 @@ class Learner:
         return self._ranks.loss_of(self._replica, self._changes, window_BT1)
 
     @property
+    def moment_changes(self) -> tuple[bytes, int]:
+        """Of what the moments are, and how often other things than steps changed them."""
+        return self.experts, self._replica.inner.changes
+
+    @property
     def _changes(self) -> tuple[int, int]:
         return self._weights.changes, self._replica.inner.changes
 

@@ -179,19 +179,18 @@ class LocalWeights:
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: L as `local/NAME`, without copies; A of the chunks where it is not L.
 
-        When a round has just been encoded these are none of its cover.
+        When a round has just been encoded these are none of its cover. Nothing where these are none: all is sent.
         """
         rows = list[int]()
         for span in self._slabs_of(self._trained):
             anchor, local = self.anchor_C4096[span.start : span.stop], self.rows(span)
             differ = (anchor.view(torch.int32) != local.view(torch.int32)).any(1)
             rows += (torch.nonzero(differ).flatten() + span.start).tolist()
+        if not rows:
+            return {}
         at = torch.tensor(rows, dtype=torch.int64)
-        return {
-            ANCHOR_ROWS: at,
-            ANCHOR: self.anchor_C4096[at.to(self.anchor_C4096.device)],
-            **{LOCAL + name: value for name, value in self._named.items()},
-        }
+        trained = {LOCAL + name: value for name, value in self._named.items()}
+        return {ANCHOR_ROWS: at, ANCHOR: self.anchor_C4096[at.to(self.anchor_C4096.device)], **trained}
 
     def are_in(self, tensors: Mapping[str, Tensor]) -> bool:
         """Whether a generation holds local weights of all that is trained here."""

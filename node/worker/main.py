@@ -23,7 +23,7 @@ from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.schedule.time_account import Doing, TimeAccount
 from atoll.node.worker.session import Event, Session
 from atoll.p2p.system.quick_end import end_process
-from atoll.protocols.errors import AtollError, DiskFault, Superseded
+from atoll.protocols.errors import AtollError, CorruptFault, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
@@ -130,7 +130,7 @@ class Worker:
         if self._training is not None:
             self._training[1].close()
         self._training, self._held, self._waiting_saves = None, False, []
-        with contextlib.suppress(DiskFault):  # as after a kill: what was not saved is asked for again
+        with contextlib.suppress(CorruptFault, DiskFault):  # as after a kill: it is asked for again
             self._session.close()
         self._session = None
         gc.collect()  # its memory goes before the next one needs as much

@@ -3,8 +3,8 @@
 Holds 4 bytes per trained value each for the error feedback, the local weights and their anchor, and 8 for Adam;
 Θ_final and the view are mapped files. The device of error feedback and anchor is chosen by `encoder_choice`. After
 each trained round everything but the view is saved in one generation (`state/`), while the next round is trained
-(`async_save`). A Finalize is saved with the next trained round, or at once if saving takes a small share of the
-time: were it lost, the daemon would ask for it again, and it gives the same bits.
+(`async_save`); the moments with every eighth one (`moment_saves`). A Finalize is saved with the next trained
+round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it again.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
@@ -39,9 +39,10 @@ from atoll.node.worker.multi_device.group import check_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
-from atoll.node.worker.precompile import KernelsBeside
+from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
+from atoll.node.worker.schedule.precompile import KernelsBeside
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.p2p.blobs.store import BLOBS
@@ -86,6 +87,8 @@ class Session:
         """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
+        if start.trains and self._spec.objective:
+            objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
         self._audit_rng = np.random.default_rng()
         layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
             arena_of(self._spec.model).chunks
@@ -234,6 +237,7 @@ class Session:
         self._spent.begin_save()
         trained = msgspec.structs.replace(trained, parted=self._release_moments(trained.pending.round))
         self._feedback.add(trained.pending)
+        self._state.moment_saves.trained_round()
         self._async_save.add(trained, payload)
         self._trained = trained
         self._begin_save()
@@ -251,11 +255,13 @@ class Session:
         return None
 
     def close(self) -> None:
-        """Save what is not saved yet, nothing of the round at hand, and end the ranks. Raises DiskFault."""
+        """Save what is not saved yet, of a round at hand the moments alone. Raises CorruptFault, DiskFault."""
         self._kernels.end()
         self._end_save()
         if not self._is_saved and not self._is_training:
-            self._save()
+            self._save(with_moments=True)
+        elif self._state.moment_saves.are_old and self._is_saved:
+            self._state.save_moments()
         if self._ranks is not None:
             self._ranks.close()
 
@@ -306,28 +312,29 @@ class Session:
         self._state.average.add(self._fold.final_C4096, self._fold.final_round)
         is_last = self._fold.final_round == self._spec.outer.rounds - 1
         if not self._is_training and (is_last or self._save_budget.is_due(time.monotonic())):
-            self._save()
+            self._save(with_moments=is_last)
 
-    def _save(self) -> None:
-        """Save everything and wait for the disk. Raises DiskFault."""
+    def _save(self, with_moments: bool = False) -> None:
+        """Save everything and wait for the disk; the moments at least if they are due. Raises DiskFault."""
         began = time.monotonic()
-        self._begin_save()
+        self._begin_save(with_moments)
         self._end_save()
         self._async_save.check()
         self._save_budget.took(time.monotonic(), time.monotonic() - began)
 
-    def _begin_save(self) -> None:
+    def _begin_save(self, with_moments: bool = False) -> None:
         """Save everything as it is now. Raises DiskFault where the disk refuses at once."""
         began = time.monotonic()
         self._end_save()
         self._is_saved = False
         with self._spent.within("checkpoint"):
-            generation, pending = self._state.begin_generation(), self._feedback.pending
+            generation, pending = self._state.begin_generation(with_moments), self._feedback.pending
             past = self._feedback.past
         self._is_saved = True
 
         def finish() -> None:
             generation.finish()
+            self._state.moment_saves.end()
             self._feedback.sweep(pending, past)
 
         self._async_save.begin(finish, generation.drop)

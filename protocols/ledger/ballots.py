@@ -5,7 +5,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import get_args
 
 import msgspec
@@ -128,12 +128,18 @@ class Book(msgspec.Struct, frozen=True, dict=True):
 
 def voter_order(run: RunId, number: int, authors: Iterable[PeerId]) -> tuple[PeerId, ...]:
     """Voters of a round in the order of their ballots: by BLAKE3(run, round, peer)."""
+    return _ordered(run, number, frozenset(authors))
+
+
+@lru_cache(maxsize=64)
+def _ordered(run: RunId, number: int, authors: frozenset[PeerId]) -> tuple[PeerId, ...]:
     # A hash, so that every node finds the same order by itself, and another peer is the first in each round.
+    # Nodes of one process, as in the simulator and in tests, ask for the same one in turn.
 
     def rank(peer: PeerId) -> bytes:
         return digest(b"atoll/ballot/1\0", run, number.to_bytes(8, "little"), peer.encode())
 
-    return tuple(sorted(set(authors), key=rank))
+    return tuple(sorted(authors, key=rank))
 
 
 def quorum(count: int) -> int:
@@ -160,6 +166,8 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
 
 def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     match body:
+        case records.Ack():
+            return replace(book, acks={**book.acks, author: body.members}), ""
         case records.Contribution() if author in book.contributors:
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order
         case records.Reduction() if author in book.reductions.values():
@@ -168,8 +176,6 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
             return _contribute(book, entry, author, body), ""
         case records.Reduction():
             return replace(book, reductions={**book.reductions, entry: author}), ""
-        case records.Ack():
-            return replace(book, acks={**book.acks, author: body.members}), ""
         case records.Prepare() if body.ballot.proposer == author:
             return replace(book, prepares={**book.prepares, body.ballot: entry}), ""
         case records.Proposal() if body.ballot.proposer == author:
@@ -297,6 +303,8 @@ def decided_proposal(
     book: Book, voters: tuple[PeerId, ...], equivocators: frozenset[PeerId] = frozenset()
 ) -> tuple[Digest, records.Proposal] | None:
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
+    if not book.votes and not book.other_votes:
+        return None
     needed = quorum(len(voters))
     extra = len(book.other_votes)
     for entry, proposal in sorted(book.proposals.items()):

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from atoll.protocols.local.progress import WorkProgress
+from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 from atoll.protocols.local.time_spent import Goodput as Goodput
 from atoll.protocols.local.time_spent import TimeShares as TimeShares
@@ -231,7 +231,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     validated: int = 0
     """Rounds that this node validated since the start of the daemon."""
     tokens_per_s: float | None
-    """Training throughput of this node."""
+    """Training throughput of this node in the round at hand, or in the newest one where none is trained."""
+    learning_rate: RateNow | None = None
+    """The rate at the round and step above, and where in its schedule that is."""
     payload_bytes: int | None
     """Size of our newest contribution's payload."""
     bytes_up: int

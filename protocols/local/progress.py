@@ -23,3 +23,16 @@ class WorkProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since it began."""
     left_s: float | None
     """Seconds to its end, at the pace so far or as long as it took last time; null: unknown."""
+
+
+class RateNow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run is in the schedule of its learning rate."""
+
+    rate: float
+    """The learning rate of the inner step at hand."""
+    phase: str
+    """`warm-up`, `stable`, `decay`, `cosine`, or `at its least` after the end of the schedule."""
+    step: int
+    """Inner step of the run, from 0."""
+    until: int | None
+    """The step at which the next part begins, or the schedule ends; null: none follows."""

@@ -64,3 +64,5 @@ class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
     """Authors without work that gave their places to others since the daemon started."""
     disk_bytes: int
     """Size of the ledger's files."""
+    records_from: int = 0
+    """The first round whose records are here; of those before there is a summary. 0: all are here."""

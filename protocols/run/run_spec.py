@@ -22,6 +22,7 @@ from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.objective import ObjectiveSpec, check_objective
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
@@ -270,6 +271,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Blob id of the frozen base of a LoRA run, a snapshot file of round −1; unset: members train all."""
     history: HistorySpec | msgspec.UnsetType = msgspec.UNSET
     """Certified summaries of old rounds (docs/history.md); unset: newcomers need one that keeps all."""
+    objective: ObjectiveSpec | msgspec.UnsetType = msgspec.UNSET
+    """A term beside the cross-entropy (docs/objectives.md); unset: none."""
 
     @property
     def probation(self) -> int:
@@ -327,6 +330,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         _check_rule(self)
         check_spectrum(self)
         check_zeroth_order(self)
+        check_objective(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:

@@ -41,7 +41,7 @@ OPTIONS = {
     "blobs": ("mib",),
     "connections": ("count", "own_limits"),
     "idle": ("nodes",),
-    "leave": ("nodes",),
+    "leave": ("nodes", "store", "minutes"),
     "goodput": ("nodes", "minutes"),
     "cli": (),
     "compress": ("millions", "device"),
@@ -94,7 +94,8 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--minutes",
     type=click.FloatRange(0.1, 60),
-    help="goodput: how long each swarm is measured (3); convergence: begin no arm that ends later.",
+    help="goodput: how long each swarm is measured (3); convergence: begin no arm that ends later; leave: begin"
+    " no swarm later.",
 )
 @click.option(
     "--preset", type=click.Choice(NAMES), help="wan: whose run and how many parameters (tiny); slices: (10m)."
@@ -119,7 +120,9 @@ LOSS_DEADLINE_S = 6 * 3600.0
     "--seeds", type=click.IntRange(1, 100), help="byzantine, heal, convergence: how many (3); slices: (2)."
 )
 @click.option(
-    "--store", metavar="DIR", help="slices, convergence: curves of finished arms; those are not trained again."
+    "--store",
+    metavar="DIR",
+    help="slices, convergence: curves of finished arms; leave: finished swarms. Those are not done again.",
 )
 @click.option("--part", metavar="I/N", help="convergence: train the I-th of N parts of what is missing (1/1).")
 @click.option("--size", help="convergence: micro, tiny or 125m (micro; on a GPU 125m).")

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli.sim.command import sim
+from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, digest
 from atoll_bench.simulator import command
@@ -179,3 +180,11 @@ def test_where_liars_are_a_third_nothing_is_judged():
     liar = history(peer=LIAR, is_liar=True)
     assert judge([one, other, liar], 1, True).owned == 0
     assert not found(one, other, liar)
+
+
+def test_a_step_that_sees_nothing_new_would_have_done_nothing(monkeypatch):
+    """The finality machine passes over such steps. The trace has every entry that a node writes, and when."""
+    seeds = range(6)
+    traces = [play(draw(seed, 8, 12.0)).digest for seed in seeds]
+    monkeypatch.setattr(finality_machine, "_seen_by_moves", lambda _: [object()])
+    assert [play(draw(seed, 8, 12.0)).digest for seed in seeds] == traces

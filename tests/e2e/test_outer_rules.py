@@ -8,6 +8,7 @@ from tests.e2e.late_join import kill_and_join
 pytestmark = pytest.mark.swarm
 DENSE = ("compress.codec=int8", "compress.k=4096")
 E3M0 = ("compress.codec=e3m0", "compress.k=4096")
+SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",64]]}'
 CASES = [
     ("average", (*DENSE, "outer.alpha_256=256")),
     ("nesterov", (*DENSE, "outer.alpha_256=179")),
@@ -40,6 +41,7 @@ CASES = [
     ),
     ("sgd", ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9")),
     ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
+    ("sgd", (SIGREG,)),
     ("sgd", ("inner.optimizer=spsa", "inner.lr=0.0001")),
 ]
 

@@ -21,6 +21,7 @@ SOURCES = {
     "trajectory": "tests.node.learning.outer.test_fold",
     "muon": "tests.node.learning.inner.test_muon",
     "slow_momentum": "tests.node.learning.inner.test_slow_momentum",
+    "objective": "tests.node.worker.test_objective",
     "scalars": "tests.node.learning.zeroth_order.test_scalar_fold",
 }
 """The module whose function `golden()` returns the content of each file."""

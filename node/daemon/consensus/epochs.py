@@ -133,20 +133,36 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
+    def unvoted(self) -> "EpochBook":
+        """The book without votes in rounds: the same object until something else changes."""
+        return replace(self, voted={})
+
+    @cached_property
     def progress(self) -> frozenset[tuple[int, PeerId, int]]:
         """How far each author voted on from each round at which an epoch begins, as coarse as forks are weighed.
 
         A vote changes it only where the order of two chains may change: the others need no new look at all forks.
         """
-        rounds = {number for _, number in self.places}
-        if not rounds:
+        if not self.places:
             return frozenset()
-        return frozenset(
+        return frozenset(one for peer, newest in self.voted.items() for one in self._progress_of(peer, newest))
+
+    def _progress_of(self, peer: PeerId, newest: int) -> set[tuple[int, PeerId, int]]:
+        return {
             (number, peer, ((newest - number + 1) // LONG).bit_length())
-            for peer, newest in self.voted.items()
-            for number in rounds
+            for _, number in self.places
             if newest > number
-        )
+        }
+
+    def with_vote(self, author: PeerId, number: int) -> "EpochBook":
+        """The book after a newer vote. What it found before is kept where the vote changes none of it."""
+        after = replace(self, voted={**self.voted, author: number})
+        # Votes are most of what comes here, and say of nobody where it works.
+        vars(after).update(found_here=self.found_here, unvoted=self.unvoted)
+        before = self.voted.get(author, -1)
+        if "progress" in vars(self) and self._progress_of(author, before) == self._progress_of(author, number):
+            vars(after).update(progress=self.progress)
+        return after
 
     def length(self, side: Iterable[PeerId], since: int) -> int:
         """About how many rounds this side of a fork has voted on from round `since` on: 0, or a power of two."""
@@ -166,6 +182,8 @@ LONG = 16
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     match body:
+        case Vote(round=number):  # first, because most entries are votes
+            return book.with_vote(author, number) if number > book.voted.get(author, -1) else book
         case Exclude() if author != book.owner:
             return _add_vote(book, author, body)
         case Exclude(round=number, peer=peer):
@@ -186,8 +204,6 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
             if author in book.left:
                 book = replace(book, back={**book.back, author: book.back[author] | {name}})
             return _sign(replace(book, chosen={**book.chosen, author: name}), name, author, body)
-        case Vote(round=number) if number > book.voted.get(author, -1):
-            return replace(book, voted={**book.voted, author: number})
     return book
 
 
@@ -236,6 +252,9 @@ def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     return replace(book, places={**book.places, place: (*book.children(*place), name)})
 
 
+_CHOOSING = frozenset([Epoch, Follow, Leave])
+
+
 def chosen_path(
     entries: Iterable[tuple[PeerId, Body]], me: PeerId, orphans: Iterable[tuple[PeerId, Body]] = ()
 ) -> tuple[Epoch, ...]:
@@ -245,7 +264,8 @@ def chosen_path(
     """
     book = EpochBook()
     for author, body in entries:
-        book = add_entry(book, author, body)
+        if type(body) in _CHOOSING:  # of the others nothing is asked here, and they are nearly all
+            book = add_entry(book, author, body)
     for author, body in orphans:
         book = add_orphan(book, author, body) if isinstance(body, Epoch) else book
     # What it signed last may wait for others still: then it was where that begins.
@@ -303,4 +323,4 @@ def best_of(book: EpochBook, electorate: Electorate, names: Collection[EpochId])
 
 def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:
     """Whether those present can decide a round of this electorate."""
-    return len(set(electorate).intersection(present)) >= quorum(len(electorate))
+    return len(frozenset(present).intersection(electorate)) >= quorum(len(electorate))

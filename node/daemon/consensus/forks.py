@@ -46,10 +46,12 @@ def look_for_better_chain(state: finality_types.FinalityState) -> tuple[finality
 def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     """All that `_outranked` depends on: the same things, one answer."""
     # Of the votes only their progress: each voter has a new one in each round.
-    known = replace(state.epochs, voted={}), state.epochs.progress
+    known = state.epochs.unvoted, state.epochs.progress
     # Where the others work counts only while this node may have been away (`went_on`).
     is_away = may_have_been_away(state)
-    books = (state.books,) if is_away else (state.books.get(segment.first) for segment in state.chain[1:])
+    books: list[object] = [state.books.get(segment.first) for segment in state.chain[1:]]
+    if is_away:
+        books += [(number, book.contributors) for number, book in state.books.items()]
     return state.deciding, is_away, state.members, state.equivocators, state.chain, *known, *books
 
 
@@ -138,10 +140,11 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
 def _stayed(book: EpochBook, fork: _Fork) -> set[PeerId]:
     """The authors that went on from there: they voted in the parent after the round, or left it later."""
     # Many authors, few choices: the chains of parents are walked once a choice.
-    left_by = {choice: book.branch(fork.parent, choice) for choice in {*map(book.choice, fork.authors)}}
+    choices = {peer: book.choice(peer) for peer in fork.authors}
+    left_by = {choice: book.branch(fork.parent, choice) for choice in {*choices.values()}}
     voted = {peer for peer in fork.authors if book.voted.get(peer, -1) > fork.number}
     at_home = {choice for choice, name in left_by.items() if name == fork.parent}
     gone = {choice: book.bodies[name] for choice, name in left_by.items() if name and choice not in at_home}
     later = {choice for choice, body in gone.items() if body.round > fork.number}
-    stays = {peer for peer in fork.authors if book.choice(peer) in at_home} & voted
-    return stays | {peer for peer in fork.authors if book.choice(peer) in later}
+    stays = {peer for peer, choice in choices.items() if choice in at_home} & voted
+    return stays | {peer for peer, choice in choices.items() if choice in later}

@@ -100,12 +100,13 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
     if is_refused:
         return state, actions
-    looked_at = _looked_at(state)
-    if looked_at == state.settled:
+    facts = _facts_of(state)
+    if state.settled and facts == state.settled[0] and _seen_by_moves(state) == state.settled[1]:
         return state, actions
     moved, more = _move(state)
-    is_still = not more and (moved is state or _looked_at(moved) == looked_at)
-    return replace(moved, settled=looked_at if is_still else ()), actions + more
+    # Moves change no book of a round without a change of these facts.
+    is_still = not more and (moved is state or _facts_of(moved) == facts)
+    return replace(moved, settled=(facts, _seen_by_moves(moved)) if is_still else ()), actions + more
 
 
 def _move(state: finality_types.FinalityState) -> Out:
@@ -135,26 +136,34 @@ def _move(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
-_NO_FACTS = ("books", "held", "settled", "unrivalled")
+_NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
 _facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
+"""With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
+
+Most entries are contributions, acks and payloads that change none of it, and each is an event.
+"""
 
 
-def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
-    """All that the moves look at. While it is the same, moves that moved nothing move nothing again.
-
-    Most entries are contributions, acks and payloads that change none of it, and each is an event.
-    """
+def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
+    """What the moves look at of the books, the epochs, and the payloads that are held."""
     number = state.deciding
     book = state.books.get(number, _NO_ENTRIES)
-    seen: list[object] = [state.books.get(segment.first) for segment in state.chain[1:]]
+    # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
+    seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
+    seen += [state.books.get(segment.first) for segment in state.chain[1:]]
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
-    if book.epochs or number in state.views:
+    is_open = bool(book.epochs) or number in state.views
+    if is_open:
         seen += [book, len(state.held.intersection(book.contributions))]
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
-    if is_short or may_have_been_away(state) or state.epochs.children(state.epoch, number):
+    is_moved = is_short or may_have_been_away(state) or bool(state.epochs.children(state.epoch, number))
+    if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
-    return *_facts_of(state), *seen
+    # Every wait is for a ballot, for a set that grows no more, or for one of these.
+    if is_open or is_moved or state.stable_since is not None:
+        seen.append(state.now)
+    return seen
 
 
 # --- events become facts ------------------------------------------------------------------------
@@ -220,7 +229,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     is_open = state.last_final < body.round < state.rounds
     if not is_open and body.round not in [segment.first for segment in state.chain[1:]]:
         return state, []
-    before = state.books.get(body.round, Book())
+    before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
     votes_against = state.epochs.votes_against
     if votes_against and isinstance(body, Contribution) and (cast := votes_against.get(event.author)):
@@ -292,7 +301,7 @@ def _note_stable(state: finality_types.FinalityState) -> finality_types.Finality
     # Once this node closed the round after it, what was late has come; an idle node closes no round any more.
     stable = state.idle or state.closed > state.deciding
     if not stable:
-        return replace(state, stable_since=None)
+        return state if state.stable_since is None else replace(state, stable_since=None)
     return state if state.stable_since is not None else replace(state, stable_since=state.now)
 
 

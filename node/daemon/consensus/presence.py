@@ -114,6 +114,8 @@ def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) 
 def _is_waiting(state: finality_types.FinalityState) -> bool:
     """Whether this node signed an epoch that has not begun."""
     choice = state.epochs.choice(state.me)
+    if choice == state.epoch:
+        return False
     is_here = any(choice == segment.epoch for segment in reversed(state.chain))
     return not is_here and not state.epochs.is_complete(choice)
 

@@ -21,6 +21,8 @@ AWAY_ROUNDS = 8
 
 def enter_epoch(state: finality_types.FinalityState) -> Out:
     """Go on with an epoch that begins at the round that is decided now, if this node belongs to one."""
+    if not state.epochs.places:
+        return state, []  # nearly always, and this is asked at every event
     name = _planned(state) if state.planned else _to_enter(state)
     if name is None:
         return state, []
@@ -73,7 +75,10 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
     # By their leases they are a quorum, and only some of them found out who keeps back votes: these give up too,
     # and see the next ballots together with the others.
     is_early = state.short_since is None and state.asked_since is not None
-    if is_early or is_quorum(state.voters, here - withheld(state, here)):
+    kept_back = withheld(state, here)
+    # Where nobody keeps anything back, `note_presence` just counted the same voters.
+    is_enough = is_quorum(state.voters, here - kept_back) if kept_back else state.short_since is None
+    if is_early or is_enough:
         return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []
@@ -96,10 +101,11 @@ def follow(state: finality_types.FinalityState) -> Out:
     # At once: after a restart it must neither decide the round in the epoch before, nor enter another epoch with
     # weights of this one.
     choice = state.epochs.choice(state.me)
+    if state.appending is not None or choice == state.epoch:
+        return state, []
     body = state.epochs.bodies.get(choice)
     # What it signed may still begin here. It has given up what did not, or what another epoch outranked.
-    waits = body is not None and (body.parent, body.round) == (state.epoch, state.deciding)
-    if state.appending is not None or choice == state.epoch or waits:
+    if body is not None and (body.parent, body.round) == (state.epoch, state.deciding):
         return state, []
     return append(state, Follow(Round(state.chain[-1].first), state.epoch))
 
@@ -139,10 +145,10 @@ def _tiers(state: finality_types.FinalityState) -> Iterator[frozenset[PeerId]]:
 def _newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
     """The newest open round that each author contributed to."""
     found: dict[PeerId, int] = {}
-    for number, book in state.books.items():
-        for author, _ in book.contributions.values():
-            found[author] = max(number, found.get(author, -1))
-    return {author: number for author, number in found.items() if number >= state.deciding}
+    for number in sorted(state.books):
+        if number > state.last_final:
+            found.update(dict.fromkeys(state.books[number].contributors, number))
+    return found
 
 
 def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
@@ -172,15 +178,14 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
 
 def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:
     """Whether the others cannot decide the round without the members of an epoch, and are not more than these."""
-    tiers = list(_tiers(state))
-    if _outweighs(state, name, lambda peer: True, tiers):
+    # The last group is costly and hardly ever needed; this is asked at every event while there is an epoch.
+    if _outweighs(state, name, lambda group: group, _tiers(state)):
         return True
     # Some of the others may be alive without being known here yet.
-    here = here_of(state, frozenset().union(*tiers))
     is_known = state.now - state.live_since >= state.patience_s
-    if is_known and _outweighs(state, name, lambda peer: peer in here, tiers):
+    if is_known and _outweighs(state, name, lambda group: here_of(state, group), _tiers(state)):
         return True
-    return went_on(state, name, tiers)
+    return went_on(state, name, _tiers(state))
 
 
 def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[frozenset[PeerId]]) -> bool:
@@ -194,7 +199,8 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     since = max((newest.get(peer, -1) for peer in state.epochs.on_side(name)), default=-1) - AWAY_ROUNDS
     if since <= state.deciding or newest.get(state.me, -1) >= since:
         return False
-    return _outweighs(state, name, lambda peer: newest.get(peer, -1) >= since, tiers)
+    there = frozenset(peer for peer, number in newest.items() if number >= since)
+    return _outweighs(state, name, there.intersection, tiers)
 
 
 def may_have_been_away(state: finality_types.FinalityState) -> bool:
@@ -205,15 +211,18 @@ def may_have_been_away(state: finality_types.FinalityState) -> bool:
 def _outweighs(
     state: finality_types.FinalityState,
     name: EpochId,
-    counts: Callable[[PeerId], bool],
+    counting: Callable[[frozenset[PeerId]], frozenset[PeerId]],
     tiers: Iterable[frozenset[PeerId]],
 ) -> bool:
-    """Whether an epoch outweighs the others that count, in the first group that has any of either."""
+    """Whether an epoch outweighs the others that count, in the first group that has any of either.
+
+    `counting`: those of some peers that count.
+    """
     book, number = state.epochs, state.deciding
     side = book.on_side(name)
     for tier in tiers:
         tier = tier - book.excluded_from(number)
-        others = {peer for peer in tier - side if counts(peer) and not book.has_left(peer, number, state.epoch)}
+        others = {peer for peer in counting(tier - side) if not book.has_left(peer, number, state.epoch)}
         if tier & side or others:
             # So the others are no quorum either, which has two thirds.
             return len(tier & side) >= len(others)

@@ -368,7 +368,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
     unrivalled: tuple[object, ...] = ()
     """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
-    settled: tuple[object, ...] = ()
+    settled: tuple[tuple[object, ...], list[object]] | tuple[()] = ()
     """What the newest step looked at, if it moved nothing (machine.py). Changes no action."""
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""

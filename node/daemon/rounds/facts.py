@@ -152,7 +152,7 @@ def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
     book = book_of(state, number)
-    if entry not in book.missing:
+    if entry not in book.authors or entry in book.held:
         return state
     return replace(state, books={**state.books, number: replace(book, held=book.held | {entry})})
 

@@ -139,11 +139,10 @@ def _fold_changed_sets(state: RoundState) -> Out:
         return state, []
     actions: list[round_types.Action] = []
     folding = dict(state.folding)
-    for number in sorted(state.books):
-        # Between two rounds also what the others left behind is folded: the next round starts from their view.
-        behind = number <= state.closed or (state.phase is Phase.FOLD and number < next_round(state))
-        if not behind or number in folding:  # one fold of a round at a time: the answer does not name its set
-            continue
+    # Between two rounds also what the others left behind is folded: the next round starts from their view.
+    last = max(state.closed, next_round(state) - 1) if state.phase is Phase.FOLD else state.closed
+    # One fold of a round at a time: the answer does not name its set.
+    for number in sorted(number for number in state.books if number <= last and number not in folding):
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
@@ -182,6 +181,8 @@ def _collect_newest(state: RoundState) -> RoundState:
 def _acknowledge(state: RoundState) -> Out:
     """Acknowledge the set of each closed round, once for each set: it may still grow by late contributions."""
     actions: list[round_types.Action] = []
+    if state.acked == state.folded:
+        return state, actions  # nearly always, and this is asked at every event
     acked = dict(state.acked)
     for number in sorted(state.folded):
         names = state.folded[number]

@@ -57,7 +57,7 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def there(self) -> frozenset[PeerId]:
         """The authors of those that are held."""
-        return frozenset(self.authors[entry] for entry in self.held)
+        return frozenset(map(self.authors.__getitem__, self.held))
 
 
 def taking_part(members: Mapping[PeerId, MemberView], number: int, ahead: int = 0) -> set[PeerId]:
@@ -76,23 +76,29 @@ def rounds_just_left(
     """The round that a peer left, and so contributed to, for each peer that went on to the very next round."""
     # With overlap a peer goes on before its contribution arrives. A peer that leapt over rounds, or that was not
     # seen before, contributed to none that this node could wait for.
-    known = {peer: before[peer] for peer in now if peer in before}
-    stayed = {
-        peer: just_left[peer] for peer, was in known.items() if peer in just_left and now[peer].round == was.round
-    }
-    # Who announces no speed has trained no round since its start: it was killed in the round that it left. The
-    # lease of its start may be replaced too soon to be seen.
-    went = {peer: int(was.round) for peer, was in known.items() if now[peer].round == was.round + 1}
-    worked = {peer for peer in went if known[peer].activity == "training" and now[peer].tokens_per_s > 0}
-    return {**stayed, **{peer: went[peer] for peer in worked}}
+    found: dict[PeerId, int] = {}
+    for peer, view in now.items():
+        was = before.get(peer)
+        if was is None:
+            continue
+        if view.round == was.round:
+            if peer in just_left:
+                found[peer] = just_left[peer]
+        # Who announces no speed has trained no round since its start: it was killed in the round that it left. The
+        # lease of its start may be replaced too soon to be seen.
+        elif view.round == was.round + 1 and was.activity == "training" and view.tokens_per_s > 0:
+            found[peer] = int(was.round)
+    return found
 
 
 def rounds_entered(
     before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], entered: Mapping[PeerId, float]
 ) -> dict[PeerId, float]:
     """When each peer was first seen in its round: its lease is renewed within the round, too."""
-    stayed = {peer for peer in before.keys() & now.keys() if before[peer].round == now[peer].round}
-    return {peer: entered[peer] if peer in stayed else view.heard for peer, view in now.items()}
+    return {
+        peer: entered[peer] if peer in before and before[peer].round == view.round else view.heard
+        for peer, view in now.items()
+    }
 
 
 def expected(
@@ -100,9 +106,11 @@ def expected(
 ) -> set[PeerId]:
     """The authors whose contributions round `number` waits for, this node included."""
     # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
-    alive = members.keys() & {*book.authors.values()}
-    on_the_way = {peer for peer, left in just_left.items() if left == number and peer in members}
-    return {me} | book.there | alive | on_the_way | taking_part(members, number)
+    awaited = {me, *book.there, *taking_part(members, number)}
+    awaited.update(filter(members.__contains__, book.authors.values()))
+    if just_left:
+        awaited.update([peer for peer, left in just_left.items() if left == number and peer in members])
+    return awaited
 
 
 def quorum_of(count: int, quorum_256: int) -> int:

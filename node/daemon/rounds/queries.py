@@ -19,13 +19,14 @@ from atoll.node.daemon.rounds.state import (
 )
 from atoll.protocols.ids import PeerId
 
+_NO_WORK = RoundBook()
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
 
 
 def book_of(state: RoundState, number: int) -> RoundBook:
     """The contributions to a round; none for one that is final."""
-    return state.books.get(number, RoundBook())
+    return state.books.get(number, _NO_WORK)
 
 
 def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
@@ -144,7 +145,7 @@ def in_flight(state: RoundState) -> bool:
 
 def is_resolving(state: RoundState) -> bool:
     """Whether the set of a closed, reduced round is still unknown."""
-    return any(state.reduced.get(number, ()) is None for number in state.resolving)
+    return bool(state.resolving) and any(state.reduced.get(number, ()) is None for number in state.resolving)
 
 
 def next_round(state: RoundState) -> int:
@@ -178,18 +179,17 @@ def came_late(state: RoundState, number: int) -> bool:
 def may_train_on(state: RoundState) -> bool:
     """With overlap: whether the next round may be trained while ours, the newest, is collected."""
     number, config = state.round + 1, state.config
-    if not config.overlap_steps:
-        return False
     # One round at most is in flight: all before ours is folded.
     ours = state.phase is Phase.COLLECT and state.collecting == state.round
+    if not config.overlap_steps or not ours:
+        return False
     # Ours is in the ledger, or on its way to the disk and then there: no round is skipped by training ahead.
     contributes = state.round in state.saving or contributed(state, state.round)
     bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     # A node that came late closes its round first, and then goes where the others are.
     rests = state.resting or state.held or state.refused
     free = not (rests or state.folding or state.late or is_resolving(state))
-    may = ours and contributes and bounded and free
-    return may and not worked_in(state, number)
+    return contributes and bounded and free and not worked_in(state, number)
 
 
 def present(state: RoundState) -> list[MemberView]:

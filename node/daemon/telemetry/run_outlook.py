@@ -1,8 +1,10 @@
-"""How a run is doing, as its members say, for somebody who thinks of joining it."""
+"""How far a run is: as its members say, for somebody who thinks of joining it; and in its schedule."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, median_high
+
+from msgspec import UNSET
 
 from atoll.node.daemon.rounds.arrival import round_seconds
 from atoll.p2p.host.interface import Host, PeerAddress
@@ -10,7 +12,9 @@ from atoll.p2p.swarm.lease_survey import read_leases
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.registers import Lease
-from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.local.progress import RateNow
+from atoll.protocols.run.learning_rate import learning_rate
+from atoll.protocols.run.run_spec import InnerSpec, RunSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,3 +72,21 @@ async def ask_outlook(
 ) -> RunOutlook | None:
     """Ask all of `members` at once; None where none answers in a few seconds."""
     return outlook_of(spec, await read_leases(host, spec.id, identity, members))
+
+
+def rate_now(inner: InnerSpec, step: int) -> RateNow:
+    """The rate of the run's inner step `step`, from 0, and the part of the schedule that it is in."""
+    warm, end = inner.warmup_steps - inner.first_step, inner.total_steps - inner.first_step
+    if step < warm:
+        phase, until = "warm-up", warm
+    elif inner.decay_256 == 0:
+        phase, until = "stable", None
+    elif step >= end:
+        phase, until = "at its least", None
+    elif inner.decay_256 is UNSET:
+        phase, until = "cosine", end
+    elif step < end - inner.decay_steps:
+        phase, until = "stable", end - inner.decay_steps
+    else:
+        phase, until = "decay", end
+    return RateNow(rate=learning_rate(inner, step), phase=phase, step=step, until=until)

@@ -5,6 +5,7 @@ machine, the same start and thread count give the same bits.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from atoll.node.learning.inner.quantized import (
     saved_moment,
     saved_quantized,
 )
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.protocols.errors import TRAIN_AGAIN, CorruptFault, Divergence
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.model_spec import is_experts
 from atoll.protocols.run.moments import KINDS, MAX_STEPS, MOMENTUM, is_orthogonalized, kinds_of
 from atoll.protocols.run.run_spec import InnerSpec
@@ -54,7 +55,7 @@ class Inner:
         spec: InnerSpec,
         *,
         by_atom: ByAtom = dict,
-        before_step: Callable[[], None] = lambda: None,
+        before_step: Callable[[int], None] = lambda at: None,
         after_step: Callable[[], None] = lambda: None,
         share: StepShare = ALONE,
         micro_batch: int = 0,
@@ -62,9 +63,9 @@ class Inner:
         loads_of: Loads | None = None,
         quantized: bool = False,
     ) -> None:
-        """`before_step` is called before each attempt at a step, `after_step` after each step; it updates values
-        that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see Passes. `quantized`:
-        moments are stored in eight bits."""
+        """`before_step` is called before each attempt at a step, with the number of the global step; `after_step`
+        after each step: it updates values that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see
+        Passes. `quantized`: moments are stored in eight bits."""
         self.module = module
         self._by_atom = by_atom
         self._before_step = before_step
@@ -95,7 +96,7 @@ class Inner:
         gradient is not finite, LocalFault if memory does not hold one sequence; the parameters are then unchanged.
         """
         self._share.begin(len(window_BT1))
-        loss = self.passes.run(torch.from_numpy(window_BT1[self._share.rows]), self._begin)
+        loss = self.passes.run(torch.from_numpy(window_BT1[self._share.rows]), partial(self._begin, at))
         gradients = {name: self._share.held(p.grad) for name, p in self._named.items() if p.grad is not None}
         norm = self._share.norm(list(gradients.values()))
         value, size = torch.stack([self._share.mean(loss), norm]).tolist()
@@ -235,9 +236,9 @@ class Inner:
         values, found = ([of[name] for name in names] for of in (self._atoms, gradients))
         adamw_step(values, found, first, second, [state["step"] for state in states], self._spec, rate, decay)
 
-    def _begin(self) -> None:
+    def _begin(self, at: int = 0) -> None:
         """What lasts comes before the passes: among their arrays it would cut the heap into pieces."""
-        self._before_step()
+        self._before_step(at)
         for name in self._atoms.keys() - self._state.keys():
             self._state[name] = self._copied(name, {})
         self.module.zero_grad(set_to_none=not self._share.is_alone)

@@ -69,7 +69,8 @@ class Passes:
 
     def _add_up(self, window_BT1: Tensor) -> Tensor:
         sequences = len(window_BT1)
-        count = self._share.passes(sequences, self.micro_batch or sequences)
+        # Processes with another number of sequences must make as many passes, or they wait for each other forever.
+        count = self._share.passes(sequences, self.micro_batch) if self.micro_batch else 1
         parts = torch.tensor_split(window_BT1, count)
         total = torch.zeros((), device=self._device)
         loss_of = self._with_loads(parts, sequences)

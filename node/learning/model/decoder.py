@@ -259,14 +259,24 @@ class Decoder(nn.Module):
         return bool(stored)
 
 
-def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None) -> Tensor:
+Term = Callable[[Tensor, Pool], Tensor]
+"""Computes a term of the loss from the last hidden states `[N, D]` of N tokens of a step."""
+
+
+def loss_of(decoder: nn.Module, window_BT1: Tensor, pool: Pool | None = None, term: Term | None = None) -> Tensor:
     """Mean cross-entropy, nats per token, of int64 windows `[B, T + 1]`: each token from those before it.
 
     Where gradients are recorded, the mean of the mixtures' terms is added: they steer the router and measure
     nothing, so that an evaluation is cross-entropy alone. `pool`: where these windows are a part of a step's.
+    `term`: added as well, to the loss of a dense decoder.
     """
     loads = RouterLoads() if torch.is_grad_enabled() else None
-    loss: Tensor = decoder(window_BT1[:, :-1], loads, partial(mean_loss, window_BT1[:, 1:]))
+
+    def readout(x_BTD: Tensor, head_VD: Tensor) -> Tensor:
+        loss = mean_loss(window_BT1[:, 1:], x_BTD, head_VD)
+        return loss if term is None else loss + term(x_BTD.flatten(0, 1), pool or (lambda here: here))
+
+    loss: Tensor = decoder(window_BT1[:, :-1], loads, readout)
     layers = loads.layers if loads is not None else []
     if layers and pool is not None:
         layers = pooled_loads(layers, pool)
@@ -278,6 +288,12 @@ def loads_of(decoder: nn.Module, window_BT1: Tensor) -> Tensor:
     loads = RouterLoads()
     decoder(window_BT1[:, :-1], loads, lambda x_BTD, _: x_BTD)
     return mean_loads(loads.layers)
+
+
+def hidden_means(decoder: nn.Module, means: Callable[[Tensor], Tensor], window_BT1: Tensor) -> Tensor:
+    """`means` of the last hidden states `[N, D]` of all tokens of windows `[B, T + 1]` but each one's last."""
+    found: Tensor = decoder(window_BT1[:, :-1], None, lambda x_BTD, _: means(x_BTD.flatten(0, 1)))
+    return found
 
 
 def token_losses(decoder: nn.Module, window_BT1: Tensor) -> Tensor:

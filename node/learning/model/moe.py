@@ -211,8 +211,8 @@ def bias_updater(module: nn.Module, model: ModelSpec, total: Total) -> Callable[
     return partial(move_biases, module, experts, total)
 
 
-def forget_rows(module: nn.Module) -> None:
-    """Reset what `move_biases` reads, before a step or another attempt at one."""
+def forget_rows(module: nn.Module, _step: int = 0) -> None:
+    """Reset what `move_biases` reads, before any step or another attempt at one."""
     for layer in module.modules():
         if isinstance(layer, Mixture):
             layer.seen_S.zero_()

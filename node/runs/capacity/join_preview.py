@@ -26,6 +26,8 @@ _DISK_PARAMETER_BYTES = 40
 """Two saved states of 16 bytes a value, two snapshots of 4."""
 _MOMENTUM_PARAMETER_BYTES = 16
 """The same of each outer momentum: 4 bytes in each of these."""
+_AVERAGE_PARAMETER_BYTES = 16
+"""Of an average of final states: the newest, the next one, and those of two saved states."""
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
 _OPEN_ROUNDS = 64
@@ -71,6 +73,12 @@ class Preview(msgspec.Struct, frozen=True):
     whole_exchange_bytes: int
 
 
+def average_bytes(spec: RunSpec, config: NodeConfig) -> int:
+    """Most bytes of the disk that the average of final states takes, if this node keeps one."""
+    is_kept = config.average_rounds > 0 and config.work.has_model
+    return _AVERAGE_PARAMETER_BYTES * spec.model.parameters if is_kept else 0
+
+
 def preview_of(
     spec: RunSpec,
     config: NodeConfig,
@@ -95,7 +103,8 @@ def preview_of(
     each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
     rounds = _OPEN_ROUNDS + (spec.pace.excise_rounds or 0)
     base = 4 * spec.model.base.parameters if spec.base else 0
-    kept = base + each * spec.model.parameters + moments + rounds * (count + 1) * payload
+    average = average_bytes(spec, config)
+    kept = base + each * spec.model.parameters + average + moments + rounds * (count + 1) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),

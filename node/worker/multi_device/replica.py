@@ -13,6 +13,7 @@ from atoll.node.learning.model.bridge import all_values, trained_atoms
 from atoll.node.learning.model.decoder import Decoder, loads_of, loss_of
 from atoll.node.learning.model.lora import check_storage
 from atoll.node.learning.model.moe import bias_updater, biases, forget_rows
+from atoll.node.worker.objectives.step_term import StepTerm
 from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -54,17 +55,19 @@ class Replica:
         self.module = Decoder(spec.model, owned, *frozen).to(device)
         if memory.recompute:
             self.module.recompute_layers()
+        loads = loads_of if mixture and mixture.load_balance else None
+        term = StepTerm(spec, next(self.module.parameters())) if spec.objective else None
         self.inner = Inner(
             self.module,
-            loss_of,
+            loss_of if term is None else term.loss_of,
             spec.inner,
             by_atom=partial(trained_atoms, self.module),  # not a method: nothing here may keep itself alive
-            before_step=partial(forget_rows, self.module),
+            before_step=partial(forget_rows, self.module) if term is None else term.begin,
             after_step=bias_updater(self.module, spec.model, share.total),
             share=share,
             micro_batch=memory.micro_batch,
             recompute=self.module.recompute_layers,
-            loads_of=loads_of if mixture and mixture.load_balance else None,
+            loads_of=loads if term is None else term.means_of,
             quantized=memory.quantized,
         )
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.model.bridge import named_atoms, write_rows
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.zeroth_order.directions import perturb, walsh_row, walsh_sums
@@ -23,6 +22,7 @@ from atoll.node.worker.local_weights import SLAB_CHUNKS
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ids import PeerId
 from atoll.protocols.run.arena import CHUNK, arena_of
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.payload import TOP_SCALAR, Layout
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import UNIT_BITS, seed_of, unit_of

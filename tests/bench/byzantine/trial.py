@@ -16,7 +16,6 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import evaluate
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
@@ -28,6 +27,7 @@ from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.payload import VALUE_BITS
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.byzantine.adaptive import ALL, WORKING

@@ -1,83 +1,83 @@
 """`bench leave`: real nodes leave for good, by `stop` and by SIGKILL, and the others go on; the presets' pace."""
 
 import asyncio
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final
 
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.nodes import SimNode
-from atoll.cli.sim.oracle import Violation, judge
+from atoll.cli.sim.oracle import judge
 from atoll.cli.sim.progress import Progress
 from atoll.cli.sim.swarm import Swarm, prepare, set_up, stop_all
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.ledger.ballots import quorum
+from atoll_bench.leave.departures import Cost, Departure, Way, chains, row_of
+from atoll_bench.leave.stored import PlayedChain, read_chain, write_chain
 from atoll_bench.report import Bar, Row, row
 
+WAYS: Final[tuple[Way, ...]] = ("stop", "kill")
 NODES, QUICK_NODES = 4, 2
 ROUNDS = 100_000
 """No story ends before its run does."""
 PATIENCE_S = 600.0
 WARM_ROUNDS, USUAL_ROUNDS = 3, 5
 LOOK_S = 0.05
-STOP_LIMIT, KILL_LIMIT = Bar("<=", 2.0), Bar("<=", 3.0)
-"""The next final round, in own round times: after the last leaver ended, or its lease where no quorum is left."""
 VIOLATIONS = Bar("<=", 0)
 
-Way = Literal["stop", "kill"]
 
+async def measure(
+    quick: bool,
+    say: Callable[[str], None],
+    *,
+    nodes: int | None = None,
+    store: str = "",
+    minutes: float = math.inf,
+) -> list[Row]:
+    """A row for each way and departure, and what the oracle says of all.
 
-class Departure(NamedTuple):
-    """`gone` of `members` leave at once."""
-
-    members: int
-    gone: int
-
-
-class Cost(NamedTuple):
-    """What one departure cost."""
-
-    departure: Departure
-    way: Way
-    round_s: float
-    """A usual round before it."""
-    took_s: float
-    """From the end of the last leaver until a round is final that was not when it ended."""
-    trained: int
-    """Rounds that the others began meanwhile."""
-
-
-def chains(members: int) -> Iterator[list[Departure]]:
-    """Every k of n = 2 … `members`, in few swarms: who leaves in one departure is gone in the next."""
-    left = {(n, gone) for n in range(2, members + 1) for gone in range(1, n)}
-    while left:
-        number, chain = max(n for n, _ in left), []
-        while gone := min((gone for n, gone in left if n == number), default=0):
-            left.remove((number, gone))
-            chain.append(Departure(number, gone))
-            number -= gone
-        yield chain
-
-
-async def measure(quick: bool, say: Callable[[str], None], *, nodes: int | None = None) -> list[Row]:
-    """A row for each way and departure, and what the oracle says of all. Raises LocalFault."""
+    `store`: a folder for chains that were played, which are not played again. `minutes`: no chain begins later;
+    the departures of those left have rows without a value. Raises LocalFault, DecodeError, DiskFault.
+    """
     most = nodes or (QUICK_NODES if quick else NODES)
-    costs: list[Cost] = []
-    broken: list[Violation] = []
-    for way in ("stop", "kill"):
-        for chain in chains(most):
-            costs += await _play(chain, way, say, broken)
-    return [*map(_row, costs), row("violations that the oracle found", len(broken), "", VIOLATIONS)]
+    folder = Path(store) if store else None
+    until = time.monotonic() + minutes * 60
+    costs: dict[tuple[Way, Departure], Cost] = {}
+    broken = 0
+    for chain in chains(most):
+        for way in WAYS:
+            played = await _played(chain, way, say, folder=folder, may_play=time.monotonic() < until)
+            costs |= {(way, cost.departure): cost for cost in (played.costs if played else ())}
+            broken += len(played.violations) if played else 0
+    rows = [
+        row_of(departure, way, costs.get((way, departure)))
+        for way in WAYS
+        for chain in chains(most)
+        for departure in chain
+    ]
+    return [*rows, row("violations that the oracle found", broken, "", VIOLATIONS)]
 
 
-async def _play(
-    chain: Sequence[Departure], way: Way, say: Callable[[str], None], broken: list[Violation]
-) -> list[Cost]:
+async def _played(
+    chain: Sequence[Departure], way: Way, say: Callable[[str], None], *, folder: Path | None, may_play: bool
+) -> PlayedChain | None:
+    """A chain from the store, or played now and stored; None where it shall not be played now."""
+    found = read_chain(folder, chain, way) if folder else None
+    if found is not None or not may_play:
+        return found
+    found = await _play(chain, way, say)
+    if folder:
+        write_chain(folder, chain, way, found)
+    return found
+
+
+async def _play(chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> PlayedChain:
     with tempfile.TemporaryDirectory(prefix="atoll-leave-") as folder:
         swarm = prepare(
             Path(folder),
@@ -92,11 +92,10 @@ async def _play(
             costs = await asyncio.to_thread(_depart, swarm, chain, way, say)
         finally:  # also when the bench is given up: the thread ends when it finds its nodes ended
             stop_all(swarm.nodes.values())
-        found = judge(read_homes(Path(folder)))
-        for violation in found.violations:
-            say(str(violation))
-        broken += found.violations
-        return costs
+        violations = tuple(map(str, judge(read_homes(Path(folder))).violations))
+        for violation in violations:
+            say(violation)
+        return PlayedChain(costs=tuple(costs), violations=violations)
 
 
 def _depart(swarm: Swarm, chain: Sequence[Departure], way: Way, say: Callable[[str], None]) -> list[Cost]:
@@ -173,15 +172,3 @@ def _until(node: SimNode, is_so: Callable[[dict[str, int]], bool]) -> None:
         if time.monotonic() > deadline:
             raise LocalFault(f"node {node.number} got no further in {PATIENCE_S:.0f} s", hint="see its log")
         time.sleep(LOOK_S)
-
-
-def _row(cost: Cost) -> Row:
-    departure = cost.departure
-    note = f"round {cost.round_s:.2f} s, {cost.trained} rounds begun meanwhile"
-    return row(
-        f"{departure.gone} of {departure.members} {'stop' if cost.way == 'stop' else 'killed'}",
-        cost.took_s / cost.round_s,
-        "round times",
-        STOP_LIMIT if cost.way == "stop" else KILL_LIMIT,
-        note=note,
-    )

@@ -69,7 +69,7 @@ class Feeds:
         feed.append(entry)
         self.arrivals.append(entry)
         self._by_name[entry.name] = entry
-        if isinstance(entry.body, Vote | Epoch):
+        if isinstance(entry.body, (Vote, Epoch)):  # a union would be made anew for each entry
             self._cited.append(entry)
         return True
 
@@ -92,8 +92,8 @@ class Feeds:
         """The entries that `other` has and this one would accept, each feed in order."""
         found: list[FeedEntry] = []
         for author, feed in other.by_author.items():
-            mine = self.by_author.get(author, [])
-            if author not in self.forked and len(mine) < len(feed):
+            mine = self.by_author.get(author, ())
+            if len(mine) < len(feed) and author not in self.forked:
                 # A link names the entry before: who holds another one there sees the fork.
                 if mine and feed[len(mine) - 1].name != mine[-1].name:
                     self.forked.add(author)

@@ -86,7 +86,7 @@ class Leases:
         if not changed and len(self._views) == len(self._known):
             return
         self._changed = set()
-        self._ends = min((lease.began for lease in self._known.values()), default=now) + self._lease_s
+        self._ends = min([lease.began for lease in self._known.values()], default=now) + self._lease_s
         new = {peer: self._view(peer, self._known[peer], now, local) for peer in sorted(changed)}
         views = {peer: view for peer, view in (self._views | new).items() if peer in self._known}
         if views != self._views:
@@ -95,11 +95,11 @@ class Leases:
             member.post_round(LeasesChanged(views, local))
 
     def _view(self, peer: PeerId, lease: VirtualLease, now: float, local: float) -> MemberView:
-        if self._world.is_connected(self._member, peer):
+        lost = None
+        if not self._world.is_connected(self._member, peer):
+            lost = self._lost.setdefault(peer, now)
+        elif self._lost:
             self._lost.pop(peer, None)
-        else:
-            self._lost.setdefault(peer, now)
-        lost = self._lost.get(peer)
         if lost is not None and lease.began > lost + 1.0:
             lost = None
         before = self._views.get(peer)
@@ -109,8 +109,10 @@ class Leases:
         lost_at = None if lost is None else local - (now - lost)
         if before is not None and lost_at is not None and before.lost_at is not None:
             lost_at = before.lost_at
+        if before is not None and lost_at == before.lost_at and self._is_as(before, lease, heard):
+            return before
         # Dials to a peer that is cut off fail at once, and every member says how long a round takes it.
-        view = MemberView(
+        return MemberView(
             lease.activity,
             lease.round,
             heard,
@@ -119,4 +121,7 @@ class Leases:
             tokens_per_s=float(lease.has_speed),
             round_s=self._world.by_peer[peer].worker.train_s,
         )
-        return before if before == view else view
+
+    def _is_as(self, before: MemberView, lease: VirtualLease, heard: float) -> bool:
+        was = before.heard, before.round, before.activity, before.tokens_per_s
+        return was == (heard, lease.round, lease.activity, float(lease.has_speed))

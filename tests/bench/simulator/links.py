@@ -38,7 +38,7 @@ class Links:
 
     def joins(self, one: int, other: int) -> bool:
         """Whether questions and answers pass between the two."""
-        return self.passes(one, other) and self.passes(other, one)
+        return not self._blocked or (self.passes(one, other) and self.passes(other, one))
 
     def is_lost(self) -> bool:
         """Whether this push gets lost."""
@@ -46,4 +46,5 @@ class Links:
 
     def delay_s(self, sender: int, receiver: int) -> float:
         """Seconds until a pushed message is there."""
-        return self._rng.uniform(0.05, 0.6) * max(self.slowness[sender], self.slowness[receiver])
+        slowness = self.slowness
+        return self._rng.uniform(0.05, 0.6) * max(slowness[sender], slowness[receiver])

@@ -240,7 +240,7 @@ class Member:
 
     def _feed_to_finality(self, entry: FeedEntry, *, is_orphan: bool = False) -> None:
         body, name = entry.body, entry.name
-        self.post_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
+        self._finality_events.append(finality_types.EntrySeen(name, entry.author, body, is_orphan))
         if isinstance(body, Contribution):
             self.known[name] = entry.author, body
             if body.payload in self.payloads:

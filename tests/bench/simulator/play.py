@@ -1,5 +1,6 @@
 """One virtual run from its setting to the oracle's verdict."""
 
+import gc
 import random
 import time
 from typing import NamedTuple
@@ -46,6 +47,17 @@ def draw(seed: int, nodes: int, minutes: float, liars: int | None = None) -> Set
 
 def play(setting: Setting) -> Result:
     """Run it, and judge it."""
+    # All that a world makes dies with its last reference, but for the world itself: looking for circles meanwhile
+    # finds none, and takes a tenth of the time.
+    gc.collect()
+    gc.disable()
+    try:
+        return _play(setting)
+    finally:
+        gc.enable()
+
+
+def _play(setting: Setting) -> Result:
     began = time.process_time()
     world = World(setting)
     end_s = 60.0 * setting.minutes

@@ -112,7 +112,7 @@ class Worker:
         """Write the contribution, once."""
         member = self.member
         own = member.feeds.by_author.get(member.peer, ())
-        if any(isinstance(entry.body, Contribution) and entry.body.round == pending.round for entry in own):
+        if pending.round in [entry.body.round for entry in own if type(entry.body) is Contribution]:
             return
         p = pending
         member.world.name_payload(

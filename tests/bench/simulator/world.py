@@ -125,7 +125,8 @@ class World:
 
     def reachable(self, member: Member) -> list[Member]:
         """The nodes that answer this one now."""
-        return [other for other in self.members if other is not member and self.is_reachable(member, other)]
+        up = [other for other in self.members if other.is_up and other.frozen is None and other is not member]
+        return up if self.links.are_whole else [o for o in up if self.links.joins(member.number, o.number)]
 
     def is_connected(self, member: Member, peer: PeerId) -> bool:
         """Whether this node believes that its connection to a peer stands: a cut shows only after a while."""
@@ -138,11 +139,10 @@ class World:
     def heard_by(self, member: Member) -> list[Member]:
         """The nodes that a message of this one gets to."""
         links, number = self.links, member.number
-        return [
-            other
-            for other in self.members
-            if other.is_up and other is not member and links.passes(number, other.number) and not links.is_lost()
-        ]
+        up = [other for other in self.members if other.is_up and other is not member]
+        if links.loss == 0.0 and links.are_whole:
+            return up
+        return [other for other in up if links.passes(number, other.number) and not links.is_lost()]
 
     def expects_nobody(self, member: Member) -> bool:
         """Whether a node is the first one of the run."""

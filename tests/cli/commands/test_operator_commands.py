@@ -28,8 +28,8 @@ from atoll.protocols.local.control_messages import (
     TimeShares,
     Watch,
 )
-from atoll.protocols.local.progress import WorkProgress
-from atoll.protocols.local.standing import Exclusion, Standing, VotesAgainst
+from atoll.protocols.local.progress import RateNow, WorkProgress
+from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
 
 def test_status_says_what_and_why(atoll, daemon):
@@ -60,6 +60,10 @@ def test_status_says_what_and_why(atoll, daemon):
             "now       all 54 rounds: finished – the run is complete, about 2.5 s left",
         ),
         (
+            {"learning_rate": RateNow(rate=0.002, phase="stable", step=31, until=400)},
+            "rate      0.002, stable until step 400 (now 31)",
+        ),
+        (
             {"activity": "paused", "reason": "paused by the operator", "eta_s": None},
             "now       round 7 of 54: paused – paused by the operator, time left unknown",
         ),
@@ -85,6 +89,13 @@ def test_status_says_what_and_why(atoll, daemon):
 )
 def test_a_status_reads_as_it_is(daemon, changed, line):
     assert line in facts(replace(daemon.operator.state, **changed))
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, ""), (961, "; records from round 961 on")])
+def test_a_status_says_from_which_round_on_there_are_records(daemon, first, said):
+    use = LedgerUse(accepted=3, worked=0, new=1, places=64, pruned=0, disk_bytes=4_000_000, records_from=first)
+    line = f"ledger    3 authors, 0 more that worked, 1 new of 64 places; 4 MB{said}"
+    assert line in facts(replace(daemon.operator.state, ledger=use))
 
 
 def test_status_says_where_the_time_goes(atoll, daemon):

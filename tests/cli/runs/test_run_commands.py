@@ -6,17 +6,21 @@ import msgspec
 import pytest
 
 from atoll.cli.runs import draft
+from atoll.cli.runs.changes import with_changes
 from atoll.node.config.home import Home
 from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.data.given import vocab_of
 from atoll.node.runs.capacity.machine_fit import Machine
+from atoll.node.runs.presets import continuation_of, preset
 from atoll.node.runs.run_files import read_run
 from atoll.p2p.blobs.store import BLOBS, BlobStore
+from atoll.protocols.ids import peer_id_of
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.run_spec import open_run
 from tests.node.daemon.published import qwen_like
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
+TEN = preset("10m", peer_id_of(bytes(32)), 1)
 
 
 def made(atoll, name="tiny", *args):
@@ -73,6 +77,28 @@ def test_a_decay_is_in_the_runs_last_steps_however_many_there_are(atoll, rounds)
 def test_a_rates_end_that_the_user_gave_stays(atoll):
     words = ("--set", "inner.total_steps=300", "--set", "outer.rounds=60")
     assert made(atoll, "t", *words)["spec"]["inner"]["total_steps"] == 300
+
+
+@pytest.mark.parametrize(
+    ("change", "total_steps", "said"),
+    [
+        ("outer.rounds=1000", 14800, "at step 14800"),
+        ("outer.stages=[[0,30]]", 12000, "at step 12000"),
+        ("outer.holders=0", 5800, "at step 5800"),
+    ],
+)
+def test_a_cosine_ends_with_the_run(atoll, change, total_steps, said):
+    inner = made(atoll, "t", "--preset", "10m", "--set", change)["spec"]["inner"]
+    assert (inner["total_steps"], "decay_256" in inner) == (total_steps, False)
+    assert said in atoll("run", "show", "t").out
+
+
+def test_a_cosine_that_is_given_or_continued_stays_as_it_is():
+    given = with_changes(TEN, ("outer.rounds=1000", "inner.total_steps=300"))
+    assert given.inner.total_steps == 300
+    rest = continuation_of(TEN, 100)
+    longer = with_changes(rest, ("outer.rounds=1000",))
+    assert longer.inner == rest.inner
 
 
 @pytest.mark.parametrize(

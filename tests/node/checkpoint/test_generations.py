@@ -9,10 +9,13 @@ import sys
 import pytest
 import torch
 from msgspec.structs import replace
+from safetensors.torch import save_file
 
-from atoll.node.checkpoint import generations
+from atoll.node.checkpoint import generations, manifests
 from atoll.node.checkpoint.disk import write_file
 from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.checkpoint.parts import hash_with_parts
+from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Digest, Round, RunId, digest
 from atoll.protocols.local.worker_messages import Pending
@@ -162,15 +165,88 @@ def test_a_file_system_without_hard_links_gets_a_copy(tmp_path, monkeypatch):
     assert torch.equal(generations.load(tmp_path / "state").tensors["final"], given["final"].values)
 
 
-def test_a_generation_of_an_older_version_is_read(tmp_path, monkeypatch):
-    """It has no arrays, and its manifest does not know of any."""
-    older = generations.OlderManifest
-    with monkeypatch.context() as patch:
-        patch.setattr(generations, "GenerationManifest", lambda _, *fields: older(1, *fields[:3]))
-        begin_local(tmp_path, BODY, tensors()).finish()
-    found = load_local(tmp_path, RUN)
-    assert (found.body, found.arrays) == (BODY, {})
-    assert torch.equal(found.tensors["theta"], tensors()["theta"])
+def write_parts(folder):
+    folder.mkdir()
+    save_file({"exp_avg/a": torch.ones(4)}, folder / "shard-00001-model-00001-of-00001.safetensors")
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_generation_of_an_older_version_is_read(tmp_path, number):
+    """Format 1 has no arrays, and both hash the parts with the tensors."""
+    state = tmp_path / "state"
+    begin_local(state, BODY, tensors(), arrays=arrays(state, 7) if number == 2 else {}).finish()
+    newest = state / "0000000001"
+    write_parts(newest / "parts")
+    found = manifests.manifest_of((newest / "manifest").read_bytes())
+    fields = (number, found.rows, hash_with_parts(found.tensors, newest / "parts"), found.body, found.arrays)
+    kinds = {1: manifests.FirstManifest, 2: manifests.SecondManifest}
+    body = codec.encode(kinds[number](*fields[: 3 + number]))
+    (newest / "manifest").write_bytes(digest(body) + body)
+    loaded = load_local(state, RUN)
+    assert (loaded.body, loaded.report, list(loaded.arrays)) == (BODY, (), ["final"] * (number - 1))
+    assert torch.equal(loaded.tensors["theta"], tensors()["theta"])
+    assert loaded.tensors["exp_avg/a"].tolist() == [1.0] * 4
+
+
+def rare(value):
+    return generations.Rare({"exp_avg/b": torch.full((9, 5), float(value))}, write_parts)
+
+
+def rare_value(folder):
+    found = generations.load(folder)
+    return found and float(found.tensors["exp_avg/b"][0, 0]), found and found.tensors["exp_avg/a"].tolist()
+
+
+def test_rare_tensors_are_written_when_they_are_due_and_named_otherwise(tmp_path, monkeypatch):
+    order = DiskOrder(monkeypatch)
+    generations.begin(tmp_path, tensors(1), b"one", rare=rare(1)).finish()
+    for value in (2, 3, 4):
+        generations.begin(tmp_path, tensors(value), b"more", rare=rare(value), rare_is_saved=True).finish()
+    assert (value_of(tmp_path), rare_value(tmp_path)) == (4, (1, [1.0] * 4))
+    third, fourth = (tmp_path / f"000000000{at}" / "rare.safetensors" for at in (3, 4))
+    assert third.stat().st_ino == fourth.stat().st_ino, "a second name"
+    generations.begin(tmp_path, tensors(5), b"more", rare=rare(5)).finish()
+    assert rare_value(tmp_path) == (5, [1.0] * 4)
+    order.check(*(f"000000000{number}" for number in range(1, 6)))
+
+
+def test_rare_tensors_are_saved_alone(tmp_path, monkeypatch):
+    """The rest is as it was: a stop in the middle of a round."""
+    order, state = DiskOrder(monkeypatch), tmp_path / "state"
+    generations.begin(state, tensors(0), b"before", rare=rare(0)).finish()
+    generations.begin(state, tensors(1), b"body", arrays=arrays(state, 7), rare=rare(1)).finish()
+    inode = (state / "0000000002" / "tensors.safetensors").stat().st_ino
+    generations.begin_rare(state, rare(2)).finish()
+    assert (value_of(state), rare_value(state)) == (1, (2, [1.0] * 4))
+    found = generations.load(state)
+    assert (found.body, torch.unique(found.tensors["final"]).tolist()) == (b"body", [7])
+    assert (state / "0000000003" / "tensors.safetensors").stat().st_ino == inode
+    order.check("0000000001", "0000000002", "0000000003")
+    assert names(state) == ["0000000001", "0000000003"], "two that do not share their tensors"
+    (state / "0000000003" / "tensors.safetensors").write_bytes(b"damaged")
+    assert generations.load(state).body == b"before"
+
+
+@pytest.mark.parametrize("file", ["rare.safetensors", "parts/shard-00001-model-00001-of-00001.safetensors"])
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_damaged_rare_tensors_begin_anew_because_both_generations_may_have_them(tmp_path, file, is_gone):
+    generations.begin(tmp_path, tensors(1), b"one", rare=rare(1)).finish()
+    generations.begin(tmp_path, tensors(2), b"two", rare=rare(2), rare_is_saved=True).finish()
+    path = tmp_path / "0000000002" / file
+    raw = path.read_bytes()
+    path.unlink() if is_gone else path.write_bytes(raw[:-1] + bytes([raw[-1] ^ 1]))  # in both
+    found = generations.load(tmp_path)
+    assert (found.body, float(found.tensors["residual"][0, 0])) == (b"two", 2)
+    assert found.tensors.keys() == tensors().keys()
+    assert len(found.report) == 1
+    assert "rare.safetensors is damaged: what it held begins anew" in found.report[0]
+
+
+def test_rare_tensors_that_cannot_be_named_are_written(tmp_path):
+    generations.begin(tmp_path, tensors(1), b"one", rare=rare(1)).finish()
+    (tmp_path / "0000000001" / "rare.safetensors").unlink()
+    generations.begin(tmp_path, tensors(2), b"two", rare=rare(2), rare_is_saved=True).finish()
+    assert rare_value(tmp_path) == (2, [1.0] * 4)
 
 
 @pytest.mark.parametrize("file", ["manifest", "tensors.safetensors", "final.array"])
@@ -233,11 +309,12 @@ def test_another_run_is_a_corrupt_fault(tmp_path):
         load_local(tmp_path, RUN)
 
 
-def test_a_future_format_is_a_corrupt_fault(tmp_path, monkeypatch):
-    monkeypatch.setattr(generations, "FORMAT", 3)
+def test_a_future_format_is_a_corrupt_fault(tmp_path):
     generations.begin(tmp_path, tensors(), b"").finish()
-    monkeypatch.undo()
-    with pytest.raises(CorruptFault, match="format 3"):
+    words = tmp_path / "0000000001" / "manifest"
+    body = codec.encode(replace(manifests.manifest_of(words.read_bytes()), format=manifests.FORMAT + 1))
+    words.write_bytes(digest(body) + body)
+    with pytest.raises(CorruptFault, match="format 4"):
         generations.load(tmp_path)
 
 

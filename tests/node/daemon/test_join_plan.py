@@ -25,6 +25,7 @@ from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.run_spec import sign_run
+from atoll.protocols.run.sections.objective import ObjectiveSpec
 from tests.waiting import HANGS_S
 
 OWNER = Identity(bytes([8]) * 32)
@@ -93,6 +94,21 @@ async def test_a_home_is_read_once_from_the_plan_to_the_built_daemon(tmp_path):
         "invite": 1,
         f"{SPEC.name}.run": 1,
     }
+
+
+async def test_a_term_that_is_not_installed_is_named_before_anything_is_written(tmp_path):
+    """Who trains nothing joins without it."""
+    term = ObjectiveSpec(name="nowhere.1", weight=1.0, package="atoll-nowhere")
+    spec = replace(preset("tiny", OWNER.peer_id, 1, "synthetic:markov"), objective=term)
+    link = invite_text(spec, OWNER, [SEED], time.time(), options=InviteOptions(run_file=sign_run(spec, OWNER)))
+    with pytest.raises(ExceptionGroup) as caught:
+        await plan_in(Home(tmp_path / "home"), link=link)
+    (fault,) = caught.value.exceptions
+    assert isinstance(fault, ConfigError)
+    assert "needs the objective nowhere.1, which is not installed here" in str(fault)
+    assert "atoll-nowhere" in fault.hint
+    assert list(tmp_path.iterdir()) == []
+    assert (await plan_in(Home(tmp_path / "home"), link=link, roles=["seed"])).run.spec == spec
 
 
 async def test_the_place_of_a_text_is_remembered(tmp_path, monkeypatch):

@@ -1,17 +1,24 @@
 """What leases say of a run to somebody who may join it: medians, and the owner's word on its end."""
 
+import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.cli.preview_lines import outlook_line
-from atoll.node.daemon.telemetry.run_outlook import outlook_of
+from atoll.node.daemon.telemetry.run_outlook import outlook_of, rate_now
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import Round, peer_id_of
 from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.local.progress import RateNow
+from atoll.protocols.run.learning_rate import learning_rate
+from tests.node.learning.inner.test_inner import inner_spec
 
 SPEC = preset("tiny", peer_id_of(bytes(range(32))), 1)
 TOKENS = SPEC.steps(20) * SPEC.inner.batch * SPEC.model.context
 LAST = SPEC.outer.rounds - 1
+FORTY = 103
+"""256ths of the 100 steps after the warm-up that are 40 whole ones."""
 
 
 def lease(number: int, final: int, tokens_per_s: float = TOKENS / 2.0) -> Lease:
@@ -70,3 +77,24 @@ def test_a_run_is_complete_if_its_owner_says_so(owner, complete):
 
 def test_a_round_beyond_the_run_leaves_no_negative_time():
     assert outlook_line(SPEC, outlook_of(SPEC, members(lease(LAST + 50, 3)))).endswith("at least 0 ms left")
+
+
+@pytest.mark.parametrize(
+    ("decay_256", "step", "phase", "until"),
+    [
+        (UNSET, 9, "warm-up", 10),
+        (UNSET, 10, "cosine", 110),
+        (UNSET, 110, "at its least", None),
+        (FORTY, 69, "stable", 70),
+        (FORTY, 70, "decay", 110),
+        (FORTY, 110, "at its least", None),
+        (0, 10, "stable", None),
+        (0, 200, "stable", None),
+    ],
+)
+def test_the_part_of_the_schedule_at_a_step(decay_256, step, phase, until):
+    spec = inner_spec(decay_256=decay_256)
+    assert rate_now(spec, step) == RateNow(rate=learning_rate(spec, step), phase=phase, step=step, until=until)
+    if step >= 30:  # the same step of a run that continues another one at its step 30
+        later = rate_now(msgspec.structs.replace(spec, first_step=30), step - 30)
+        assert (later.phase, later.rate, later.until) == (phase, learning_rate(spec, step), until and until - 30)

@@ -11,7 +11,7 @@ from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.host_factory import make_host, route_host
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.state import Phase, config_of
-from atoll.node.daemon.status import FETCHING, DaemonOperator
+from atoll.node.daemon.status import FETCHING, DaemonOperator, speed_of
 from atoll.node.daemon.telemetry.round_log import sent_per_round
 from atoll.node.runs.presets import preset
 from atoll.p2p.blobs.download import DownloadProgress
@@ -53,6 +53,13 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     assert shown["port_map"] == ports
     assert shown["sent"] == sent_per_round([ROW], 4 * plan.run.spec.model.parameters)
     assert 50 < shown["sent"].below_fp32 < 60
+
+
+def test_before_the_first_step_of_a_round_the_speed_is_that_of_the_newest_one() -> None:
+    trained = msgspec.structs.replace(ROW, tokens=8192, train_s=4.0)
+    assert speed_of(trained) == 2048.0
+    for unknown in (None, ROW, msgspec.structs.replace(trained, train_s=0.0)):
+        assert speed_of(unknown) is None
 
 
 @dataclass

@@ -139,6 +139,15 @@ def test_disk_and_memory_are_measured_by_the_run(tmp_path: Path) -> None:
     assert (row.state, bool(row.remedy)) == ("warn", True)
 
 
+def test_the_disk_of_an_average_counts(tmp_path: Path) -> None:
+    run = preset("1b", A.peer_id, 1)
+    needed = [
+        float(only(doctor_machine.free_disk(patient(tmp_path, run=run, average_rounds=rounds))).found.split()[4])
+        for rounds in (0, 4)
+    ]
+    assert needed[1] - needed[0] == pytest.approx(16e-9 * run.model.parameters, abs=0.11)
+
+
 def test_clock(tmp_path: Path, monkeypatch) -> None:
     sick = patient(tmp_path)
     assert only(doctor_machine.clock(sick)).state in ("pass", "warn", "skip")

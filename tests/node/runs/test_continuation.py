@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.runs.presets import continuation_of, preset, with_decay_at_end
 from atoll.protocols.codec import check_types
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.worker.session_home import ME

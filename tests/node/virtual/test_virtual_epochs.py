@@ -97,3 +97,26 @@ def test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace(wo
             w.check_agreement()
 
     run_virtual(story())
+
+
+@pytest.mark.parametrize("moment_s", [0.0, 0.7, 1.3, 2.0])
+def test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals(world, moment_s):
+    """As `make chaos` plays it: leases of 6 s, rounds of about two, a cut of 30 s."""
+
+    async def story() -> None:
+        async with world(200, 1, quorum_256=192, grace_256=128, lease_s=6.0) as w:
+            for number in range(4):
+                w.start(number, 2.0)
+            await w.until(lambda: min(finals(w, *range(4))) >= 4)
+            peers = [w.nodes[number].peer for number in range(4)]
+            w.network.cut(peers[:3], peers[3:])
+            await asyncio.sleep(30.0 + moment_s)
+            assert not is_one_chain(w)
+            w.network.heal()
+            healed = max(finals(w, *range(4)))
+            await w.until(lambda: min(finals(w, *range(4))) > healed and is_one_chain(w), look_s=0.1)
+            assert max(finals(w, *range(4))) - healed <= 3
+            assert len(w.changes) == 1
+            w.check_agreement()
+
+    run_virtual(story())

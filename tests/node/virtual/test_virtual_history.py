@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import machine
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ledger.records import Ack
 from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
@@ -47,7 +48,12 @@ def test_a_cut_ledger_stays_small_and_its_node_decides_as_the_others(world):
             w.start(2, ROUND_S, recent=RECENT)
             await w.until(lambda: finals(w, 0, 1, 2) >= 60)
             before = pages(w, 0), pages(w, 1)
-            assert w.nodes[1].driver.history.last_gone >= 60 - RECENT[0] - 2 * RECENT[1]
+            kept = [w.nodes[number].driver.view().records_from for number in (0, 1)]
+            assert kept[0] == 0
+            assert 60 - RECENT[0] - 2 * RECENT[1] < kept[1] <= 60
+            records = [entry.body for _, entry in w.nodes[1].swarm.ledger.since(0, 1 << 20)]
+            newest = [body.round for body in records if isinstance(body, Ack)]
+            assert min(newest) == kept[1]
             # A newcomer replays all that node 0 has. A start replays the summary and what is here: with the rounds
             # that are gone the newcomer is on probation still, without them it would not be.
             late = w.start(3, ROUND_S)

@@ -21,7 +21,7 @@ from torch import Tensor
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.runs.presets import preset
-from atoll.node.worker.precompile import warm
+from atoll.node.worker.schedule.precompile import warm
 from atoll.node.worker.session import Session
 from atoll.protocols import codec
 from atoll.protocols.ids import PeerId, Round, digest, peer_id_of

@@ -198,9 +198,24 @@ def test_saved_and_loaded_weights_go_on_as_if_nothing_had_happened(fragments, is
     assert torch.equal(steady.weights.anchor_C4096, other.weights.anchor_C4096)
 
 
+def test_weights_of_which_all_is_sent_are_not_saved():
+    """A restart begins with the view: nothing is lost but the place where its first steps begin."""
+    world, other = World(keep_256=100), World(keep_256=100)
+    world.train(1)
+    assert world.weights.tensors()
+    world.send(0)
+    assert world.weights.tensors() == {}
+    other.weights.sent = 0
+    other.train(2)
+    other.weights.merge(VIEW + 300, arrived=True)
+    gained = other.local() - clear(to_float(VIEW + 300), padding_of(ARENA))
+    assert torch.allclose(gained, noise(2) * 100 / 256, atol=1e-6)
+
+
 @pytest.mark.parametrize("fault", ["missing", "shape", "nan"])
 def test_saved_weights_that_cannot_be_used_are_refused(fault):
     world = World()
+    world.train(1)
     saved = {name: value.clone() for name, value in world.weights.tensors().items()}
     name = sorted(saved)[-1]
     if fault == "missing":

@@ -279,16 +279,19 @@ def test_a_kill_in_an_overlapped_round_loses_that_round_only(homes, fragments):
         if node is shaken:  # as after kill −9: nothing is said to the old session any more
             started = node.restart()
             assert started.pending == (first,)
-            assert all(torch.equal(*pair) for pair in zip((local(node), anchor(node)), kept[:2], strict=True))
             assert torch.equal(node.session._feedback.residual_C4096, kept[2])
+            wanted = kept[:2] if fragments > 1 else (to_float(view(node)),) * 2  # all that it trained is sent
+            assert all(torch.equal(*pair) for pair in zip((local(node), anchor(node)), wanted, strict=True))
             steps = node.events(1, after=0)
             assert drain(steps) == (2, None)
         node.ask(FoldRequest(Round(0), (member(first),)))
         ends.append((drain(steps)[1].pending, node))
     (one, steady), (two, shaken) = ends
-    assert (one.payload, one.base) == (two.payload, two.base)
-    assert torch.equal(local(steady), local(shaken))
-    assert torch.equal(steady.residual(), shaken.residual())
+    assert one.base == two.base
+    if fragments > 1:  # else the steps before the fold began at another place
+        assert one.payload == two.payload
+        assert torch.equal(local(steady), local(shaken))
+        assert torch.equal(steady.residual(), shaken.residual())
 
 
 def test_a_restart_between_two_rounds_goes_on_as_if_there_had_been_none(homes):

@@ -3,6 +3,8 @@
 from itertools import count
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
@@ -416,3 +418,19 @@ def test_who_just_came_up_is_patient_for_a_lease():
     assert patience_of(0.0, 60.0) == 60.0
     assert patience_of(5.0, 60.0) == 10.0
     assert patience_of(0.1, 60.0) == 3.0
+
+
+VOTES = st.builds(lambda number: Vote(Round(number), Ballot(0, A), digest(b"set")), st.integers(0, 80))
+MOVES = st.builds(
+    lambda number, name: Follow(Round(number), name), st.integers(0, 40), st.sampled_from([b"", b"1" * 32])
+)
+SIGNED = st.builds(lambda number: Epoch(Round(number), b"", (A,)), st.integers(0, 40))
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.one_of(VOTES, VOTES, VOTES, MOVES, SIGNED))))
+def test_what_a_book_found_before_a_vote_is_what_it_would_find_after_it(entries):
+    book = EpochBook()
+    for author, body in entries:
+        book = add_entry(book, author, body)
+        fresh = replace(book)
+        assert (book.progress, book.unvoted) == (fresh.progress, replace(fresh, voted={}))

@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.inner.loop import Inner
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.protocols.errors import CorruptFault, Divergence
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.run_spec import InnerSpec
 from atoll_bench.inner_steps import run_steps
 

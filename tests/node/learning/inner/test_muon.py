@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.inner.muon import ADAMW_RMS, orthogonalized
-from atoll.node.learning.inner.schedule import learning_rate
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.runs.presets import preset
@@ -19,6 +18,7 @@ from atoll.node.worker.multi_device.replica import ALL_STORED, Replica, StepMemo
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.run.experts import ALL, bitmap_of
+from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.moments import MAX_STEPS, is_orthogonalized, kinds_of
 from atoll_bench.inner_steps import run_steps

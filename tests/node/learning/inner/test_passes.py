@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.passes import is_out_of_memory
+from atoll.node.learning.inner.step_share import StepShare
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.runs.presets import preset
@@ -105,6 +106,27 @@ def test_recomputed_layers_store_their_inputs_alone():
     tokens = 4 * DENSE.context
     # Of each layer its input; of the last norm its input, scale and output; of the loss one gradient.
     assert stored(True) <= 4 * tokens * DENSE.dim * (DENSE.layers + 4) + 4096 < stored(False) / 3
+
+
+class Two(StepShare):
+    """Two of a step's five sequences are here, three in another process."""
+
+    def passes(self, here, most):
+        return min(-(-3 // most), 2)
+
+
+@pytest.mark.parametrize(("micro_batch", "sizes"), [(0, [2]), (1, [1, 1]), (2, [1, 1]), (3, [2])])
+def test_processes_with_other_shares_of_a_step_make_as_many_passes(micro_batch, sizes):
+    """Else one waits for the other: each pass of a term that depends on all tokens is an exchange."""
+    passed = []
+
+    def counted(module, window):
+        passed.append(len(window))
+        return loss_of(module, window)
+
+    inner = Inner(Toy(), counted, inner_spec(), micro_batch=micro_batch, share=Two())
+    inner.step(batch_of(0)[:2], 0)
+    assert passed == sizes
 
 
 class Memory:

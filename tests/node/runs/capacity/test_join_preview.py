@@ -48,6 +48,14 @@ def test_a_lora_run_costs_its_base_once_and_rounds_of_adapters():
     assert costs.round_s == full.round_s, "the base is passed through all the same"
 
 
+def test_an_average_takes_four_files_of_the_disk():
+    spec = preset("50m", OWNER, 1)
+    averaging = msgspec.structs.replace(CPU, average_rounds=4)
+    more = costs_of(spec, averaging).disk_bytes - costs_of(spec, CPU).disk_bytes
+    assert more == 16 * spec.model.parameters
+    assert costs_of(spec, averaging).needs == costs_of(spec, CPU).needs, "its files are mapped"
+
+
 def test_devices_share_the_time():
     spec = preset("50m", OWNER, 1)
     many = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.learning.inner.schedule import learning_rate
+from atoll.protocols.run.learning_rate import learning_rate
 from tests.node.learning.inner.test_inner import inner_spec
 
 GOLDEN = {0: 1e-3, 9: 1e-2, 10: 1e-2, 69: 1e-2, 70: 1e-2, 71: 8.57697505292e-3, 80: 5.5e-3, 109: 1.11321205384e-3}

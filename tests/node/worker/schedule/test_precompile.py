@@ -9,8 +9,8 @@ from numba.core.dispatcher import Dispatcher
 
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.worker import precompile
-from atoll.node.worker.precompile import KernelsBeside, parts, warm
+from atoll.node.worker.schedule import precompile
+from atoll.node.worker.schedule.precompile import KernelsBeside, parts, warm
 from atoll.node.worker.session import Session
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import (
