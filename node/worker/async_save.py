@@ -145,7 +145,10 @@ class WorkerState:
     """See LocalBody."""
 
     def begin_generation(self, with_moments: bool = False) -> Unfinished:
-        """Hand all to the kernel, moments if due or `with_moments`; `finish` needs Θ_final. Raises DiskFault."""
+        """Hand everything as it is now to the kernel; Θ_final may not change before the result's `finish`.
+
+        Raises DiskFault. `with_moments`: also if they are not due.
+        """
         weights = self.learner.weights
         carried = carries(self.spec) and not weights.is_scratch
         body = LocalBody(

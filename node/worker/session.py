@@ -4,7 +4,8 @@ Holds 4 bytes per trained value each for the error feedback, the local weights a
 Θ_final and the view are mapped files. The device of error feedback and anchor is chosen by `encoder_choice`. After
 each trained round everything but the view is saved in one generation (`state/`), while the next round is trained
 (`async_save`); the moments with every eighth one (`moment_saves`). A Finalize is saved with the next trained
-round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it again.
+round, or at once if saving takes a small share of the time: were it lost, the daemon would ask for it again, and
+it gives the same bits.
 
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
