@@ -664,7 +664,7 @@ class OnceChecked:
 
 @pytest.fixture(autouse=True)
 def signatures_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All nodes of a world are in one process, and each checks every signature: a tenth of these tests' CPU."""
+    """All nodes of a world are in one process, and each checks every signature: 2 to 9 % of the CPU."""
     monkeypatch.setattr(identity, "Ed25519PublicKey", SimpleNamespace(from_public_bytes=cache(OnceChecked)))
 
 
