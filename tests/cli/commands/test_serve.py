@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import openai
 import pytest
@@ -14,6 +15,17 @@ from tests.cli.commands.test_generate import LIKELIEST, run
 from tests.waiting import HANGS_S
 
 __all__ = ["run"]
+
+
+@contextmanager
+def _process(command):
+    """Ended also where an assertion fails: Popen alone would wait for a server that nobody ends."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
@@ -30,13 +42,7 @@ def test_it_writes_what_generate_writes(atoll, tmp_path, run, ending):
         "0",
         "--json",
     ]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    ) as process:
+    with _process(command) as process:
         said = json.loads(process.stdout.readline())
         assert said["model"] == "tiny"
         with openai.OpenAI(base_url=said["address"], api_key="none", timeout=HANGS_S) as client:
