@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from atoll.node.checkpoint import generations, local, universal
+from atoll.node.checkpoint import local, manifests, universal
 from atoll.node.daemon.certificates import certificate, full_summary, reducers, summary
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
@@ -399,12 +399,15 @@ def _local() -> Iterator[tuple[str, Case]]:
 
 
 def _disk() -> Iterator[tuple[str, Case]]:
-    row = generations.TensorRow("theta", "int32", (2, 4096))
-    array = generations.ArrayRow("final", "I32", (2, 4096), b"before", B)
-    manifest = generations.GenerationManifest(generations.FORMAT, (row,), A, b"body", (array,))
-    yield "GenerationManifest", Case(manifest, generations.GenerationManifest, True)
-    older = generations.OlderManifest(1, (row,), A, b"body")
-    yield "OlderManifest", Case(older, generations.OlderManifest, True)
+    row = manifests.TensorRow("theta", "int32", (2, 4096))
+    rare = manifests.TensorRow("exp_avg", "float32", (2, 4096))
+    array = manifests.ArrayRow("final", "I32", (2, 4096), b"before", B)
+    manifest = manifests.GenerationManifest(manifests.FORMAT, (row,), A, b"body", (array,), (rare,), B)
+    yield "GenerationManifest", Case(manifest, manifests.GenerationManifest, True)
+    second = manifests.SecondManifest(2, (row,), A, b"body", (array,))
+    yield "SecondManifest", Case(second, manifests.SecondManifest, True)
+    first = manifests.FirstManifest(1, (row,), A, b"body")
+    yield "FirstManifest", Case(first, manifests.FirstManifest, True)
     kept, past = (local.KeptBody(7, B, Span(0, 4)),), (local.PastPayload(PENDING, (Span(0, 4),)),)
     body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
     yield "LocalBody", Case(body, local.LocalBody, True)
