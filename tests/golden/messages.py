@@ -50,6 +50,7 @@ from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
+from atoll.protocols.run.sections.objective import ObjectiveSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
@@ -127,6 +128,9 @@ MIXTURE = _run(
 
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 CERTIFYING = _run(history=HistorySpec(every=128))
+WITH_TERM = _run(
+    objective=ObjectiveSpec(name="edges.2", weight=0.02, settings=(("width", 3.5),), package="atoll-edges")
+)
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_256=54))
 SLOW = _run(
@@ -251,6 +255,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "mixture": MIXTURE,
         "audited": AUDITED,
         "certifying": CERTIFYING,
+        "with a term": WITH_TERM,
         "puzzled": PUZZLED,
         "muon": MUON,
         "decaying": DECAYING,

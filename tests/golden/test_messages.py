@@ -37,6 +37,7 @@ NOT_SENT = {
     "protocols/local/control_lines.py": "the version in front of a line",
     "protocols/local/control_messages.py": "lines of JSON: tests/protocols/local/test_control_messages.py",
     "protocols/local/standing.py": "parts of these lines",
+    "protocols/local/progress.py:RateNow": "a part of these lines",
     "protocols/local/progress.py:WorkProgress": "a part of these lines",
     "protocols/local/time_spent.py:Goodput": "a part of these lines",
     "protocols/local/time_spent.py:TimeShares": "a part of these lines",
