@@ -46,6 +46,7 @@ def open_model(
         from atoll.p2p.blobs.store import BLOBS
 
         run = find_run(home, wanted)  # before torch: a run that is not there is said at once
+        run.spec.model.check_decoder()
         from atoll.node.import_export.export_run import saved_weights
 
         run_folder, config = home.run(run.spec.id), load_config(home.config_toml, {"data": data})

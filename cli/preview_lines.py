@@ -42,6 +42,9 @@ def preview_lines(
 
 def model_size(spec: RunSpec) -> str:
     """Parameters of a run's model; of a LoRA run what is trained, and what is frozen."""
+    if spec.model.plugin is not None:
+        about = f"{spec.model.plugin.name}, by the package {spec.model.plugin.package} that is installed here"
+        return f"{spec.model.parameters:,} parameters of {about}"
     if not spec.model.lora_rank:
         return f"{spec.model.parameters:,} parameters"
     return f"{spec.model.parameters:,} parameters of adapters, {spec.model.base.parameters:,} frozen"

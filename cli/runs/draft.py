@@ -16,6 +16,7 @@ from atoll.node.learning.data.given import vocab_of
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.data.tokenizer_choice import TokenizerChoice, choose_tokenizer
 from atoll.node.learning.data.tokens import BYTES_VOCAB
+from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.runs.capacity.machine_fit import (
     Machine,
     largest,
@@ -193,7 +194,7 @@ def _complete(spec: RunSpec, text: str, tokenizer: bytes | None) -> RunSpec:
                 hint="pack it with the tokenizer.json of these weights",
             )
         return replace(spec, data=replace(spec.data, digest=name, size=index.total_bytes))
-    return replace(spec, data=measured(spec.data, text, default_cache(), tokenizer))
+    return replace(spec, data=measured(spec.data, text, default_cache(), tokenizer, examples_of))
 
 
 def _upcycle(text: str) -> UpcycleOptions:

@@ -54,6 +54,7 @@ def run() -> None:
     metavar="DIR",
     help="Go on with what is left of a run that was saved; any number of nodes (see `atoll checkpoint`).",
 )
+@click.option("--model", metavar="NAME", help="A model of an installed package, with its examples; as lanes.1.")
 @click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
 @click.option("--admission", "mode", default="open", type=click.Choice(MODES), help="Who may join.")
 @click.option(

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 import msgspec
@@ -12,6 +13,7 @@ from atoll.cli.runs.showing import print_run
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.import_export.source_options import CheckpointSource
+from atoll.node.learning.plugged.loading import with_model
 from atoll.node.runs.presets import fragmented, preset
 from atoll.node.runs.run_files import FoundRun, file_name, keep_text_path
 from atoll.protocols.errors import ConfigError
@@ -20,6 +22,8 @@ from atoll.protocols.run.admission import AdmissionSpec, Mode
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
 PRESET, DATA = "tiny", "builtin:shakespeare"
+Given: TypeAlias = tuple[object, ...]
+"""Values of options; what is not given is false."""
 UNSIGNED = peer_id_of(bytes(32))
 """Owner of a run that is not signed yet."""
 
@@ -38,6 +42,7 @@ def make_run(
     upcycle: str | None,
     without_fit: bool,
     saved: Path | None,
+    model: str | None,
     seed: int | None,
     mode: Mode,
     members: tuple[PeerId, ...],
@@ -55,14 +60,11 @@ def make_run(
     admission = AdmissionSpec(
         mode=mode, members=tuple(sorted(set(members))), puzzle_bits=msgspec.UNSET if puzzle is None else puzzle
     )
-    if saved is not None and (size_name or folder or upcycle or without_fit):
-        raise ConfigError(
-            "--from-checkpoint brings model and recipe",
-            hint="drop --preset, --from-hf, --upcycle and --without-fit",
-        )
+    _check_origin(model, saved, size_name, (folder, upcycle, without_fit), (source, column, where, chosen))
     agreed, text = text_source(source or DATA, column, where)
     tokenizer, digest = tokenizer_and_digest(agreed, text, chosen, has_weights=bool(saved or folder))
     spec = preset(size_name or PRESET, UNSIGNED, drawn, DATA if digest else agreed)
+    spec = spec if model is None else with_model(spec, model)
     spec = msgspec.structs.replace(spec, name=name, admission=admission)
 
     def adjust(spec: RunSpec) -> RunSpec:
@@ -83,3 +85,23 @@ def make_run(
     if not as_json:
         theirs = "; each gives the path of its own copy with --data" if is_own_copy else ""
         click.echo(f"next       atoll start --run {name}; it prints an invite for others{theirs}")
+
+
+def _check_origin(
+    model: str | None,
+    saved: Path | None,
+    size_name: str | None,
+    weights: tuple[object, ...],
+    text: tuple[object, ...],
+) -> None:
+    """Raise ConfigError where two options say what is trained, or on what."""
+    if saved is not None and (size_name or any(weights)):
+        raise ConfigError(
+            "--from-checkpoint brings model and recipe",
+            hint="drop --preset, --from-hf, --upcycle and --without-fit",
+        )
+    if model is not None and (saved or any(weights) or any(text)):
+        raise ConfigError(
+            "--model brings its model and examples",
+            hint="drop --data, --tokenizer, --column, --where, --from-checkpoint, --from-hf and what goes with it",
+        )

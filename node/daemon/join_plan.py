@@ -23,7 +23,7 @@ from atoll.node.daemon.telemetry.run_outlook import RunOutlook, ask_outlook
 from atoll.node.guest.sensors import MachineFiles, check_sensors
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
 from atoll.node.runs.capacity.memory_model import Free
-from atoll.node.runs.installed_terms import check_installed
+from atoll.node.runs.installed_parts import check_installed
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
 from atoll.node.runs.public_runs import client_of, find_joinable, parse_wanted
 from atoll.node.runs.run_files import (
@@ -140,8 +140,8 @@ async def read_plan(
     else:
         choice = await _named(home, wanted, host, lambda: client_of(home, config, host.host, identity), report)
     spec = choice.run.spec
-    if spec.objective and config.work.trains:
-        check_installed(spec.objective)
+    if spec.objective or spec.model.plugin:
+        check_installed(spec, config.work)
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)

@@ -9,6 +9,7 @@ from atoll.node.import_export.export_run import load_saved
 from atoll.node.learning.data.dataset import GivenTokenizer, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
+from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.worker.learner import Learner
 from atoll.p2p.blobs.store import BLOBS, blob_path
 from atoll.protocols.errors import ConfigError
@@ -27,7 +28,7 @@ def evaluate_saved(spec: RunSpec, run_folder: Path, config: NodeConfig) -> Evalu
     torch.set_num_threads(config.threads)
     blob = spec.data.tokenizer_blob
     given = GivenTokenizer(blob_path(run_folder / BLOBS, blob), spec.model.vocab) if blob else None
-    data = open_text(spec, config.data, default_cache(), run_folder / BLOBS, given)
+    data = open_text(spec, config.data, default_cache(), run_folder / BLOBS, given, examples_of)
     base = blob_path(run_folder / BLOBS, spec.base) if spec.base else None
     learner = Learner(spec, devices_of(config.device)[0], config.frozen, config.frozen_on_host, base=base)
     windows_WT1, size_bytes = data.validation(VAL_WINDOWS), data.validation_bytes(VAL_WINDOWS)

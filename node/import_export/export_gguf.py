@@ -24,6 +24,7 @@ def export_gguf(
     report: Callable[[int, int], None] = lambda done, of: None,
 ) -> Exported:
     """Write the file `to`; arguments and errors are those of `export_run`."""
+    spec.model.check_decoder()
     check_gguf(spec.model.base)
     found = chosen_weights(spec, run_folder, snapshot, average=average)
     facts = model_facts(spec, found.round, found.state, rows, is_average=average)

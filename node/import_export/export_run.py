@@ -65,6 +65,7 @@ def export_run(
     may be there; `report` is told how many of how many tensors are written. Raises ConfigError, CorruptFault,
     DiskFault.
     """
+    spec.model.check_decoder()
     found = chosen_weights(spec, run_folder, snapshot, average=average)
     serving = spec.serving or None
     files = tokenizer_files(tokenizer_json(spec.data, data, run_folder / BLOBS), spec.model.context, serving)

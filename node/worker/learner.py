@@ -21,7 +21,7 @@ from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate, losses_
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
 from atoll.node.learning.inner.quantized import saved_moment
-from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
+from atoll.node.learning.model.decoder import token_losses
 from atoll.node.learning.model.lora import load_base
 from atoll.node.learning.outer.fixed import to_float
 from atoll.node.worker.local_weights import LocalWeights
@@ -64,7 +64,7 @@ class Learner:
         """Moments of experts that were given up (protocols/run/moments.py), until the owner of this empties it."""
 
     @property
-    def module(self) -> Decoder:
+    def module(self) -> nn.Module:
         """With the trained values; on the host where each device has a part of them."""
         self._fetch_weights()
         return self._replica.module
@@ -125,7 +125,7 @@ class Learner:
         return {name.split("/", 1)[1]: value for name, value in state.items() if name.startswith("exp_avg_sq/")}
 
     def _evaluated(self, windows_WT1: NDArray[np.int64], size_bytes: int = 0) -> ValidationLoss:
-        loss = self._parts_loss if self._ranks is not None and self._ranks.shard else loss_of
+        loss = self._parts_loss if self._ranks is not None and self._ranks.shard else self._replica.loss_of
         return evaluate(self._replica.module, loss, windows_WT1, size_bytes)
 
     def _parts_loss(self, _: nn.Module, window_BT1: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.outer.average import StateAverage
+from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
@@ -113,7 +114,7 @@ class Session:
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         self._data = None
         if start.reads_text:
-            self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given)
+            self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given, examples_of)
         if self._ranks is not None:
             self._ranks.join()
         report("building the model")

@@ -26,6 +26,7 @@ from atoll.protocols.run.lora import (
     factors_of,
     is_target,
 )
+from atoll.protocols.run.sections.plugin import PluginSpec
 
 MAX_PARAMETERS = 1 << 37
 MAX_EXPERT_LAYERS = 1 << 16
@@ -106,10 +107,15 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """α: an adapter's output counts α/r times; None: r, as in peft, whose defaults are 8 and 8."""
     lora_targets: Targets = ALL_TARGETS
     """Matrices that get an adapter: `all`, as QLoRA advises (arXiv 2305.14314 §4), `attention`, `ffn`, `qv`."""
+    plugin: PluginSpec | None = None
+    """A model of an installed package in the decoder's place (docs/models.md). Its examples have `context` bytes;
+    the other keys are those of `plugged`."""
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""
         codec.check_types(self, "model.")
+        if self.plugin is not None:
+            self._check_plugin(self.plugin)
         self._check_heads()
         self._check_family()
         if self.rope_stretch is not None and not self.rope_stretch.low < self.rope_stretch.high:
@@ -121,6 +127,19 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         self._check_lora()
         if self.base.parameters > MAX_PARAMETERS:
             raise ConfigError(f"model has {self.base.parameters} parameters; at most {MAX_PARAMETERS} are legal")
+
+    def _check_plugin(self, plugin: PluginSpec) -> None:
+        plugin.check()
+        if self != plugged(plugin, self.context):
+            raise ConfigError("model.plugin goes with no other key of the model than context", hint="use --model")
+
+    def check_decoder(self) -> None:
+        """Raise ConfigError where a language model is needed and the run's model is a package's."""
+        if self.plugin is not None:
+            raise ConfigError(
+                f"the run trains {self.plugin.name} of the package {self.plugin.package}, no language model",
+                hint="what its weights are for, the package says: `atoll checkpoint save` writes them",
+            )
 
     def _check_heads(self) -> None:
         if self.head_size is None and (self.dim % self.heads or self.head_dim % 2):
@@ -212,6 +231,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     @property
     def parameters(self) -> int:
         """Number of parameters that the run trains: of the model, or of its adapters."""
+        if self.plugin is not None:
+            return self.plugin.parameters
         if self.lora_rank:
             return self.layers * sum(self.lora_rank * (out + into) for out, into in self.lora_sides.values())
         attention = 2 * self.dim * (self.heads + self.kv_heads) * self.head_dim
@@ -228,6 +249,14 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return self.experts.slots * self.dim + bias + self.experts.count * 3 * self.dim * self.experts.ffn
 
 
+def plugged(plugin: PluginSpec, context: int) -> ModelSpec:
+    """The ModelSpec of a package's model, whose examples have `context` bytes: of a decoder all is least."""
+    return ModelSpec(
+        dim=2, layers=1, heads=1, kv_heads=1, ffn=1, vocab=256, context=context,
+        tied=True, rope_theta=10000.0, norm_eps=1e-5, plugin=plugin,
+    )  # fmt: skip
+
+
 class Atom(msgspec.Struct, frozen=True):
     """One named parameter tensor: the unit of sharding, checkpointing and coverage."""
 
@@ -237,6 +266,8 @@ class Atom(msgspec.Struct, frozen=True):
 
 def atoms(model: ModelSpec) -> tuple[Atom, ...]:
     """All atoms that a run trains, in the order that all members share: of the model, or of its adapters."""
+    if model.plugin is not None:
+        return tuple(Atom(one.name, one.shape) for one in model.plugin.tensors)
     if model.lora_rank:
         return _adapters(model)
     wide = model.dim

@@ -24,6 +24,7 @@ from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec, check_objective
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
+from atoll.protocols.run.sections.plugin import check_plugin
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
@@ -328,9 +329,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         check_optimizer(self.inner)
         _check_outer(self.outer, self.model)
         _check_rule(self)
-        check_spectrum(self)
-        check_zeroth_order(self)
-        check_objective(self)
+        for check in (check_spectrum, check_zeroth_order, check_objective, check_plugin):
+            check(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
         if self.serving:

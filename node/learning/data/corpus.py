@@ -1,10 +1,13 @@
 """Loads the text of a run from its source, with its train/validation split and its digest.
 
-Sources: `builtin:shakespeare`, `synthetic:markov[?seed=N&size=BYTES]`, and `file:NAME`, of which each node has a
-copy at a path of its own (see `documents.py`); the last 5 % of it is validation.
+Sources: `builtin:shakespeare`, `synthetic:markov[?seed=N&size=BYTES]`, `plugin:NAME` (examples of a package's
+model), and `file:NAME`, of which each node has a copy at a path of its own (see `documents.py`); the last 5 % of
+it is validation.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -13,11 +16,14 @@ from atoll.node.learning.data.documents import read_documents
 from atoll.protocols.data.file_source import FILE, FileSource, parse_file_source
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, digest
+from atoll.protocols.run.sections.plugin import SOURCE
 
 MIN_BYTES = 4096
 """Smallest text of a file: below this, neither part holds a few windows."""
 VAL_SHARE = 20
 """One byte of this many is validation."""
+Examples: TypeAlias = Callable[[str], tuple[bytes, bytes]]
+"""Makes training and validation examples of a source `plugin:NAME`."""
 
 
 class Corpus(msgspec.Struct, frozen=True):
@@ -27,16 +33,19 @@ class Corpus(msgspec.Struct, frozen=True):
     val: bytes
 
 
-def load_corpus(source: str, path: str, cache: Path) -> Corpus:
+def load_corpus(source: str, path: str, cache: Path, examples_of: Examples | None = None) -> Corpus:
     """Load the text of a DataSpec's `source`.
 
-    `path` is the local file of a `file:` source; `cache` is the folder of fetched texts. Raises ConfigError for a
+    `path` is the local file of a `file:` source; `cache` is the folder of fetched texts;
+    `examples_of` makes those of a package's model (node/learning/plugged/loading.py). Raises ConfigError for a
     source that does not exist or cannot be used, Unreachable if a first fetch fails.
     """
     if source == "builtin:shakespeare":
         return Corpus(*shakespeare.shakespeare_texts(cache))
     if source == "synthetic:markov" or source.startswith("synthetic:markov?"):
         return Corpus(*markov.markov_texts(markov.parse_markov(source)))
+    if source.startswith(SOURCE) and examples_of is not None:
+        return Corpus(*examples_of(source))
     if source.startswith(FILE):
         found = parse_file_source(source)
         return Corpus(*file_texts(path or found.name, found))

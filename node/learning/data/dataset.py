@@ -104,24 +104,36 @@ class Dataset(msgspec.Struct, frozen=True):
         return np.arange(min(limit, count), dtype=np.int64) * count // min(limit, count)
 
 
-def open_text(spec: RunSpec, path: str, cache: Path, blobs: Path, given: GivenTokenizer | None = None) -> RunText:
+def open_text(
+    spec: RunSpec,
+    path: str,
+    cache: Path,
+    blobs: Path,
+    given: GivenTokenizer | None = None,
+    examples_of: corpus.Examples | None = None,
+) -> RunText:
     """The text of a run: `path` is this machine's copy, `blobs` the folder of the run's blobs.
 
     Raises ConfigError with a hint, CorruptFault, DiskFault, Unreachable if a first fetch fails.
     """
     if spec.data.index is not None:
         return open_packed(spec, blobs)
-    return open_dataset(spec.data, spec.model.context, path, cache, given)
+    return open_dataset(spec.data, spec.model.context, path, cache, given, examples_of)
 
 
 def open_dataset(
-    spec: DataSpec, context: int, path: str, cache: Path, given: GivenTokenizer | None = None
+    spec: DataSpec,
+    context: int,
+    path: str,
+    cache: Path,
+    given: GivenTokenizer | None = None,
+    examples_of: corpus.Examples | None = None,
 ) -> Dataset:
     """Load, tokenize and check a run's text; `given` is the tokenizer `file`.
 
     Raises ConfigError with a hint, Unreachable if a first fetch fails.
     """
-    text = corpus.load_corpus(spec.source, path, cache)
+    text = corpus.load_corpus(spec.source, path, cache, examples_of)
     tokens: TextTokenizer
     if given is None:
         tokens = built_in_tokenizer(spec.tokenizer, text.train)
@@ -146,9 +158,15 @@ def open_dataset(
     return dataset
 
 
-def measured(spec: DataSpec, path: str, cache: Path, given: bytes | None = None) -> DataSpec:
+def measured(
+    spec: DataSpec,
+    path: str,
+    cache: Path,
+    given: bytes | None = None,
+    examples_of: corpus.Examples | None = None,
+) -> DataSpec:
     """With digest and size of the text as it is here, for a new run; `given`: bytes of the tokenizer `file`."""
-    text = corpus.load_corpus(spec.source, path, cache)
+    text = corpus.load_corpus(spec.source, path, cache, examples_of)
     identity = built_in_tokenizer(spec.tokenizer, text.train).identity if given is None else given
     return msgspec.structs.replace(spec, digest=corpus.text_digest(text, identity), size=_size(text))
 

@@ -147,7 +147,7 @@ def trained_atoms(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str,
     """Atom names -> views of tensors that are named and shaped like the module's parameters (Adam's moments)."""
     stacks = _stacks(module)
     inside = {f"{at}.{name}" for at in stacks for name in ("gate_up", "down")}
-    found = {name: tensor for name, tensor in tensors.items() if name not in inside}
+    found = {name: _flat(tensor) for name, tensor in tensors.items() if name not in inside}
     for at, experts in stacks.items():
         if f"{at}.gate_up" in tensors:
             pair = Packed(tensors[f"{at}.gate_up"]), Packed(tensors[f"{at}.down"])
@@ -174,9 +174,14 @@ def _places(module: nn.Module) -> Iterator[tuple[str, ProjectionPlace]]:
     for name, value in module.state_dict().items():
         if name not in inside:
             # Factors of adapters are vectors of the arena.
-            yield name, ProjectionPlace(value.view(-1) if is_adapter(name) else value, None)
+            yield name, ProjectionPlace(value.view(-1) if is_adapter(name) else _flat(value), None)
     for at, experts in stacks.items():
         yield from ((f"{at}.{name}", place) for name, place in experts.places())
+
+
+def _flat(value: Tensor) -> Tensor:
+    """A view as the arena has it: of more than two dimensions, as of a convolution, all but the first are one."""
+    return value.view(len(value), -1) if value.dim() > 2 else value
 
 
 def _stacks(module: nn.Module) -> dict[str, Experts]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from atoll.protocols.ids import digest
 from atoll.protocols.run.lora import FACTORS, is_adapter
 from atoll.protocols.run.model_spec import BIAS, PROJECTION_BIAS, Atom, ModelSpec, atoms, is_experts
+from atoll.protocols.run.sections.plugin import ONES, ZEROS
 
 UNIT = 1 << 24
 """1.0 in units of 2⁻²⁴."""
@@ -55,7 +56,10 @@ def bell(key: bytes, count: int, inverse: int) -> NDArray[np.int32]:
 
 
 def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
-    """First values of one atom, int32 in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0."""
+    """First values of one atom, int32 in units of 2⁻²⁴: norms 1, biases 0, matrices bell-shaped around 0; of a
+    package's model as it says."""
+    if model.plugin is not None:
+        return _plugged(atom, next(one.start for one in model.plugin.tensors if one.name == atom.name), seed)
     if atom.name.endswith((BIAS, PROJECTION_BIAS)):
         return np.zeros(atom.shape, np.int32)
     if is_adapter(atom.name):
@@ -67,6 +71,12 @@ def genesis_atom(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:
 
 def _key(atom: Atom, seed: int) -> bytes:
     return digest(b"atoll genesis/1", seed.to_bytes(8, "little"), atom.name.encode())[:16]
+
+
+def _plugged(atom: Atom, start: int, seed: int) -> NDArray[np.int32]:
+    if start in (ZEROS, ONES):
+        return np.full(atom.shape, UNIT if start == ONES else 0, np.int32)
+    return bell(_key(atom, seed), math.prod(atom.shape), start).reshape(atom.shape)
 
 
 def _adapter(atom: Atom, model: ModelSpec, seed: int) -> NDArray[np.int32]:

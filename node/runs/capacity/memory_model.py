@@ -126,7 +126,7 @@ def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> N
     shelf, devices = FROZEN_BYTES[config.frozen] * frozen, devices_of(config.device)
     taken = _TAKEN_BYTES * trained - saved if splits(spec) else 0
     each = FOLD_BYTES + MOMENTUM_BYTES * spec.outer.momenta + MEMORY_BYTES * _memories(spec)
-    folds = each * spec.model.parameters
+    folds = each * _shared_values(spec.model)
     if devices[0] == "cpu":
         each = _CPU_BASE_BYTES + held + shelf
         # What a step gave back is not all there for the validation: the heap keeps some of it.
@@ -144,11 +144,16 @@ def _needs_to_observe(spec: RunSpec, config: NodeConfig) -> Needs:
         return Needs(_RELAY_BYTES, 0)
     trained, frozen = parts_of(spec.model, 0)
     module = _WEIGHT_BYTES * trained + FROZEN_BYTES[config.frozen] * frozen
-    folds = (SEEN_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * spec.model.parameters
+    folds = (SEEN_BYTES + MOMENTUM_BYTES * spec.outer.momenta) * _shared_values(spec.model)
     if devices_of(config.device)[0] == "cpu":
         return Needs(_CPU_BASE_BYTES + module + folds + _validation(spec.model), 0)
     passes = _validation(spec.model) + _cast(spec.model, config)
     return Needs(_GPU_HOST_BASE_BYTES + module + folds, _GPU_BASE_BYTES + module + passes)
+
+
+def _shared_values(model: ModelSpec) -> int:
+    """Values of a state. Matrices of a package's model may be as narrow as a convolution's: padding counts."""
+    return model.parameters if model.plugin is None else arena_of(model).chunks * CHUNK
 
 
 def _memories(spec: RunSpec) -> int:
@@ -188,6 +193,8 @@ def activation_bytes(
     """Most bytes that passes of `sequences` sequences hold: the tensors saved for the backward pass, and what the
     pass needs for one layer and a slab of logits. `recompute`: of all layers but one the input alone is saved.
     `cast`: products are taken in bfloat16, as on a GPU."""
+    if model.plugin is not None:
+        return _WEIGHT_BYTES * model.plugin.saved * sequences
     layer = saved_bytes(model, experts, cast=cast)
     saved = model.layers * 4 * model.dim + layer if recompute else model.layers * layer
     tokens = model.context * sequences
@@ -264,6 +271,8 @@ def _optimizer_bytes(spec: RunSpec, config: NodeConfig) -> int:
 def _cast(model: ModelSpec, config: NodeConfig) -> int:
     """bfloat16 copies: of all but experts for a whole pass, or recomputed of one layer and the head; of one
     layer's experts, which int8 widens twice."""
+    if model.plugin is not None:
+        return _CAST_BYTES * model.parameters
     each = _expert(model) * model.expert_count
     head, common = model.vocab * model.dim, model.base.parameters - model.layers * each
     if config.recompute != "off":
@@ -274,6 +283,8 @@ def _cast(model: ModelSpec, config: NodeConfig) -> int:
 def _validation(model: ModelSpec) -> int:
     """A forward pass of one layer, and a slab of logits. The trained weights take the place of gradients."""
     tokens = max(VALIDATED_TOKENS, model.context)
+    if model.plugin is not None:
+        return _WEIGHT_BYTES * model.plugin.saved * (tokens // model.context)
     return 4 * tokens * (4 * model.dim + _passing(model)) + _slab(model, tokens, cast=False)
 
 

@@ -5,6 +5,8 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
 
+_ONE = "name one device in config.toml, and start one node for each of the others"
+
 
 def group_of(place: RankPlace, spec: RunSpec, *, shard: bool) -> Group:
     """A group of ranks that is not joined yet."""
@@ -21,8 +23,10 @@ def check_devices(spec: RunSpec, devices: int) -> None:
     if devices > 1 and is_scalar(spec):
         raise ConfigError(
             "a run with inner.optimizer spsa takes each step on one device",
-            hint="name one device in config.toml, and start one node for each of the others",
+            hint=_ONE,
         )
+    if devices > 1 and spec.model.plugin is not None:
+        raise ConfigError("a model of a package takes each step on one device", hint=_ONE)
 
 
 def check_shards(spec: RunSpec, ranks: int) -> None:

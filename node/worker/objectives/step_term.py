@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from atoll.node.learning.model.decoder import hidden_means, loss_of
 from atoll.node.learning.objectives.interface import Factory, Objective, Pool
 from atoll.node.learning.objectives.sigreg import SigReg
-from atoll.node.runs.installed_terms import entry_of
+from atoll.node.runs.installed_parts import loaded
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec, seed_of_step
@@ -27,14 +27,7 @@ def objective_of(spec: RunSpec) -> Objective:
 def _factory(wanted: ObjectiveSpec) -> Factory:
     if wanted.name in _FACTORIES:
         return _FACTORIES[wanted.name]
-    entry = entry_of(wanted)
-    try:
-        return cast(Factory, entry.load())
-    except Exception as error:  # of other people's modules, which may raise anything
-        raise ConfigError(
-            f"objective {wanted.name} of {wanted.package} does not load: {type(error).__name__}: {error}",
-            hint=f"repair or reinstall {wanted.package}, then start again",
-        ) from error
+    return cast(Factory, loaded("objective", wanted.name, wanted.package or ""))
 
 
 class StepTerm:

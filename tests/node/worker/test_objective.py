@@ -10,12 +10,13 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from atoll.node.config.roles import Work
 from atoll.node.learning.inner.evaluate import evaluate
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.model.lora import load_base
-from atoll.node.runs.installed_terms import check_installed
+from atoll.node.runs.installed_parts import check_installed
 from atoll.node.runs.presets import preset
 from atoll.node.worker.multi_device.replica import ALL_STORED, Replica, StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
@@ -183,7 +184,7 @@ def test_two_devices_take_the_steps_of_one(tmp_path, shard):
 def test_a_term_of_a_package_is_found_by_its_entry_point_and_trains(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     spec = run_of(SQUARES)
-    check_installed(SQUARES)
+    check_installed(run_of(SQUARES), Work())
     made, plain = replica_of(spec), replica_of(run_of(msgspec.UNSET))
     first = made.inner.step(windows_of(0), 0) - plain.inner.step(windows_of(0), 0)
     assert first == pytest.approx(0.25, rel=1e-3), "the states are normed, and gains begin at 1"
@@ -196,7 +197,7 @@ def test_a_term_of_a_package_is_found_by_its_entry_point_and_trains(tmp_path, mo
 
 def test_a_package_that_is_not_here_is_named_in_one_line():
     with pytest.raises(ConfigError, match=r"needs the objective squares\.1, which is not installed") as caught:
-        check_installed(SQUARES)
+        check_installed(run_of(SQUARES), Work())
     assert "if you trust the package atoll-squares, install it" in caught.value.hint
     with pytest.raises(ConfigError, match="not installed here"):
         objective_of(run_of(SQUARES))
@@ -213,7 +214,7 @@ def test_who_trains_nothing_needs_no_package(tmp_path):
 def test_another_version_of_a_term_is_another_term(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"squares\.2, which is not installed here"):
-        check_installed(replace(SQUARES, name="squares.2"))
+        check_installed(run_of(replace(SQUARES, name="squares.2")), Work())
 
 
 BROKEN = [
@@ -250,7 +251,7 @@ def test_two_packages_with_one_name_are_refused_and_a_built_in_term_cannot_be_re
     with pytest.raises(
         ConfigError, match=r"several installed packages bring squares\.1: atoll-others, atoll-squares"
     ):
-        check_installed(SQUARES)
+        check_installed(run_of(SQUARES), Work())
     install(tmp_path, monkeypatch, package="atoll-evil", module="evil", name="sigreg.1")
     assert type(objective_of(run_of())).__module__ == "atoll.node.learning.objectives.sigreg"
     assert "evil" not in sys.modules
