@@ -108,8 +108,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     lora_targets: Targets = ALL_TARGETS
     """Matrices that get an adapter: `all`, as QLoRA advises (arXiv 2305.14314 §4), `attention`, `ffn`, `qv`."""
     plugin: PluginSpec | None = None
-    """A model of an installed package in the decoder's place (docs/models.md). Its examples have `context` bytes;
-    the other keys are those of `plugged`."""
+    """A model of an installed package in the decoder's place (docs/plugged-models.md). Its examples have `context`
+    bytes; the other keys are those of `plugged`."""
 
     def check(self) -> None:
         """Raise ConfigError for dimensions that no decoder can have."""

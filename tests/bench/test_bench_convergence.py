@@ -2,6 +2,7 @@
 
 import asyncio
 import typing
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ids import Round
-from atoll.protocols.local.worker_messages import FinalizeRequest, TrainProgress, TrainReply, TrainRequest
+from atoll.protocols.local.worker_messages import (
+    FinalizeRequest,
+    SaveRequest,
+    TrainProgress,
+    TrainReply,
+    TrainRequest,
+)
 from atoll.protocols.run import run_spec
 from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.sections.compression import FeedbackName
@@ -25,6 +32,7 @@ from atoll_bench.convergence.tables import bar_rows, better_diloco, estimate, wh
 from atoll_bench.convergence.trial import Point, _Rounds
 from atoll_bench.experts.experts_members import Members, identity_of
 from atoll_bench.reference_arms.baselines import Task
+from tests.waiting import poll
 
 MEMBERS = 2
 TEXT = "synthetic:markov?size=262144"
@@ -60,6 +68,13 @@ def test_a_trial_has_the_state_of_members_that_are_workers(method, tmp_path):
         assert states == {trial.fold.state_digest()}
 
 
+def trained(session, ask):
+    """A round of a session that stays open, when it is on the disk."""
+    *_, reply = session.train(ask)
+    poll("a save", lambda: session.finish_save(SaveRequest(ask.round)))
+    return reply
+
+
 def test_an_overlapped_trial_has_the_state_of_workers_whose_fold_comes_late(tmp_path):
     spec, data = spec_and_data("sgd-overlap")
     spec = replace(spec, outer=replace(spec.outer, overlap_steps=1))
@@ -67,23 +82,23 @@ def test_an_overlapped_trial_has_the_state_of_workers_whose_fold_comes_late(tmp_
     trial = _Rounds(Task(spec, data, MEMBERS, 2), tmp_path / "trial", exact=False)
     trial.round(0)
     trial.round(1)
-    members = Members(tmp_path / "workers", spec, MEMBERS)
-    first = [members.contribute(slot, 0, ALL) for slot in range(MEMBERS)]
-    second = []
-    for slot in range(MEMBERS):
-        with members.session(slot) as session:
-            final = FinalizeRequest(Round(0), tuple(each.member for each in first))
-            ask = TrainRequest(Round(1), slot, MEMBERS, spec.steps(1), -1, ALL)
-            ask = replace(ask, after=Round(0), ahead=1)
+    members, second = Members(tmp_path / "workers", spec, MEMBERS), []
+    with ExitStack() as open_sessions:  # a worker that started again would begin round 1 at the view
+        sessions = [open_sessions.enter_context(members.session(slot)) for slot in range(MEMBERS)]
+        asks = [TrainRequest(Round(0), slot, MEMBERS, spec.steps(0), -1, ALL) for slot in range(MEMBERS)]
+        first = [members.contributed(slot, trained(sessions[slot], ask)) for slot, ask in enumerate(asks)]
+        final = FinalizeRequest(Round(0), tuple(each.member for each in first))
+        for slot, session in enumerate(sessions):
+            ask, folds = replace(asks[slot], round=Round(1), steps=spec.steps(1), after=Round(0), ahead=1), 0
             for event in session.train(ask):
                 if event is None:  # one step was taken, and no more may be before the fold
                     session.answer(final)
-                    final = None
+                    folds += 1
                 elif isinstance(event, TrainReply):
                     second.append((slot, event.pending))
                 else:
                     assert isinstance(event, TrainProgress)
-            assert final is None, "the round waited for its fold"
+            assert folds == 1, "the round waited for its fold"
     for slot, pending in second:  # its file is written when the session is saved
         assert (tmp_path / "trial" / f"payload-{slot}").read_bytes() == Path(pending.path).read_bytes()
 

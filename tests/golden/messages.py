@@ -34,7 +34,7 @@ from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker
 from atoll.protocols.run import admission, invite
 from atoll.protocols.run.arena import Span
-from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch
+from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch, plugged
 from atoll.protocols.run.run_spec import (
     DataSpec,
     InnerSpec,
@@ -51,6 +51,7 @@ from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
+from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
@@ -126,6 +127,18 @@ MIXTURE = _run(
     ),
 )  # fmt: skip
 
+PLUGGED = msgspec.structs.replace(
+    _run(
+        model=plugged(
+            PluginSpec(
+                name="lanes.1", package="atoll-lanes", saved=70_000,
+                tensors=(TensorSpec("down.weight", (8, 9), 9), TensorSpec("norm.weight", (8,), ONES)),
+            ),
+            context=1024,
+        ),
+    ),
+    data=DataSpec(source="plugin:lanes.1", tokenizer="bytes", digest=A),
+)  # fmt: skip
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
 CERTIFYING = _run(history=HistorySpec(every=128))
 WITH_TERM = _run(
@@ -256,6 +269,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "audited": AUDITED,
         "certifying": CERTIFYING,
         "with a term": WITH_TERM,
+        "plugged": PLUGGED,
         "puzzled": PUZZLED,
         "muon": MUON,
         "decaying": DECAYING,

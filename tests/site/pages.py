@@ -14,7 +14,7 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, history, merging, serving
+from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -45,6 +45,9 @@ SPECS = (
     serving.SamplingSpec,
     audits.AuditSpec,
     history.HistorySpec,
+    objective.ObjectiveSpec,
+    plugin.PluginSpec,
+    plugin.TensorSpec,
 )
 REFERENCES = ("reference/commands.md", "reference/runspec.md")
 

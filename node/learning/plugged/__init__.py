@@ -1,1 +1,1 @@
-"""Models of installed packages in the decoder's place (docs/models.md)."""
+"""Models of installed packages in the decoder's place (docs/plugged-models.md)."""

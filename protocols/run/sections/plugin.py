@@ -1,4 +1,4 @@
-"""`model.plugin`: a model of an installed package in the decoder's place, by name (docs/models.md).
+"""`model.plugin`: a model of an installed package in the decoder's place, by name (docs/plugged-models.md).
 
 The RunSpec says what every node must know without the package: the tensors, how each begins, and what a step
 stores. The name has a version, because members whose models differ would train two models into one.

@@ -127,6 +127,10 @@ class Members:
             steps = session.train(TrainRequest(Round(at), number, self.count, self.spec.steps(at), -1, experts))
             *_, trained = steps
         assert isinstance(trained, TrainReply)
+        return self.contributed(number, trained)
+
+    def contributed(self, number: int, trained: TrainReply) -> Contributed:
+        """What a member trained, whose payload is on its disk; a copy goes to the shared folder."""
         pending, author = trained.pending, identity_of(number).peer_id
         kept = self.folder / f"{pending.payload.hex()}.payload"
         shutil.copy(pending.path, kept)

@@ -8,12 +8,14 @@ import gc
 import tracemalloc
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.node.daemon.consensus import machine as consensus
 from atoll.node.daemon.coordinator import finalizer
 from atoll.node.daemon.telemetry import round_rows, validators
 from atoll.p2p.gossip import gossip, push_trees
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols import identity
 
 NODES, ROUND_S = 3, 2.0
 TABLES_S = 20.0
@@ -26,7 +28,8 @@ OURS = tuple(tracemalloc.Filter(True, f"*/{room}/*") for room in ("protocols", "
 
 @pytest.fixture
 def small_tables(monkeypatch):
-    """Tables with limits, with smaller ones: their growth is no leak."""
+    """Tables with limits, with smaller ones: their growth is no leak. Keys remember nothing, as in a node."""
+    monkeypatch.setattr(identity, "Ed25519PublicKey", Ed25519PublicKey)
     monkeypatch.setattr(push_trees, "KNOWN_S", TABLES_S)
     monkeypatch.setattr(gossip, "RECENT_BYTES", 1 << 16)
     monkeypatch.setattr(round_rows, "HELD_ROWS", 8)
