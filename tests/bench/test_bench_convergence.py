@@ -232,6 +232,17 @@ def test_ours_is_judged_against_the_better_diloco_by_equal_seeds():
     assert judged(stored_lines({**MAIN, "sgd-overlap": 3.05}))["τ = 4 / no overlap"].passed is False
 
 
+def test_ours_with_muon_is_judged_against_both_optimizers():
+    lines = stored_lines({**MAIN, "sgd-muon": 2.9, "nesterov-muon": 3.0, "muon-parallel": 2.8})
+    rows = {name: row.passed for name, row in judged(lines).items() if name.startswith("ours with Muon")}
+    assert rows == {
+        "ours with Muon / DiLoCo (nesterov H=15)": True,
+        "ours with Muon / data-parallel AdamW": True,
+        "ours with Muon / DiLoCo with Muon": True,
+        "ours with Muon / data-parallel Muon": False,
+    }
+
+
 def test_the_better_one_is_unknown_while_one_is_missing():
     lines = [line for line in stored_lines() if line.arm.method != "nesterov"]
     assert better_diloco(whole_runs(WANTED, lines)) is None

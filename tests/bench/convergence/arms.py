@@ -40,7 +40,7 @@ class Size(NamedTuple):
     batch: int
     """Sequences of a member's step."""
     lr: float
-    """Peak rate of all methods that train in rounds."""
+    """Peak rate where no trial names another one."""
 
 
 SIZES = {
@@ -70,32 +70,56 @@ def _rates(*alphas_256: int) -> tuple[Settings, ...]:
     return tuple((f"outer.alpha_256={alpha}",) for alpha in alphas_256)
 
 
-_PARALLEL_RATES = tuple((f"inner.lr={rate:g}",) for rate in (2e-3, 3e-3, 4e-3, 8e-3))
-_FEEDBACK = tuple((f"compress.feedback={beta:g}",) for beta in (0.8, 0.9, 0.95, 0.98))
+def _inner(lr: float, *settings: str) -> Settings:
+    return (*settings, f"inner.lr={lr:g}")
+
+
+def _outer(alpha_256: int, lr: float) -> Settings:
+    return _inner(lr, f"outer.alpha_256={alpha_256}")
+
+
+_PARALLEL_RATES = tuple(_inner(rate) for rate in (2e-3, 3e-3, 4e-3, 8e-3, 16e-3, 32e-3))
+_FEEDBACK: tuple[Settings, ...] = (
+    *((f"compress.feedback={beta:g}",) for beta in (0.8, 0.9, 0.95, 0.98)),
+    *(_inner(lr, "compress.feedback=0.98") for lr in (8e-3, 16e-3)),
+)
+_AVERAGE = tuple(_inner(rate) for rate in (2e-3, 4e-3, 8e-3, 16e-3))
+_MUON_RATES = tuple(_inner(rate) for rate in (2e-3, 4e-3, 8e-3, 16e-3))
+_MUON_FEEDBACK = tuple(
+    _inner(lr, f"compress.feedback={beta:g}")
+    for beta, lr in ((0.9, 4e-3), (0.95, 4e-3), (0.98, 4e-3), (0.98, 8e-3))
+)
 _MUON = ("inner.optimizer=muon", "inner.muon_lr=2")
-_NESTEROV = _rates(90, 128, 179, 256)
+_NESTEROV = (*_rates(90, 128, 179, 256), _outer(128, 8e-3), _outer(179, 8e-3))
 _RULES = {
     "sgd": Method("sgd, sparse2 (SparseLoCo, ours)", trials=_FEEDBACK, sparse=True),
-    "average": Method("average, int8", ("outer.rule=average", *_DENSE)),
+    "average": Method("average, int8", ("outer.rule=average", *_DENSE), _AVERAGE),
     "nesterov": Method("nesterov, int8 (DiLoCo)", ("outer.rule=nesterov", *_DENSE), _NESTEROV),
     "slowmo": Method(
-        "slowmo β 0.5, int8", ("outer.rule=slowmo", "outer.momentum_256=128", *_DENSE), _rates(64, 128, 192, 256)
+        "slowmo β 0.5, int8",
+        ("outer.rule=slowmo", "outer.momentum_256=128", *_DENSE),
+        (_outer(128, 4e-3), _outer(192, 4e-3), _outer(128, 8e-3), _outer(192, 8e-3)),
     ),
     "co2": Method("co2, int8", ("outer.rule=co2", *_DENSE), _rates(64, 128, 192, 256)),
 }
 """By name of `outer.rule`."""
 _BESIDE = {
     "adamw-parallel": Method("data-parallel AdamW", trials=_PARALLEL_RATES, parallel=True),
-    "muon-parallel": Method("data-parallel Muon", _MUON, parallel=True, tuned_as="adamw-parallel"),
+    "muon-parallel": Method("data-parallel Muon", _MUON, _MUON_RATES, parallel=True),
     "nesterov-float32": Method(
         "nesterov, float32 (DiLoCo)", ("outer.rule=nesterov", *_DENSE), exact=True, tuned_as="nesterov"
     ),
-    "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True),
-    "sgd-muon": Method("sgd, sparse2, Muon", _MUON, sparse=True, tuned_as="sgd"),
+    "nesterov-muon": Method(
+        "nesterov, int8, Muon (MuLoCo)",
+        ("outer.rule=nesterov", *_DENSE, *_MUON),
+        (_outer(179, 4e-3), _outer(128, 4e-3), _outer(179, 8e-3), _outer(128, 8e-3)),
+    ),
+    "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True, tuned_as="average"),
+    "sgd-muon": Method("sgd, sparse2, Muon", _MUON, _MUON_FEEDBACK, sparse=True),
     "isotropic": Method(
         "nesterov β 0.8, isotropic, int8 (IsoLoCo)",
         ("outer.rule=nesterov", "outer.momentum_256=205", "outer.spectrum=isotropic", *_DENSE),
-        _rates(45, 90, 179, 461),
+        (_outer(90, 4e-3), _outer(179, 4e-3), _outer(90, 8e-3), _outer(179, 8e-3)),
     ),
     "sgd-slow": Method(
         "sgd, sparse2, slow momentum (MT-DAO)",

@@ -11,11 +11,16 @@ from atoll_bench.convergence.store import Line
 from atoll_bench.report import Bar, Row, row
 
 OURS, DILOCO, PARALLEL = "sgd H=15 k=64", ("nesterov H=15", "nesterov-float32 H=15"), "adamw-parallel"
+WITH_MUON = "sgd-muon H=15 k=64"
 LEAST_ROUNDS, LEAST_SEEDS = 300, 3
 _COMPARED = (
-    ("data-parallel AdamW", OURS, PARALLEL, Bar("<=", 1.02)),
+    ("ours / data-parallel AdamW", OURS, PARALLEL, Bar("<=", 1.02)),
+    ("ours with Muon / DiLoCo (nesterov H=15)", WITH_MUON, "nesterov H=15", Bar("<=", 1.0)),
+    ("ours with Muon / data-parallel AdamW", WITH_MUON, PARALLEL, Bar("<=", 1.02)),
+    ("ours with Muon / DiLoCo with Muon", WITH_MUON, "nesterov-muon H=15", Bar("<=", 1.0)),
+    ("ours with Muon / data-parallel Muon", WITH_MUON, "muon-parallel", Bar("<=", 1.02)),
     ("τ = 4 / no overlap", "sgd-overlap H=15 k=64", OURS, Bar("<=", 1.005)),
-    ("SparseLoCo with Muon / with AdamW (MuLoCo's claim: below 1)", "sgd-muon H=15 k=64", OURS, Bar("<=", 1.0)),
+    ("SparseLoCo with Muon / with AdamW (MuLoCo's claim: below 1)", WITH_MUON, OURS, Bar("<=", 1.0)),
     ("nesterov / average, int8 (DiLoCo's claim: below 1)", "nesterov H=15", "average H=15", Bar("<=", 1.0)),
     ("slowmo / average, int8 (SlowMo's claim: below 1)", "slowmo H=15", "average H=15", Bar("<=", 1.0)),
 )
@@ -76,10 +81,7 @@ def bar_rows(wanted: Wanted, lines: Sequence[Line]) -> list[Row]:
     """The figures that have a bar."""
     runs = whole_runs(wanted, lines)
     rows = _against_diloco(runs)
-    for label, first, second, bar in _COMPARED:
-        metric = f"ours / {label}" if second == PARALLEL else label
-        rows.append(_ratio_row(runs, metric, first, second, bar))
-    return rows
+    return rows + [_ratio_row(runs, *compared) for compared in _COMPARED]
 
 
 def better_diloco(runs: Runs) -> str | None:
