@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.node.daemon.consensus import machine as consensus
+from atoll.node.daemon.consensus import presence
 from atoll.node.daemon.coordinator import finalizer
 from atoll.node.daemon.telemetry import round_rows, validators
 from atoll.p2p.gossip import gossip, push_trees
@@ -34,6 +35,7 @@ def small_tables(monkeypatch):
     monkeypatch.setattr(gossip, "RECENT_BYTES", 1 << 16)
     monkeypatch.setattr(round_rows, "HELD_ROWS", 8)
     monkeypatch.setattr(consensus, "DECIDED_KEPT", 16)
+    monkeypatch.setattr(presence, "FOUND_KEPT", 1)
     monkeypatch.setattr(finalizer, "REMEMBERED", 8)
     monkeypatch.setattr(validators, "OWN_STATES", 8)
 
