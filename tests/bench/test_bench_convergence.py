@@ -130,9 +130,13 @@ def test_every_rule_of_the_product_is_a_method_and_every_method_a_run():
     assert all(spec_of(arm_of("sgd", size, total=15, seed=1)).model.parameters for size in SIZES)
 
 
-def test_tuned_methods_have_trials_of_the_same_number():
-    counts = {len(method.trials) for method in methods().values() if len(method.trials) > 1}
-    assert len(counts) == 1, "a larger budget would not be fair"
+def test_tuned_methods_have_as_many_trials_as_what_they_are_compared_with():
+    counts = {name: len(method.trials) for name, method in methods().items() if len(method.trials) > 1}
+    main = {"adamw-parallel", "sgd", "nesterov"}
+    assert {counts[name] for name in main} == {6}
+    assert {count for name, count in counts.items() if name not in main} == {4}, (
+        "a larger budget would not be fair"
+    )
 
 
 # --- parts that are ended and taken up again --------------------------------------------------
@@ -196,7 +200,7 @@ def test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing():
 
 def test_the_trial_with_the_lowest_loss_is_used():
     trials = trials_of("nesterov", WANTED)
-    losses = [3.3, 3.1, 3.2, float("inf")]
+    losses = [3.3, 3.1, 3.2, float("inf"), 3.4, 3.5]
     stored = {arm: fixed(arm, loss) for (_, arm), loss in zip(trials, losses, strict=True)}
     assert best_trial("nesterov", WANTED, stored) == best_trial("nesterov-float32", WANTED, stored) == trials[1][0]
     assert best_trial("nesterov", WANTED, dict(list(stored.items())[1:])) is None
@@ -225,7 +229,8 @@ def test_ours_is_judged_against_the_better_diloco_by_equal_seeds():
     assert rows["ours / data-parallel AdamW"].passed is True
     assert rows["τ = 4 / no overlap"].passed is True
     assert rows["rounds of that comparison"].passed is False
-    assert rows["slowmo / average, int8 (SlowMo's claim: below 1)"].value is None
+    without = {name: loss for name, loss in MAIN.items() if name != "sgd-overlap"}
+    assert judged(stored_lines(without))["τ = 4 / no overlap"].value is None
     worse = judged(stored_lines({**MAIN, "nesterov": 2.9}))
     assert worse["loss, ours / better DiLoCo (nesterov H=15)"].passed is False
     assert judged(stored_lines({**MAIN, "sgd": 3.1}))["ours / data-parallel AdamW"].passed is False
@@ -264,7 +269,7 @@ def test_the_page_follows_from_the_lines_and_says_what_was_not_run(tmp_path):
     assert files == ["convergence-micro-1500-bytes.svg", "convergence-micro-1500-tokens.svg", "convergence.md"]
     assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in files)
     page = (tmp_path / "a" / "convergence.md").read_text(encoding="utf-8")
-    assert "**Not run:** muon-parallel" in page or "muon-parallel," in page.split("**Not run:**")[1]
+    assert "average-float32 H=15," in page.split("**Not run:**")[1]
     assert "| rounds of that comparison | >= 300 | 100 | **missed** |" in page
     assert "Sizes that were not run: tiny, 125m." in page
     assert all(f"]({name})" in page for name in files[:2])
