@@ -4,7 +4,6 @@ The name has a version, because members whose terms differ would train two model
 name among those that are built in and those of packages that a member has installed: a run sends no code.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +11,7 @@ from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import RunId, digest
+from atoll.protocols.run.sections.refusals import Refusal, refuse
 
 NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,31}\.[1-9][0-9]{0,3}\Z"
 PACKAGE_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?\Z"
@@ -20,7 +20,7 @@ BUILT_IN: dict[str, dict[str, range]] = {"sigreg.1": {"directions": range(1, 409
 MAX_SETTINGS = 16
 _SEED_BYTES = 8
 _DOMAIN = b"atoll/objective/1\0"
-_Key = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}$")]
+_Key = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]{0,31}\Z")]
 _Number = Annotated[float, Meta(ge=-1e9, le=1e9)]
 
 
@@ -37,7 +37,7 @@ class ObjectiveSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Distribution that brings the term, for people who lack it; unset: it is built in."""
 
 
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+_REFUSED: tuple[Refusal, ...] = (
     (
         "inner.optimizer spsa",
         lambda spec: spec.inner.optimizer == "spsa",
@@ -49,7 +49,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "the balance of a mixture already takes the one exchange that the parts of a step have",
     ),
 )
-"""Keys of a RunSpec, whether one uses them, and why a term does not go with them."""
 
 
 def check_objective(spec: Any) -> None:
@@ -60,9 +59,7 @@ def check_objective(spec: Any) -> None:
     if names != sorted(set(names)):
         raise ConfigError("objective.settings must have each name once, in rising order")
     _check_built_in(spec.objective)
-    for key, is_used, why in _REFUSED:
-        if is_used(spec):
-            raise ConfigError(f"objective and {key} cannot go together: {why}")
+    refuse(spec, "objective", _REFUSED)
 
 
 def _check_built_in(objective: ObjectiveSpec) -> None:

@@ -5,7 +5,6 @@ stores. The name has a version, because members whose models differ would train 
 """
 
 import math
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +12,7 @@ from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.sections.objective import NAME_PATTERN, PACKAGE_PATTERN
+from atoll.protocols.run.sections.refusals import Refusal, refuse
 
 MAX_TENSORS = 256
 """Most tensors of a plug-in: with the longest names they fill a third of a RunSpec's 64 KiB."""
@@ -25,8 +25,7 @@ _RESERVED = ("experts", "lora_", "model.", "momentum")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
-    """One parameter tensor, as the arena has it: a matrix or a vector. Of more dimensions all but the first are
-    one."""
+    """One parameter tensor as the arena has it, a matrix or a vector: dimensions after the first are one."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_.]{0,63}\Z")]
     shape: Annotated[tuple[Annotated[int, Meta(ge=1, le=1 << 22)], ...], Meta(min_length=1, max_length=2)]
@@ -67,7 +66,7 @@ class PluginSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
                     raise ConfigError(f"model.plugin.tensors: {name!r} has {part!r}, which means something else")
 
 
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+_REFUSED: tuple[Refusal, ...] = (
     (
         "inner.optimizer other than adamw",
         lambda spec: spec.inner.optimizer != "adamw",
@@ -84,7 +83,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         "its package makes the examples, of bytes",
     ),
 )
-"""Keys of a RunSpec, whether one uses them, and why a model of a package does not go with them."""
 
 
 def check_plugin(spec: Any) -> None:
@@ -93,6 +91,4 @@ def check_plugin(spec: Any) -> None:
         if spec.data.source.startswith(SOURCE):
             raise ConfigError(f"data.source {SOURCE}… is for runs with model.plugin", hint="use --model")
         return
-    for key, is_used, why in _REFUSED:
-        if is_used(spec):
-            raise ConfigError(f"model.plugin and {key} cannot go together: {why}")
+    refuse(spec, "model.plugin", _REFUSED)

@@ -5,13 +5,13 @@ g = (ℓ(θ + εz) − ℓ(θ − εz)) / 2ε. Everybody makes z from a seed tha
 contribution is its scalars (MeZO, arXiv 2305.17333; decentralised: arXiv 2306.10015).
 """
 
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.run.payload import SCALAR, TOP_SCALAR
+from atoll.protocols.run.sections.refusals import Refusal, refuse
 
 DEFAULT_SPREAD = 0.001
 """ε of SPSA if unset, as published."""
@@ -42,7 +42,7 @@ def seed_of(run: bytes, number: int, author: PeerId) -> int:
     return int.from_bytes(digest(named)[:_SEED_BYTES], "little")
 
 
-_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+_REFUSED: tuple[Refusal, ...] = (
     ("reduce", lambda spec: spec.reduce is not None, "a payload has no rows to reduce; set it to null"),
     (
         "outer.fragments",
@@ -84,7 +84,6 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ),
     ("start.moments", lambda spec: bool(spec.start and spec.start.moments), "SPSA has no moments"),
 )
-"""Keys of a RunSpec, whether one uses them, and why scalars do not go with them."""
 
 
 def check_zeroth_order(spec: Any) -> None:
@@ -95,9 +94,7 @@ def check_zeroth_order(spec: Any) -> None:
         if spec.inner.spread != DEFAULT_SPREAD:
             raise ConfigError("inner.spread is for runs with inner.optimizer spsa")
         return
-    for key, is_used, why in _REFUSED:
-        if is_used(spec):
-            raise ConfigError(f"inner.optimizer spsa and {key} cannot go together: {why}")
+    refuse(spec, "inner.optimizer spsa", _REFUSED)
     most = max(-(-stage.steps * spec.pace.most_256 // 256) for stage in spec.outer.stages)
     if spec.compress.k < most:
         raise ConfigError(f"compress.k = {spec.compress.k}: a member may take {most} steps, and each has a scalar")

@@ -48,6 +48,7 @@ REFUSED = [
     (foreign(settings=(("b", 1.0), ("a", 1.0))), "objective.settings must have each name once, in rising order"),
     (foreign(settings=(("a", 1.0), ("a", 1.0))), "objective.settings must have each name once"),
     (foreign(settings=(("A", 1.0),)), "objective.settings"),
+    (foreign(settings=(("a\n", 1.0),)), "objective.settings"),
     (foreign(settings=tuple((f"s{at:02}", 1.0) for at in range(MAX_SETTINGS + 1))), "objective.settings"),
     (term() | {"optimizer": "spsa"}, "objective and inner.optimizer spsa cannot go together"),
     (term() | {"experts": True}, "objective and model.experts cannot go together"),
