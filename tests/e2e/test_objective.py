@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.late_join import kill_and_join
 from tests.e2e.test_given_start import one_digest
-from tests.node.worker.term_package import write_package
+from tests.node.worker.term_package import write_term
 
 pytestmark = pytest.mark.swarm
 TERM = {"name": "squares.1", "weight": 0.25, "package": "atoll-squares"}
@@ -22,7 +22,7 @@ def test_members_train_with_a_term_of_a_package_and_a_node_without_it_is_told_so
     shown = owner.atoll("run", "show", "tiny")
     assert "cross-entropy + 0.25 · squares.1, by the package atoll-squares" in shown.out
     owner.start_refused("--run", "tiny").refused(78, "squares.1, which is not installed here", "atoll-squares")
-    monkeypatch.setenv("PYTHONPATH", str(write_package(tmp_path / "site")))
+    monkeypatch.setenv("PYTHONPATH", str(write_term(tmp_path / "site")))
     owner.start("--run", "tiny").up()
     join = ("--run", str(run), "--seed", owner.seed())
     second.start(*join).up()

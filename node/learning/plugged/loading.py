@@ -19,10 +19,8 @@ def with_model(spec: RunSpec, name: str) -> RunSpec:
     """A run of an installed model, by its name, with the recipe of `spec`, and AdamW. Raises ConfigError."""
     made, owner = _made(name), entry_of("model", name).dist
     model = _described(made, name, owner.name if owner else "")
-    inner = with_adamw(spec.inner)
-    return replace(
-        spec, model=model, inner=inner, data=DataSpec(source=SOURCE + name, tokenizer="bytes", digest=b"")
-    )
+    data = DataSpec(source=SOURCE + name, tokenizer="bytes", digest=b"")
+    return replace(spec, model=model, inner=with_adamw(spec.inner), data=data)
 
 
 def model_of(model: ModelSpec) -> PluggedModel:
@@ -55,7 +53,7 @@ def _made(name: str, package: str = "") -> PluggedModel:
 
 def _described(made: PluggedModel, name: str, package: str) -> ModelSpec:
     """What a run says of a model. Raises ConfigError for one that no run can have."""
-    tensors = [(each, _flat(shape), start) for each, (shape, start) in made.starts.items()]
+    tensors = [(each, flat(shape), start) for each, (shape, start) in made.starts.items()]
     told = {"name": name, "package": package, "tensors": tensors, "saved": made.saved}
     try:
         found = plugged(msgspec.convert(told, PluginSpec), made.context)
@@ -65,6 +63,6 @@ def _described(made: PluggedModel, name: str, package: str) -> ModelSpec:
     return found
 
 
-def _flat(shape: tuple[int, ...]) -> tuple[int, ...]:
+def flat(shape: tuple[int, ...]) -> tuple[int, ...]:
     """A shape as the arena has it: of more than two dimensions all but the first are one."""
     return (shape[0], math.prod(shape[1:])) if len(shape) > 2 else shape

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from atoll.node.learning.inner.passes import Loss
 from atoll.node.learning.plugged.interface import PluggedModel
-from atoll.node.learning.plugged.loading import model_of
+from atoll.node.learning.plugged.loading import flat, model_of
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ModelSpec
 
@@ -41,8 +41,7 @@ def _shapes(module: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Shapes, as the arena has them, of all values by name. A buffer has no shape there: it fits no run."""
     for name, value in module.named_parameters():
         is_held = value.dtype == torch.float32 and value.is_contiguous() and value.requires_grad
-        shape = tuple(value.flatten(1).shape) if value.dim() > 2 else tuple(value.shape)
-        yield name, shape if is_held else ()
+        yield name, flat(tuple(value.shape)) if is_held else ()
     for name, _ in module.named_buffers():
         yield name, ()
 

@@ -1,8 +1,8 @@
-"""Installs a package with a term of the loss, as pip leaves one: a module, and metadata with an entry point."""
+"""The package with a term of the loss, installed."""
 
-import importlib
-import sys
 from pathlib import Path
+
+from tests.node.learning.installed_package import on_the_path, write_package
 
 SQUARES = '''
 from atoll.protocols.errors import ConfigError
@@ -26,23 +26,16 @@ class Squares:
 '''
 
 
-def write_package(
+def write_term(
     folder: Path, *, package="atoll-squares", module="squares", name="squares.1", source=None, reduce=".mean()"
 ) -> Path:
-    """Write an installed package into a folder that is to be on the path; returns the folder."""
-    folder.mkdir(exist_ok=True)
+    """Write it into a folder that is to be on the path; returns the folder."""
     text = SQUARES.replace("REDUCE", reduce) if source is None else source
-    (folder / f"{module}.py").write_text(text)
-    about = folder / f"{package.replace('-', '_')}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[atoll.objectives]\n{name} = {module}:Squares\n")
-    return folder
+    return write_package(
+        folder, package=package, module=module, source=text, group="atoll.objectives", name=name, made="Squares"
+    )
 
 
 def install(tmp_path: Path, monkeypatch, *, module="squares", **more) -> None:
     """Install it for one test."""
-    folder = write_package(tmp_path / f"site-{module}", module=module, **more)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    importlib.invalidate_caches()
+    on_the_path(write_term(tmp_path / f"site-{module}", module=module, **more), monkeypatch, module=module)

@@ -1,26 +1,19 @@
-"""Installs a package with a model, as pip leaves one: a module, and metadata with an entry point."""
+"""The package with a model of lanes, installed."""
 
-import importlib
-import sys
 from pathlib import Path
+
+from tests.node.learning.installed_package import on_the_path, write_package
 
 LANES = Path(__file__).with_name("lanes.py").read_text(encoding="utf-8")
 
 
 def write_lanes(folder: Path, *, package="atoll-lanes", module="lane_model", name="lanes.1", source=LANES) -> Path:
-    """Write an installed package into a folder that is to be on the path; returns the folder."""
-    folder.mkdir(exist_ok=True)
-    (folder / f"{module}.py").write_text(source)
-    about = folder / f"{package.replace('-', '_')}-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text(f"[atoll.models]\n{name} = {module}:Lanes\n")
-    return folder
+    """Write it into a folder that is to be on the path; returns the folder."""
+    return write_package(
+        folder, package=package, module=module, source=source, group="atoll.models", name=name, made="Lanes"
+    )
 
 
 def install_lanes(tmp_path: Path, monkeypatch, *, module="lane_model", **more) -> None:
     """Install it for one test."""
-    folder = write_lanes(tmp_path / f"site-{module}", module=module, **more)
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    importlib.invalidate_caches()
+    on_the_path(write_lanes(tmp_path / f"site-{module}", module=module, **more), monkeypatch, module=module)
