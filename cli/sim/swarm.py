@@ -45,6 +45,8 @@ class Swarm:
     paused: set[int] = field(default_factory=set)
     """Nodes that the story has paused."""
     held_since: float | None = None
+    held_round: int = 0
+    """The newest round of all when the others were paused last."""
     held_s: float = 0.0
     """How long the others were paused for nodes that load."""
     newest: Validation | None = None
@@ -210,21 +212,27 @@ def _happen(swarm: Swarm, progress: Progress) -> None:
 
 
 def _hold(swarm: Swarm, statuses: Statuses, progress: Progress) -> None:
-    """Pause all nodes while the story must wait for one that is on its way, that one too; then let all go on."""
+    """Pause all nodes while the story must wait for one that is on its way, that one too; then let all go on.
+
+    Those that were waited for go first, until they are in the round of the others: a node that is paused may look
+    ready while its worker still loads, and short rounds end without it.
+    """
     loading = [n for n in swarm.nodes if (s := statuses.get(n)) is None or s["activity"] in LOADING]
-    hold = swarm.story.must_hold(swarm.seen, loading)
-    if hold and swarm.held_since is None:
-        swarm.held_since = time.monotonic()
-        progress.note(f"the swarm waits at round {swarm.seen.reached} for nodes that load")
-    elif not hold and swarm.held_since is not None:
+    if swarm.story.must_hold(swarm.seen, loading):
+        if swarm.held_since is None:
+            swarm.held_since, swarm.held_round = time.monotonic(), swarm.seen.reached
+            progress.note(f"the swarm waits at round {swarm.held_round} for nodes that load")
+        # A node that does not answer is asked again at the next look.
+        swarm.paused |= {n for n, node in swarm.nodes.items() if n not in swarm.paused and node.pause(HELD)}
+        return
+    behind = [n for n in swarm.seen.started if (s := statuses.get(n)) is None or s["round"] < swarm.held_round]
+    first = [n for n in swarm.paused if n in behind]
+    for number in first or ([] if behind else list(swarm.paused)):
+        if swarm.nodes[number].resume():
+            swarm.paused.discard(number)
+    if swarm.held_since is not None and not swarm.paused:
         swarm.held_s += time.monotonic() - swarm.held_since
         swarm.held_since = None
-    for number, node in swarm.nodes.items():
-        # A node that does not answer is asked again at the next look.
-        if hold and number not in swarm.paused and node.pause(HELD):
-            swarm.paused.add(number)
-        elif not hold and number in swarm.paused and node.resume():
-            swarm.paused.discard(number)
 
 
 def _check_alive(swarm: Swarm, statuses: Statuses, deadline: float) -> None:

@@ -21,9 +21,9 @@ ROUNDS = 20
 class Rounds:
     """What the nodes of one swarm have in common: rounds that end at every look, with whoever trains."""
 
-    def __init__(self, loads: int) -> None:
-        """`loads`: looks until a node that was started in the story trains."""
-        self.loads = loads
+    def __init__(self, loads: int, folds: int) -> None:
+        """`loads`: looks until a node that the story started can be paused. `folds`: looks until it trains."""
+        self.loads, self.folds = loads, folds
         self.nodes: dict[int, FakeNode] = {}
         self.final: list[list[str]] = []
         """Contributors of each final round."""
@@ -45,11 +45,14 @@ class FakeNode:
         """Requests to pause or resume that go unanswered."""
         self._paused = False
         self._left = 0
+        self._behind = 0
+        """Looks without a pause until it is in the round of the others."""
         rounds.nodes[number] = self
 
     def start(self, seeds: list[str]) -> None:
         began = self._rounds.final != []
-        self.running, self._paused, self._left = True, False, self._rounds.loads if began else 0
+        self.running, self._paused = True, False
+        self._left, self._behind = (self._rounds.loads, self._rounds.folds) if began else (0, 0)
 
     def wait_up(self, patience_s: float, sleep: Callable[[float], None]) -> None:
         assert self.running
@@ -62,19 +65,22 @@ class FakeNode:
             return "catching up"
         if len(self._rounds.final) == ROUNDS:
             return "finished"
-        return "paused" if self._paused else "training"
+        if self._paused:
+            return "paused"
+        return "folding" if self._behind > 0 else "training"
 
     def status(self) -> dict[str, Any] | None:
         if not self.running:
             return None
         self._left -= 1
+        self._behind -= self.activity() == "folding"
         if self._left > self._rounds.loads // 2:
             return None  # the process starts: its socket does not answer yet
         if self.number == min(n for n, node in self._rounds.nodes.items() if node.running):
             self._rounds.go_on()
         newest = len(self._rounds.final)
         words = {"peer": self.peer, "addresses": ["/a"], "activity": self.activity(), "reason": ""}
-        return {**words, "round": newest, "final": newest - 1}
+        return {**words, "round": 0 if self._behind > 0 else newest, "final": newest - 1}
 
     def rounds(self, last: int = 10_000) -> list[dict[str, Any]]:
         rows = [
@@ -116,10 +122,10 @@ class FakeNode:
 def play(tmp_path, monkeypatch) -> Callable[..., sim.Swarm]:
     """Plays the story of a seed with nodes that load for so many looks."""
 
-    def one(seed: int, loads: int, patience_s: float = 60.0, deaf: int = 0) -> sim.Swarm:
+    def one(seed: int, loads: int, patience_s: float = 60.0, deaf: int = 0, folds: int = 0) -> sim.Swarm:
         looks = itertools.count()
         clock = SimpleNamespace(monotonic=lambda: next(looks) / 100, sleep=lambda _: None)
-        rounds = Rounds(loads)
+        rounds = Rounds(loads, folds)
 
         def made(number: int, folder: Path, run_file: Path) -> FakeNode:
             node = rounds.nodes.get(number) or FakeNode(number, folder, run_file, rounds)
@@ -162,6 +168,12 @@ def test_a_node_that_is_slow_to_answer_is_paused_and_resumed_later(play):
     swarm = play(1, 300, deaf=3)
     assert came_back(swarm) == [True, True]
     assert swarm.paused == set()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_comes_back_is_in_the_round_of_the_others_before_they_go_on(play, seed):
+    """A paused node may look ready while its worker loads: it folds the rounds of the others after the pause."""
+    assert came_back(play(seed, 300, folds=30)) == [True, True]
 
 
 def test_a_swarm_that_gets_no_further_is_given_up(play):
