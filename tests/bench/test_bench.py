@@ -167,7 +167,7 @@ def test_help_imports_no_bench():
 def quick(atoll, tmp_path, name: str, *more: str) -> dict[str, dict[str, object]]:
     """Rows of a quick run by metric; nothing is left running, and the file is what DESIGN says."""
     file = tmp_path / "rows.json"
-    ran = atoll("bench", name, "--quick", "--json", str(file), *more)
+    ran = atoll("bench", name, "--quick", "--output", str(file), *more)
     assert ran.code == 0, ran.err
     assert children() == []
     report = json.loads(file.read_text())

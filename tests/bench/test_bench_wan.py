@@ -136,7 +136,7 @@ def test_two_nodes_and_two_averagers_on_slow_links(atoll, tmp_path, monkeypatch)
     monkeypatch.setattr(wan, "SKIPPED", 1)
     if (lack := missing()) is not None:
         pytest.skip(lack)
-    ran = atoll("bench", "wan", "--quick", "--nodes", "2", "--rounds", "1", "--json", str(tmp_path / "rows.json"))
+    ran = atoll("bench", "wan", "--quick", "--nodes", "2", "--rounds", "1", "-o", str(tmp_path / "rows.json"))
     assert ran.code == 0, ran.err
     assert psutil.Process().children(recursive=True) == []
     rows = {row["metric"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}

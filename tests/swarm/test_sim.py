@@ -42,7 +42,7 @@ def simulated(tmp_path: Path, words: str) -> dict[str, Any]:
     report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
     command = [sys.executable, "-m", "atoll.cli.main", "sim", *words.split()]
     done = subprocess.run(
-        [*command, "--dir", str(folder), "--json", str(report_file)],
+        [*command, "--dir", str(folder), "--output", str(report_file)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert report_file.exists(), done.stdout + done.stderr
