@@ -88,7 +88,7 @@ package-test: $(STAMP)  ## The wheel and its own dependency list in a fresh envi
 	$(BIN)/python -m tests.package
 
 bench: $(STAMP)  ## The published figures, against rivals; exit 1 where a bar is missed or not measured (docs/bench.md; wan: root, nftables)
-	failed=0; for name in calls cli connections idle blobs compress topology reducers experts slices byzantine heal wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
+	failed=0; for name in calls cli connections idle blobs compress topology reducers experts slices byzantine heal step wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
