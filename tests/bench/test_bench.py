@@ -213,6 +213,7 @@ def test_quick_connections(atoll, tmp_path):
     assert rows["over the base with calls streams"]["note"].startswith("12 calls streams")
 
 
+@pytest.mark.slow(slice="test_quick_connections")
 @pytest.mark.swarm
 @pytest.mark.xdist_group("swarm")
 def test_quick_idle(atoll, tmp_path):
@@ -254,6 +255,12 @@ def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
     assert "no CUDA device" in ran.err or "no triton" in ran.err
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_quick_compress, "
+        "tests/node/learning/inner/test_passes.py::test_gradients_of_passes_are_those_of_the_whole_step"
+    )
+)
 def test_quick_step(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "step")
     differences = [row["value"] for name, row in rows.items() if "difference to the whole" in name]
@@ -290,6 +297,12 @@ def test_quick_heal(atoll, tmp_path):
     assert rows["β 0.95, 1 rounds, 70/30: begins anew"]["bar"] is None
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_experts_trial.py::test_a_trial_has_the_state_of_members_that_are_workers, "
+        "test_who_dies_gives_its_experts_away_and_gets_its_number_of_them_back"
+    )
+)
 def test_quick_experts(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "experts")
     held = {m: r["value"] for m, r in rows.items() if m.endswith("distance from 16·T + b·F")}

@@ -33,6 +33,13 @@ def gaps(node, until, rounds):
     return [after - before for before, after in zip([began, *changed], changed, strict=False)]
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_goodput.py::"
+        "test_four_nodes_keep_most_of_their_goodput_at_a_kill_in_15_s, "
+        "tests/e2e/test_members_leave.py::test_two_of_three_are_killed_for_good_and_the_third_goes_on"
+    )
+)
 def test_a_kill_costs_few_round_times(nodes, until, capsys):
     names = ("owner", "second", "third")
     owner, second, third = (nodes(name) for name in names)

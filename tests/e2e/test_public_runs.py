@@ -105,6 +105,13 @@ def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shar
     new.stop()
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/p2p/discovery/test_dht.py::test_a_liar_hides_nobody_and_costs_bounded_time, "
+        "tests/p2p/discovery/test_dht.py::test_runs_that_their_owner_did_not_sign_are_not_listed, "
+        "test_a_run_is_found_and_joined_through_one_bootstrap_peer"
+    )
+)
 def test_a_run_is_joined_beside_peers_that_lie(nodes, until, shared):
     """A liar names 256 false members and false runs, a bomber answers with what is no answer."""
     new, run = nodes("new"), shared["run"]

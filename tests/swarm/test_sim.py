@@ -105,6 +105,13 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     assert report["val_bpb"] < LEARNED * unigram_bits_per_byte(text)
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_reduction.py::"
+        "test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back, "
+        "test_three_nodes_a_kill_and_a_late_joiner"
+    )
+)
 @pytest.mark.swarm
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
