@@ -187,6 +187,7 @@ def fill(path: Path) -> None:
 # --- signals ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(slice="tests/signals/test_signals.py::test_the_next_start_trains, test_worker_dies")
 @pytest.mark.swarm
 def test_signals(node, until):
     """Ctrl-C ends in good order, SIGKILL leaves nobody behind.

@@ -20,6 +20,7 @@ ROUNDS, MORE = 10, 14
 SOME, ALL = 5, 40
 """Steps of overlap, of 20 in a round."""
 SLOW_FAULTS = pytest.mark.slow(slice="test_kills_pauses_and_a_partition_with_overlap")
+SLOW_LOSSLESS = pytest.mark.slow(slice="test_overlap_hides_the_exchange")
 
 
 @dataclass
@@ -57,7 +58,7 @@ def ran(world: Worlds, speeds_s: Sequence[float], rounds: int = ROUNDS, **more: 
     return found[0]
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=SLOW_LOSSLESS), 0.02])
 def test_overlap_hides_the_exchange(world, loss):
     blocking, some, every = (
         ran(world, [10.0] * 4, latency_s=0.3, loss=loss, overlap_steps=steps) for steps in (0, SOME, ALL)
