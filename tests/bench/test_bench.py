@@ -283,6 +283,12 @@ def test_quick_topology(atoll, tmp_path):
     assert rows["R = 8, a reducer lies: digests, any round"]["value"] == 1
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_bench_byzantine.py::test_a_liar_costs_the_mean_more_than_the_rule, "
+        "tests/bench/test_bench_byzantine.py::test_rows_are_judged_against_the_mean_without_liars"
+    )
+)
 def test_quick_byzantine(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "byzantine", "--rules", "mean,nnm")
     assert rows["mean: no attack"]["value"] == 1

@@ -123,7 +123,7 @@ def test_attacks_are_chosen_by_how_their_names_begin():
 
 @pytest.mark.slow(
     slice=(
-        "tests/bench/test_bench.py::test_quick_byzantine, "
+        "test_rows_of_audited_runs_show_the_worst_seed, "
         "tests/node/virtual/test_virtual_audits.py::test_all_nodes_take_the_weight_of_who_does_nothing"
     )
 )

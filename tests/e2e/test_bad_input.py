@@ -242,6 +242,13 @@ def test_worker_dies(node, until):
 # --- peers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/p2p/discovery/test_discovery.py::"
+        "test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why, "
+        "test_data_and_port"
+    )
+)
 @pytest.mark.swarm
 def test_seeds(nodes, until):
     """An unreachable seed and a seed of another run are named in the status, in short; it joins when it can."""

@@ -37,7 +37,7 @@ def gaps(node, until, rounds):
     slice=(
         "tests/node/virtual/test_virtual_goodput.py::"
         "test_four_nodes_keep_most_of_their_goodput_at_a_kill_in_15_s, "
-        "tests/e2e/test_members_leave.py::test_two_of_three_are_killed_for_good_and_the_third_goes_on"
+        "tests/swarm/test_sim.py::test_three_nodes_a_kill_and_a_late_joiner"
     )
 )
 def test_a_kill_costs_few_round_times(nodes, until, capsys):

@@ -126,6 +126,12 @@ def test_the_loggers_files_have_the_rounds(pair, until):
     one.start("--web", "127.0.0.1:0").up()
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/daemon/loggers/test_feed.py::test_a_logger_that_hangs_delays_no_round_and_no_end, "
+        "test_the_loggers_files_have_the_rounds"
+    )
+)
 def test_a_logger_that_hangs_delays_no_round(nodes, until):
     """Its file is a pipe that nobody reads: opening it waits for ever."""
     node = nodes("home")
