@@ -45,8 +45,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    # All workers collect the same.
-    left_out.update({file: count for file, count in node.workeroutput["left_out"].items() if file not in left_out})
+    # All workers collect the same; one that died tells nothing.
+    told = getattr(node, "workeroutput", {}).get("left_out", {})
+    left_out.update({file: count for file, count in told.items() if file not in left_out})
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
