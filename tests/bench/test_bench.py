@@ -269,6 +269,13 @@ def test_quick_step(atoll, tmp_path):
     assert all(row["value"] > 0 for row in rows.values())
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_topology.py::test_a_reduced_round_costs_what_two_transfers_cost, "
+        "tests/bench/test_topology.py::test_a_reducer_that_dies_costs_its_slice_and_nobody_disagrees, "
+        "tests/bench/test_topology.py::test_a_reducer_that_lies_is_caught_and_then_all_agree_again"
+    )
+)
 def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
@@ -297,6 +304,7 @@ def test_quick_byzantine(atoll, tmp_path):
     assert rows["nnm: fold of 8 / mean"]["value"] > 0.5
 
 
+@pytest.mark.slow(slice="tests/bench/test_bench_heal.py::test_own_payloads_return")
 def test_quick_heal(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "heal")
     assert rows["β 0.95, 1 rounds, 70/30: returned as a mean"]["bar"] == "<= 0"
