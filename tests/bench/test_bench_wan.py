@@ -131,6 +131,12 @@ def test_where_the_lab_cannot_run_it_is_said_and_nothing_passes(atoll, monkeypat
     assert ran.out == ""
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_rows_are_judged, "
+        "tests/bench/test_bench.py::test_machines_on_the_switch_reach_each_other_and_nobody_else"
+    )
+)
 @pytest.mark.swarm
 def test_two_nodes_and_two_averagers_on_slow_links(atoll, tmp_path, monkeypatch):
     monkeypatch.setattr(wan, "SKIPPED", 1)
