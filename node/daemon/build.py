@@ -115,7 +115,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         stop_daemon=stop,
     )
     measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
-    site = Site(PageSource(plan, swarm.ledger, log, operator), time.monotonic, measured)
+    site = Site(PageSource(plan, swarm.ledger, log, operator), measured)
     log.listeners += goodput.durations.on_event, loggers.on_event
     swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(

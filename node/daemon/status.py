@@ -227,6 +227,10 @@ class DaemonOperator:
             for row, standing in zip(rows, standings, strict=True)
         ]
 
+    def still_s(self) -> float:
+        """Seconds since a step, a round or the activity of this node changed."""
+        return self.control.view().still_s
+
     def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
         """The newest `last` rows, oldest first."""
         return [copy(row) for row in self._newest_rows(last)]
@@ -334,6 +338,7 @@ class DaemonOperator:
         return (
             own
             or (f"peers do not admit this node: {refusal}" if refusal else "")
+            or node.frozen
             or node.missing
             or self.guest.trouble
         )

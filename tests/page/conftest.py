@@ -31,7 +31,7 @@ def node() -> Node:
 @pytest_asyncio.fixture
 async def url(node: Node) -> AsyncIterator[str]:
     """The real server with its real caps and pauses, over a node that the test feeds."""
-    server = WebServer(ListenAddress("127.0.0.1", 0), Site(node, time.monotonic).answer, time.monotonic)
+    server = WebServer(ListenAddress("127.0.0.1", 0), Site(node).answer, time.monotonic)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
         while not server.url:  # noqa: ASYNC110

@@ -29,6 +29,7 @@ SEEN_LEAST = 0.9
 
 BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("epochs", "exclusion", "orphans")}
 BESIDE |= {f"node/daemon/{name}.py" for name in ("removals", "removal/requests", "telemetry/missing_voters")}
+BESIDE.add("node/daemon/rounds/stillness.py")
 """Not of a walk, but seen when the status is asked for, at a tick, or when a round waits longer than usual."""
 
 

@@ -7,7 +7,7 @@ events. All state that matters is in the machines, the ledger and the worker's f
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -32,7 +32,9 @@ from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
+from atoll.node.daemon.rounds.queries import reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
 from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -78,6 +80,8 @@ class Driver:
     is_leaving_chain: bool = False
     is_finished: bool = False
     """All rounds of the run are final."""
+    still: Stillness = field(default_factory=Stillness)
+    """For how long nothing moved."""
 
     def __post_init__(self) -> None:
         self.machines.perform_round = self._perform_round
@@ -121,6 +125,9 @@ class Driver:
         self.evaluator.step()
         self.leases.publish_if_due()
         self._cut_ledger()
+        made, fetches, moved = self.training.progress, bool(self.training.waiting), self.net.bytes_moved()
+        marks = marks_of(self.round, made.step if made else 0, self.finalizer.applied, moved.down, fetches=fetches)
+        self.still = watch(self.still, marks, now)
 
     def _cut_ledger(self) -> None:
         try:
@@ -178,6 +185,7 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
+        gone, why = missing(self.finality), self.training.waiting or reason(self.round)
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,
@@ -187,7 +195,9 @@ class Driver:
             trouble=self.removals.trouble or self.guard.trouble,
             excluded=self.removals.shown(),
             votes_against=votes_against(self.finality),
-            missing=missing(self.finality),
+            missing=gone,
+            frozen=frozen(self.still, self.round, self.training.starts.expected_s, missing=gone, why=why),
+            still_s=self.still.still_s,
             validated=self.evaluator.validated,
             standings=self.standings,
             left=self.leases.left_at.keys(),

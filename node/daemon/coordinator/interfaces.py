@@ -64,6 +64,10 @@ class NodeView:
     """Rounds that this node validated since its start."""
     missing: str
     """Whose votes are missing, and what happens next; empty: nobody's."""
+    frozen: str
+    """For how long no round became final, or nothing moved, if that is far longer than usual; else empty."""
+    still_s: float
+    """Seconds since a step, a round or the phase changed."""
     standings: MemberStandings
     left: Set[PeerId]
     """Who left in good order and still has a lease."""

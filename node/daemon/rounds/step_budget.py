@@ -248,3 +248,9 @@ class RoundStarts:
             if start.steps == pairs[-1][0].steps  # a stage of the run with other steps has another pace
         ]
         return pace_s(took_s) if took_s else 0.0
+
+    @property
+    def expected_s(self) -> float:
+        """Seconds that the round at hand takes: `round_s`, or more where its stage has more steps."""
+        more = self.began[-1].steps / self.began[-2].steps if len(self.began) > 1 else 1.0
+        return self.round_s * max(1.0, more)

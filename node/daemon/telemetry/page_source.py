@@ -27,6 +27,9 @@ class Reports(Protocol):
     async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
 
+    def still_s(self) -> float:
+        """Seconds since a step, a round or the activity changed."""
+
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rounds, oldest first."""
 
@@ -50,6 +53,9 @@ class PageSource:
 
     async def peers(self) -> Sequence[PeerStatus]:
         return await self._reports.peers()
+
+    def still_s(self) -> float:
+        return self._reports.still_s()
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         return self._reports.rounds(last)

@@ -63,7 +63,7 @@ class RunPace(msgspec.Struct, frozen=True, kw_only=True):
     left_s: float | None
     """Seconds to the end of the run at that pace; null while the node does not train."""
     still_s: float
-    """Seconds since round, step or final round changed, as far as the page was asked for."""
+    """Seconds since round, step, final round or activity changed."""
 
 
 class Alarm(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ class Alarm(msgspec.Struct, frozen=True):
 
     level: Literal["bad", "warn"]
     word: str
-    """`trouble`, `frozen` or `alone`."""
+    """`trouble` or `alone`."""
     text: str
 
 

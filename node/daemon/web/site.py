@@ -6,7 +6,7 @@ reader asks once for everything, and then for what is new since the `next` of th
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,7 +17,7 @@ from atoll.node.daemon.web.metrics import Measurements, Metrics
 from atoll.node.daemon.web.older_rounds import thin
 from atoll.node.daemon.web.page_data import DashboardData, InviteView, LogNews, ResourceUse, RoundWork
 from atoll.node.daemon.web.page_file import page
-from atoll.node.daemon.web.run_pace import StillWatch, alarms_of, pace_of
+from atoll.node.daemon.web.run_pace import alarms_of, pace_of
 from atoll.protocols.errors import AtollError
 from atoll.protocols.local.control_messages import LogLine, PeerStatus, RoundStatus, Status
 
@@ -55,6 +55,9 @@ class StatusSource(Protocol):
     async def peers(self) -> Sequence[PeerStatus]:
         """All known peers."""
 
+    def still_s(self) -> float:
+        """Seconds since a step, a round or the activity changed."""
+
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         """The newest `last` rounds, oldest first."""
 
@@ -77,14 +80,10 @@ class StatusSource(Protocol):
 class Site:
     """Answers requests about one node."""
 
-    def __init__(
-        self, source: StatusSource, now: Callable[[], float], measured: Measurements | None = None
-    ) -> None:
-        """`now`: a clock in seconds. `measured`: what the metrics have besides the source's status."""
+    def __init__(self, source: StatusSource, measured: Measurements | None = None) -> None:
+        """`measured`: what the metrics have besides the source's status."""
         self._source = source
         self._metrics = Metrics(source.status, measured)
-        self._watch = StillWatch()
-        self._now = now
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """The reply to a request. Raises what the source raises."""
@@ -112,7 +111,7 @@ class Site:
         peers = sorted(await source.peers(), key=lambda peer: (not peer.path, not peer.member, peer.peer))
         newest = self._newest(since)
         rounds = tuple(row for row in newest if row.round >= since)
-        pace = pace_of(status, newest, self._watch.still_s(status, self._now()))
+        pace = pace_of(status, newest, source.still_s())
         shown = redact_status(status)
         return DashboardData(
             status=shown,
@@ -122,7 +121,7 @@ class Site:
             older=None if since else thin(source.rounds_before(newest[0].round) if newest else ()),
             work=tuple(source.work([row.round for row in rounds[-WORK_ROUNDS:]])),
             pace=pace,
-            alarms=alarms_of(shown, pace),
+            alarms=alarms_of(shown),
             resources=source.resources(status.worker_pid),
             log=self._log(log),
         )

@@ -122,18 +122,21 @@ def test_a_node_that_comes_up_knows_its_round(phase, at, shown) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "guest", "shown"),
+    ("worker", "frozen", "missing", "guest", "shown"),
     [
-        ("", "", ""),
-        ("", "guest.battery limits nothing", "guest.battery limits nothing"),
-        ("memory", "guest", "memory"),
+        ("", "", "", "", ""),
+        ("", "", "", "guest.battery limits nothing", "guest.battery limits nothing"),
+        ("memory", "frozen", "", "guest", "memory"),
+        ("", "frozen: …; round 6 lacks 1", "round 6 lacks 1", "guest", "frozen: …; round 6 lacks 1"),
+        ("", "", "round 6 lacks 1", "guest", "round 6 lacks 1"),
     ],
 )
-def test_a_worker_without_memory_and_a_sensor_that_fails_are_trouble(worker, guest, shown) -> None:
+def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, missing, guest, shown) -> None:
     me, spec = Identity(b"s" * 32).peer_id, preset("tiny", Identity(b"o" * 32).peer_id, 1)
     node = SimpleNamespace(
         trouble="",
-        missing="",
+        frozen=frozen,
+        missing=missing,
         standings=SimpleNamespace(trouble=lambda: ""),
         round=SimpleNamespace(shortage="", round=0),
     )

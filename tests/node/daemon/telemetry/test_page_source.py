@@ -109,6 +109,12 @@ def source(tmp_path: Path, ledger: Ledger) -> Iterator[Callable[..., tuple[PageS
     log.close()
 
 
+def test_the_page_has_the_daemon_s_own_watch(source):
+    page, node = source()
+    node.still = 12.5
+    assert page.still_s() == 12.5
+
+
 def test_an_invite_leads_to_this_node(source):
     page, node = source()
     link = page.invite()

@@ -20,4 +20,4 @@ def status(node: Node) -> Status:
 @pytest.fixture
 def site(node: Node) -> Site:
     """Its page on loopback; the clock stands."""
-    return Site(node, lambda: 0.0)
+    return Site(node)

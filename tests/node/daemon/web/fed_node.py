@@ -63,6 +63,7 @@ class Node:
         self.now, self.known = new_status(), [PEER_ROW]
         self.rows = [ROUND_ROW]
         self.is_local = True
+        self.still = 0.0
         self.late: dict[int, tuple[str, ...]] = {}
         """Authors of contributions beside those of a round's set, by round."""
         self.lines = [LOG_LINE]
@@ -73,6 +74,9 @@ class Node:
 
     async def peers(self) -> Sequence[PeerStatus]:
         return self.known
+
+    def still_s(self) -> float:
+        return self.still
 
     def rounds(self, last: int) -> Sequence[RoundStatus]:
         return self.rows[-last:]

@@ -24,7 +24,7 @@ from tests.node.daemon.web.fed_node import ROUND_ROW
 
 
 async def reply(node, path: str = "/v1/data.json", **query: str) -> HttpReply:
-    return await Site(node, lambda: 0.0).answer(HttpRequest(path, query, "*/*"))
+    return await Site(node).answer(HttpRequest(path, query, "*/*"))
 
 
 async def ask(node, **query: str) -> DashboardData:
@@ -42,6 +42,11 @@ async def test_it_has_the_fields_of_the_control_socket(node):
     assert set(shown["rounds"][0]) == set(RoundStatus.__struct_fields__)
     assert shown["status"]["goodput"]["window"]["steps_s"] == 95.0
     assert shown["status"]["val_bpb"] is None
+
+
+async def test_how_long_nothing_moved_is_what_the_daemon_says(node):
+    node.still = 12.5
+    assert (await ask(node)).pace.still_s == 12.5
 
 
 async def test_addresses_are_left_out(node):

@@ -3,14 +3,7 @@
 import msgspec
 import pytest
 
-from atoll.node.daemon.web.run_pace import (
-    FROZEN_LEAST_S,
-    FROZEN_UNKNOWN_S,
-    StillWatch,
-    alarms_of,
-    pace_of,
-    seconds_of,
-)
+from atoll.node.daemon.web.run_pace import alarms_of, pace_of, seconds_of
 from tests.node.daemon.web.fed_node import ROUND_ROW, new_status
 
 ROUND_S = seconds_of(ROUND_ROW)
@@ -50,43 +43,18 @@ def test_a_run_that_is_over_has_no_time_left():
     assert pace_of(now(activity="finished", round=53), ROWS, 0.0).left_s == 0.0
 
 
-def test_the_watch_counts_from_the_last_change():
-    watch = StillWatch()
-    assert watch.still_s(now(step=1), 100.0) == 0.0
-    assert watch.still_s(now(step=1, uptime_s=99.0), 130.0) == 30.0
-    assert watch.still_s(now(step=2), 140.0) == 0.0
-    assert watch.still_s(now(step=2), 141.0) == 1.0
-
-
-def test_a_node_that_fetches_moves_while_bytes_come():
-    watch = StillWatch()
-    watch.still_s(now(activity="catching up", bytes_down=1), 100.0)
-    assert watch.still_s(now(activity="catching up", bytes_down=2), 130.0) == 0.0
-    watch.still_s(now(activity="training", bytes_down=2), 140.0)
-    assert watch.still_s(now(activity="training", bytes_down=3), 150.0) == 10.0
-
-
-def words(status, still_s: float = 0.0, rows=ROWS) -> list[tuple[str, str]]:
-    return [(alarm.level, alarm.word) for alarm in alarms_of(status, pace_of(status, rows, still_s))]
+def words(status) -> list[tuple[str, str]]:
+    return [(alarm.level, alarm.word) for alarm in alarms_of(status)]
 
 
 def test_alarms():
     assert words(now()) == []
     assert words(now(trouble="the disk is full")) == [("bad", "trouble")]
-    assert words(now(), FROZEN_LEAST_S + 1) == [("bad", "frozen")]
-    assert words(now(activity="paused"), 1e6) == []
-    assert words(now(), FROZEN_UNKNOWN_S - 1, []) == []
-    assert words(now(), FROZEN_UNKNOWN_S + 1, []) == [("bad", "frozen")]
     assert words(now(members=1, peers=0, trouble="x")) == [("bad", "trouble"), ("warn", "alone")]
+    assert words(now(members=1, activity="finished")) == []
 
 
 @pytest.mark.parametrize(("peers", "text"), [(0, "0 peers"), (1, "1 peer"), (2, "2 peers")])
 def test_who_is_alone_is_told_its_connections(peers, text):
-    (alarm,) = alarms_of(now(members=1, peers=peers), pace_of(now(), ROWS, 0.0))
+    (alarm,) = alarms_of(now(members=1, peers=peers))
     assert alarm.text.endswith(f"connected to {text}")
-
-
-def test_slow_rounds_are_not_frozen():
-    slow = [msgspec.structs.replace(row, steps_s=600.0) for row in ROWS]
-    assert words(now(), 2500.0, slow) == []
-    assert words(now(), 3500.0, slow) == [("bad", "frozen")]

@@ -65,7 +65,7 @@ async def test_a_head_without_end_is_hung_up_on_at_its_cap_and_not_at_its_deadli
 
 
 async def test_a_scrape(node):
-    async with served(Site(node, time.monotonic).answer) as server:
+    async with served(Site(node).answer) as server:
         got = await say(server, b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\nAccept: text/plain\r\n\r\n")
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK\r\n")
@@ -79,7 +79,7 @@ async def test_a_scrape(node):
 
 
 async def test_nothing_else_is_there(node):
-    async with served(Site(node, time.monotonic).answer) as server:
+    async with served(Site(node).answer) as server:
         for path in (b"/metrics/", b"/../etc/passwd", b"/v1/stop", b"//metrics"):
             assert (await say(server, b"GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)).startswith(
                 b"HTTP/1.1 404 "
@@ -221,5 +221,5 @@ async def test_status_that_cannot_be_told_is_no_end(node, monkeypatch):
         raise LocalFault("not yet")
 
     monkeypatch.setattr(node, "status", not_yet)
-    async with served(Site(node, time.monotonic).answer) as server:
+    async with served(Site(node).answer) as server:
         assert (await say(server, GET.replace(b"/ ", b"/metrics ", 1))).startswith(b"HTTP/1.1 503 ")

@@ -1,0 +1,114 @@
+"""Whether a node stands still: for how long it took no step, and for how long no round became final. Pure.
+
+The driver feeds `watch` at each tick, so the time counts whether or not somebody looks. The limits in words:
+docs/rounds.md.
+"""
+
+from statistics import median
+
+import msgspec
+
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
+
+FROZEN_ROUNDS = 5.0
+"""A node is frozen when nothing moved for so many of its rounds and a lease; by then its wait for a member that is
+gone is over."""
+LEAST_S = 60.0
+"""The least such time: rounds of a test take seconds."""
+FETCH_S = 300.0
+"""The least time without a byte, of a node that receives the run's state: workers start, and peers are dialled."""
+UNKNOWN_S = 1800.0
+"""The least time before two rounds were trained: one step of a large model takes minutes on a slow machine."""
+GAP_S = 10.0
+"""A tick counts for no more: a machine that slept, or a daemon that was stopped, says nothing of the run."""
+FETCHES = (Phase.SYNC, Phase.CATCH_UP)
+"""The node waits for what others have."""
+RESTS = (Phase.GATHER, Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
+"""Nothing needs to move."""
+
+
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes in a node that gets on."""
+
+    phase: Phase
+    round: int
+    """The round at hand."""
+    step: int
+    """Inner steps of it that are done."""
+    final: int
+    """Newest round in the worker's Θ_final."""
+    fetched_bytes: int
+    """Bytes received since the start while the node waits for files; 0 while it does not."""
+
+
+def marks_of(state: RoundState, step: int, final: int, down_bytes: int, *, fetches: bool) -> Marks:
+    """The marks of a node. `down_bytes`: received since the start; `fetches`: it waits for files of its round."""
+    fetched = down_bytes if fetches or state.phase in FETCHES else 0
+    return Marks(phase=state.phase, round=state.round, step=step, final=final, fetched_bytes=fetched)
+
+
+class Stillness(msgspec.Struct, frozen=True):
+    """What `watch` remembers."""
+
+    marks: Marks | None = None
+    at_s: float = 0.0
+    """When `watch` was called last, in monotonic seconds."""
+    still_s: float = 0.0
+    """Seconds since anything changed."""
+    unfinal_s: float = 0.0
+    """Seconds since a round became final, or since the node rested or received files."""
+
+
+def watch(still: Stillness, marks: Marks, now: float) -> Stillness:
+    """The next state, at `now` in monotonic seconds."""
+    before = still.marks
+    if before is None or marks.phase in RESTS:
+        return Stillness(marks, now)
+    passed_s = min(GAP_S, max(0.0, now - still.at_s))
+    has_fetched = marks.fetched_bytes > before.fetched_bytes > 0
+    return Stillness(
+        marks,
+        now,
+        0.0 if marks != before else still.still_s + passed_s,
+        0.0 if marks.final != before.final or has_fetched else still.unfinal_s + passed_s,
+    )
+
+
+def limit_s(state: RoundState, pace_s: float) -> float:
+    """Seconds that a node in this state may stand still.
+
+    `pace_s`: seconds from the start of one of its rounds to that of the next; 0: not known yet.
+    """
+    # Others may have become slower, or this node has trained no round yet: rounds that are long are not frozen.
+    said_s = [view.round_s for view in state.members.values() if view.round_s > 0]
+    usual_s = max(pace_s, state.train_s, median(said_s) if said_s else 0.0)
+    lease_s = state.config.lease_s
+    if state.phase in FETCHES:
+        return max(FETCH_S, FROZEN_ROUNDS * usual_s + lease_s)
+    if pace_s == 0.0:
+        # A fast node waits in its first round for all that slow members need, by the longest rule that closes it.
+        return max(UNKNOWN_S, (STALL_ROUNDS + FROZEN_ROUNDS) * usual_s + lease_s)
+    return max(LEAST_S, FROZEN_ROUNDS * usual_s + lease_s)
+
+
+def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, why: str) -> str:
+    """One line for the user of a node that stands still for far longer than usual; empty: it does not.
+
+    `missing`: which voters it lacks and what the others do then; `why`: what it waits for. Both may be empty.
+    """
+    if state.phase in RESTS:
+        return ""
+    longest_s = limit_s(state, pace_s)
+    usual = f", and a round usually takes {pace_s:.0f} s" if pace_s else ""
+    if pace_s and still.unfinal_s > longest_s:
+        found = f"frozen: no round became final for {still.unfinal_s:.0f} s{usual}"
+    elif still.still_s > longest_s:
+        found = f"frozen: no step and no round for {still.still_s:.0f} s{usual}"
+    else:
+        return ""
+    if missing:
+        return f"{found}; {missing}"
+    if state.phase in FETCHES:
+        return f"{found}; {why}; `atoll doctor` looks for the cause"
+    at_hand = why or f"the next step of round {state.round} does not end"
+    return f"{found}; {at_hand}; if it stays so, `atoll stop --wait` and `atoll start`"

@@ -1,0 +1,143 @@
+"""Whole nodes: one that stands still says so without anybody who looks; one that has a reason to wait does not."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from atoll.node.daemon.rounds.state import Phase
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.local.worker_messages import CheckRequest
+from tests.node.virtual.conftest import FakeWorker
+
+ROUND_S = 10.0
+
+
+class StuckWorker(FakeWorker):
+    """Answers nothing of a kind that is stuck: without checks its node votes for nothing, without any it hangs."""
+
+    stuck: type | None = None
+
+    def stick(self, kind: type) -> None:
+        self.stuck, self.freed = kind, asyncio.Event()
+
+    def free(self) -> None:
+        self.stuck = None
+        self.freed.set()
+
+    async def _answer(self, ask):
+        if self.stuck is not None and isinstance(ask, self.stuck):
+            await self.freed.wait()
+        return await super()._answer(ask)
+
+
+@asynccontextmanager
+async def watched(w):
+    """All nodes, looked at every few seconds: the lines of those that say that they are frozen."""
+    found = []
+
+    async def look() -> None:
+        while True:
+            up = [node for node in w.nodes.values() if node.task is not None and node.driver is not None]
+            found.extend((node.number, node.driver.view().frozen) for node in up if node.driver.view().frozen)
+            await asyncio.sleep(2.0)
+
+    task = asyncio.get_running_loop().create_task(look())
+    try:
+        yield found
+    finally:
+        task.cancel()
+
+
+def test_a_node_whose_rounds_do_not_become_final_says_so_until_they_do(world):
+    async def story() -> None:
+        async with world(400, 3, worker=StuckWorker) as w, watched(w) as found:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            assert not found
+            for node in w.nodes.values():
+                node.worker.stick(CheckRequest)
+            began, first = asyncio.get_running_loop().time(), w.newest()
+            await w.until(lambda: len({number for number, _ in found}) == 3, look_s=1.0)
+            took_s = asyncio.get_running_loop().time() - began
+            assert 5 * ROUND_S + w.spec.pace.lease_s <= took_s <= 9 * ROUND_S + w.spec.pace.lease_s
+            assert w.newest() > first, "they train on meanwhile"
+            assert found[0][1].startswith("frozen: no round became final for ")
+            for node in w.nodes.values():
+                node.worker.free()
+            await w.until(lambda: not any(node.driver.view().frozen for node in w.nodes.values()), 60.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_node_whose_worker_hangs_says_so_and_the_others_do_not(world):
+    async def story() -> None:
+        async with world(400, 3, worker=StuckWorker) as w, watched(w) as found:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            w.nodes[2].worker.stick(object)
+            await w.until(lambda: w.nodes[0].worker.final >= 25)
+            assert {number for number, _ in found} == {2}
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("way", ["stop", "kill"])
+def test_survivors_that_go_on_by_themselves_are_not_frozen(world, way):
+    async def story() -> None:
+        async with world(60, 4) as w, watched(w) as found:
+            for number in range(4):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            for number in (1, 2, 3):
+                await (w.stop(number) if way == "stop" else w.kill(number))
+            await w.until(lambda: w.nodes[0].worker.final >= 25)
+            assert not found
+
+    run_virtual(story())
+
+
+def test_a_long_pause_is_not_frozen_nor_what_follows(world):
+    async def story() -> None:
+        async with world(10, 2) as w, watched(w) as found:
+            for number in range(2):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(4))
+            for node in w.nodes.values():
+                node.driver.pause("by the operator")
+            await asyncio.sleep(600.0)
+            assert all(node.driver.round.phase is Phase.PAUSED for node in w.nodes.values())
+            for node in w.nodes.values():
+                node.driver.resume()
+            await w.until(w.all_final)
+            assert w.nodes[0].driver.view().round.phase is Phase.FINISHED
+            await asyncio.sleep(600.0)
+            assert not found
+
+    run_virtual(story())
+
+
+def test_long_rounds_are_not_frozen_nor_is_who_joins_them(world):
+    async def story() -> None:
+        async with world(5, 2) as w, watched(w) as found:
+            for number in range(2):
+                w.start(number, 200.0)
+            await w.until(lambda: w.all_final(1))
+            w.start(2, 200.0)
+            await w.until(w.all_final)
+            assert not found
+
+    run_virtual(story())
+
+
+def test_a_node_alone_in_its_run_is_not_frozen(world):
+    async def story() -> None:
+        async with world(30, 1) as w, watched(w) as found:
+            w.start(0, ROUND_S)
+            await w.until(w.all_final)
+            assert not found
+
+    run_virtual(story())
