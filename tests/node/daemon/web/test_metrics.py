@@ -1,6 +1,7 @@
 """Metrics: every sample is what the status says, in a text that the reference parsers read."""
 
 import os
+import re
 
 import msgspec
 import psutil
@@ -9,11 +10,12 @@ from prometheus_client import REGISTRY, parser
 from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, Measurements, Metrics, reason_label
+from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, HISTOGRAMS, Measurements, Metrics, reason_label
 from atoll.protocols.local.control_messages import Goodput, RelayUse, Status, TimeShares
 from atoll.protocols.local.durations import DurationCounts
 from atoll.protocols.local.standing import Standing
 from tests.monitoring.programs import promtool
+from tests.test_docs import ROOT, text_of
 
 OPEN = "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.1"
 REASONS = {
@@ -68,6 +70,19 @@ def shares(**seconds: float) -> TimeShares:
 @pytest.fixture
 def node(status) -> Scraped:
     return Scraped(status)
+
+
+def test_the_pages_have_every_metric_and_no_other(node):
+    """Those of the tables by their names in the code, and all others by a scrape of a node that has everything."""
+    pages = "".join(text_of(ROOT / "docs" / page) for page in ("web.md", "monitoring.md"))
+    documented = {name for name in re.findall(r"`(atoll_[a-z_]+)", pages) if "_worker_process" not in name}
+    families = open_parser.text_string_to_metric_families(node.text(OPEN).body.decode())
+    ends = {"counter": "_total", "info": "_info"}
+    scraped = {family.name + ends.get(family.type, "") for family in families}
+    known = {name for name in scraped if name.startswith("atoll_") and "_worker_process" not in name}
+    known |= {name for name, _, _ in GAUGES} | {f"{name}_total" for name, _, _ in COUNTERS}
+    known |= {f"atoll_{name}_seconds" for name, _ in HISTOGRAMS}
+    assert (known - documented, documented - known) == (set(), set())
 
 
 def test_both_formats_parse_and_say_the_same(node):
