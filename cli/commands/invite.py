@@ -62,7 +62,7 @@ invite.add_command(revoke)
 @click.option(
     "--members", type=click.IntRange(0), default=0, help="Most members that may join with it; 0: any number."
 )
-@click.option("--embed", is_flag=True, help="A long link with the run in it, which needs no particular node.")
+@click.option("--embed", is_flag=True, help="A long invite with the run in it, which needs no particular node.")
 @click.option("--qr/--no-qr", default=None, help="Print a QR code; on terminals it is the default.")
 def create(
     home: Home,
@@ -93,10 +93,10 @@ def create(
         return
     click.echo(shown)
     if sys.stdout.isatty() if qr is None else qr:
-        click.echo(qr_text(shown) or f"the link is too long for a QR code of {QR_MAX_COLUMNS} columns")
+        click.echo(qr_text(shown) or f"the invite is too long for a QR code of {QR_MAX_COLUMNS} columns")
     if shown == link and not embed:
         click.echo(
-            "this link is long: a short one needs a direct address of this node, and it names none", err=True
+            "this invite is long: a short one needs a direct address of this node, and it names none", err=True
         )
     seen = read_invite(link)
     click.echo(f"joins {found.spec.name}; valid {span(seen.expires - time.time())}; {_admission(found)}", err=True)

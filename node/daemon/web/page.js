@@ -347,12 +347,12 @@ async function invite() {
   const answer = await fetch("v1/invite.json", {cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS)});
   if (!answer.ok) throw new Error("the node answered " + answer.status);
   const view = await answer.json();
-  write("inviteWhy", view.why || "Whoever opens this link on a machine with atoll joins the run:");
+  write("inviteWhy", view.why || "Whoever opens this invite on a machine with atoll joins the run:");
   write("link", view.link);
   at("copy").hidden = !view.link;
   const size = view.qr.length, dark = [];
   view.qr.forEach((line, y) => [...line].forEach((module, x) => { if (module === "1") dark.push(`M${x} ${y}h1v1h-1z`); }));
-  const root = svg("svg", {viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": "QR code of the link", "shape-rendering": "crispEdges"});
+  const root = svg("svg", {viewBox: `0 0 ${size} ${size}`, role: "img", "aria-label": "QR code of the invite", "shape-rendering": "crispEdges"});
   root.append(svg("path", {d: dark.join("")}));
   at("qr").replaceChildren(...(size ? [root] : []));
 }
@@ -362,7 +362,7 @@ press("tokens", isOn => { byTokens = isOn; if (shown) draw(shown); });
 press("warnings", isOn => at("lines").classList.toggle("few", isOn));
 at("whole").addEventListener("click", () => Object.values(ours).forEach(chart => chart.whole()));
 at("copy").addEventListener("click", () => navigator.clipboard.writeText(at("link").textContent).then(
-  () => write("copied", "copied"), () => write("copied", "the browser refused; mark the link and copy it")));
+  () => write("copied", "copied"), () => write("copied", "the browser refused; mark the invite and copy it")));
 at("showInvite").addEventListener("click", () => {
   const isOpen = at("invite").hidden;
   at("invite").hidden = !isOpen;

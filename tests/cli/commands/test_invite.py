@@ -164,7 +164,7 @@ def test_the_default_link_is_short(atoll, spec, here, verb):
 def test_a_link_through_others_only_is_long_and_says_so(atoll, spec):
     ran = atoll("invite", "--seed", PUBLIC)
     assert read_invite(ran.out).seed_texts == (PUBLIC,)
-    assert "this link is long: a short one needs a direct address of this node" in ran.err
+    assert "this invite is long: a short one needs a direct address of this node" in ran.err
 
 
 def test_what_was_given_out_is_listed_and_revoked(atoll, spec, here):
