@@ -15,7 +15,10 @@ pytestmark = pytest.mark.swarm
 @pytest.mark.slow(
     slice=(
         "tests/node/daemon/assets/test_run_text.py::test_a_turns_shards_are_fetched_once_and_no_others, "
-        "tests/node/daemon/assets/test_run_text.py::test_who_has_all_keeps_all_for_the_others"
+        "tests/node/daemon/assets/test_run_text.py::test_who_has_all_keeps_all_for_the_others, "
+        "tests/node/virtual/test_virtual_leaving.py"
+        "::test_members_that_leave_in_one_moment_leave_a_run_that_a_newcomer_goes_on_with, "
+        "tests/node/virtual/test_virtual_leaving.py::test_who_leaves_last_stays_until_a_seeder_has_the_state"
     )
 )
 def test_a_node_without_the_text_fetches_its_shards(nodes, until, tmp_path):

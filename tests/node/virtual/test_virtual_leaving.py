@@ -1,6 +1,7 @@
 """Whole nodes that leave, also in one moment: what only they have goes to those that stay first."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -40,9 +41,14 @@ def newcomer(world, number, gone):
     return world.start(number)
 
 
-@pytest.mark.parametrize("latency_s", [0.02, 1.0])
-@pytest.mark.parametrize("apart_s", [0.0, 0.4, 2.0])
-@pytest.mark.parametrize("trainers", [2, 3])
+SLOW = pytest.mark.slow(slice="test_members_that_leave_in_one_moment_leave_a_run_that_a_newcomer_goes_on_with")
+MOMENTS = [(2, 0.0, 0.02), (3, 0.4, 1.0), (2, 2.0, 1.0)]
+OTHER_MOMENTS = sorted({*itertools.product([2, 3], [0.0, 0.4, 2.0], [0.02, 1.0])} - {*MOMENTS})
+
+
+@pytest.mark.parametrize(
+    ("trainers", "apart_s", "latency_s"), [*MOMENTS, *(pytest.param(*one, marks=SLOW) for one in OTHER_MOMENTS)]
+)
 def test_members_that_leave_in_one_moment_leave_a_run_that_a_newcomer_goes_on_with(
     world, trainers, apart_s, latency_s
 ):

@@ -50,6 +50,9 @@ def sign_two_histories(w, liar, others, alone):
     return said
 
 
+@pytest.mark.slow(
+    slice="tests/node/daemon/certificates/test_full_summary.py::test_a_floor_is_the_last_place_that_counts_and_never_falls"
+)
 def test_it_neither_stops_the_run_nor_falsifies_a_summary_nor_keeps_newcomers_out(world):
     """The final set names the history that the run's owner lacks, so the owner names no summary any more."""
 
