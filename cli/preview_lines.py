@@ -69,9 +69,11 @@ def privacy_lines(spec: RunSpec) -> list[str]:
         return []
     after = ", ".join(f"{epsilon(uses, agreed.noise, agreed.delta):.3g} after {uses}" for uses in (1, 10, 100))
     ends = f"; a member trains until {agreed.most:g}" if agreed.most else ""
+    read = spec.steps_before(spec.outer.rounds) * spec.inner.batch
     return [
         f"privacy    gradients of a sequence clipped to {agreed.clip:g}, and noise of {agreed.noise:g} times that",
         f"           ε at δ {agreed.delta:g} for each sequence: {after} steps that use it{ends}",
+        f"           a member that takes all steps reads {read:,} sequences, some again if it has fewer",
     ]
 
 

@@ -167,10 +167,10 @@ class DaemonOperator:
             "diminished": view.standings.diminished(others),
         }
 
-    def _privacy(self, uses: int) -> PrivacyNow | None:
+    def _privacy(self, uses: int | None) -> PrivacyNow | None:
         agreed = self.plan.run.spec.privacy
-        if not agreed or not self.plan.config.work.trains:
-            return None
+        if not agreed or not self.plan.config.work.trains or uses is None:
+            return None  # unknown is not 0: ε never falls
         found = epsilon(uses, agreed.noise, agreed.delta)
         return PrivacyNow(epsilon=found, delta=agreed.delta, uses=uses, most=agreed.most or None)
 

@@ -312,7 +312,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     diminished: tuple[Standing, ...] = ()
     """Other live members that count less than in full, 64 at most."""
     privacy: PrivacyNow | None = None
-    """What our contributions say of our data; null where the run has no privacy, and where nothing is trained."""
+    """What our contributions say of our data; null where the run has no privacy, where nothing is trained, and
+    before the worker has said it."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

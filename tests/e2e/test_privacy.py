@@ -35,6 +35,7 @@ def test_epsilon_of_real_nodes_rises_and_never_falls_and_the_one_that_spent_it_r
     run = owner.new_run("--data", texts[0], *(word for key in keys for word in ("--set", key)))
     shown = owner.atoll("run", "show", "tiny")
     assert "gradients of a sequence clipped to 1, and noise of 1 times that" in shown.out
+    assert "a member that takes all steps reads 3,200 sequences" in shown.out
     assert "4.38 after 1, 17.9 after 10, 91.8 after 100 steps that use it" in shown.out
     owner.start("--run", "tiny").up()
     join = ("--run", str(run), "--seed", owner.seed(), "--data", texts[1])

@@ -58,8 +58,8 @@ class LocalTraining:
     """What a round that has begun waits for before its first step."""
     loss: float = 0.0
     """Mean training loss of the newest round since the start, for others; 0: none, or a run with privacy."""
-    uses: int = 0
-    """Most steps of this node that used one sequence, in a run with privacy."""
+    uses: int | None = None
+    """Most steps of this node that used one sequence, in a run with privacy; None before its worker said it."""
     starts: RoundStarts = field(default_factory=RoundStarts)
     """When its newest rounds began."""
     _tempo: Tempo = field(init=False)

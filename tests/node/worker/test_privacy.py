@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -16,6 +17,7 @@ from atoll.node.learning.inner.private_passes import PrivatePasses
 from atoll.node.learning.plugged.loading import with_model
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.worker.multi_device.modes import check_devices
+from atoll.node.worker.multi_device.replica import Replica
 from atoll.node.worker.privacy.uses import FILE, SavedUses, WindowUses, encode_uses, read_uses
 from atoll.node.worker.session import Session
 from atoll.protocols.data.shard_order import Turn
@@ -221,6 +223,22 @@ def test_the_decoder_learns_with_little_noise(tmp_path: Path, optimizer):
         losses.append(trained.pending.loss)
         finalize(home, trained)
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    "more", [{"ffn_slices": 4}, {"lora_rank": 4, "lora_alpha": 8.0, "lora_targets": "attention"}]
+)
+def test_of_a_model_of_which_a_part_is_trained_that_part_is_clipped_and_gets_noise(more):
+    spec = replace(PRIVATE, model=replace(PRIVATE.model, **more))
+    replica = Replica(spec, b"\x03" if spec.model.ffn_slices else b"", "cpu", (torch.float32, False))
+    for value in replica.module.state_dict().values():
+        if value.dtype == torch.float32:
+            torch.nn.init.constant_(value, 0.01)
+    trained = [each for each in replica.module.parameters() if each.requires_grad]
+    before = [each.detach().clone() for each in trained]
+    replica.inner.step(np.arange(34).reshape(2, 17), 0)
+    assert all(not torch.equal(old, new) for old, new in zip(before, trained, strict=True))
+    assert isinstance(replica.inner.passes, PrivatePasses)
 
 
 def test_a_model_of_a_package_trains_with_privacy(tmp_path: Path, monkeypatch):

@@ -1,5 +1,7 @@
 """Private passes: no sequence moves the sum of a step by more than the clip, and the sum gets noise once."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -167,6 +169,26 @@ def test_steps_are_what_they_were():
 
 
 GOLDEN = [783.8047, 585.1396, 553.4589, 0.4477061, -0.09852314, 0.2689509, 0.1424755]
+
+
+@pytest.mark.parametrize("uses", [1, 4])
+def test_who_guesses_whether_a_sequence_was_used_is_right_as_often_as_epsilon_allows(uses):
+    """The best guess by all steps together: μ = √uses / σ gives it an advantage of 2Φ(μ/2) − 1, and no more."""
+    clip, sigma, trials, canary = 0.5, 1.5, 1200 // uses, torch.tensor([[90, -80, 70, 9]])
+    along = gradient(canary, clip=clip) / clip
+    rng = np.random.default_rng(11)
+    seen = []
+    for step in (WINDOWS[2:], torch.cat((WINDOWS[2:], canary))):
+        passes = PrivatePasses(Line(), loss_of, Privacy(clip, sigma, rng.bytes))
+        values = np.empty((trials, uses))
+        for at in np.ndindex(values.shape):
+            passes.run(step, lambda: None)
+            values[at] = float(passes._gradient_N[:4] @ along) * len(step)
+        seen.append(values.sum(1))
+    middle = (seen[0].mean() + seen[1].mean()) / 2
+    advantage = (seen[1] > middle).mean() - (seen[0] > middle).mean()
+    best = math.erf(math.sqrt(uses) / sigma / 2 / math.sqrt(2))
+    assert advantage == pytest.approx(best, abs=0.1)
 
 
 def test_a_step_without_noise_draws_nothing_else():
