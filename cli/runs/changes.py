@@ -39,6 +39,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
     changed = _adapted(changed)
     if "inner.total_steps" not in given:
         changed = _with_schedule_of(changed, spec)
+        if "inner.warmup_steps" not in given:
+            changed = _with_warm_up_of(changed, spec)
     changed.check()
     return changed
 
@@ -55,6 +57,18 @@ def _with_schedule_of(changed: RunSpec, before: RunSpec) -> RunSpec:
             changed, inner=msgspec.structs.replace(inner, total_steps=max(1, changed.last_step))
         )
     return with_decay_at_end(changed)
+
+
+def _with_warm_up_of(changed: RunSpec, before: RunSpec) -> RunSpec:
+    """The changed run with a warm-up of no greater share of its steps than before; a longer run keeps its steps.
+
+    A run that continues another one is past its warm-up, or goes on in it.
+    """
+    warmup, steps = before.inner.warmup_steps, before.last_step
+    if not warmup or before.inner.first_step or changed.last_step >= steps:
+        return changed
+    shorter = max(1, warmup * changed.last_step // steps)
+    return msgspec.structs.replace(changed, inner=msgspec.structs.replace(changed.inner, warmup_steps=shorter))
 
 
 def _forget_numbers(inner: dict[str, Any], given: set[str]) -> None:

@@ -316,9 +316,16 @@ class ReductionCoordinator:
             open_round.impatient_at = now
             self._feed(number, reduction_machine.PatienceOver())
         # One lease: by then a dead holder has left the membership, and nobody else is expected to serve the rows.
-        gone_at = (open_round.impatient_at or now) + self.context.spec.pace.lease_s
+        # A lost connection says so at once. Should the holder live, what it serves later is folded again.
+        is_lost = all(map(self._is_lost, reduction_machine.missing_authors(open_round.state)))
+        gone_at = (open_round.impatient_at or now) + (patience_s if is_lost else self.context.spec.pace.lease_s)
         if now >= gone_at and not open_round.parts:
             self._give_up(number, open_round, now)
+
+    def _is_lost(self, peer: PeerId) -> bool:
+        """Return whether a member's lease is over, or the connection to it is lost."""
+        view = self.machines.round.members.get(peer)
+        return view is None or view.lost_at is not None
 
     def _give_up(self, number: int, open_round: OpenRound, now: float) -> None:
         """Fold without Reductions that nobody gives; if those are here, without rows that nobody gives."""

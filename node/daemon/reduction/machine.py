@@ -194,6 +194,16 @@ def missing_payloads(state: State) -> tuple[Digest, ...]:
     return tuple(entry for entry in reduced if entry not in state.payloads)
 
 
+def missing_authors(state: State) -> frozenset[PeerId]:
+    """Return the authors of what counts and is not here: of Reductions' payloads, and of raw rows."""
+    reduced = {state.claims[entry].author for entry in missing_payloads(state)}
+    return frozenset(reduced | {action.offer.author for action in _lacking_rows(state)})
+
+
+def _lacking_rows(state: State) -> Iterator[FetchRows]:
+    return (action for part in state.parts for action in _rows(state, part.raw, part.span))
+
+
 def _apply(state: State, event: Event) -> State:
     match event:
         case OfferSeen(offer):
@@ -282,8 +292,7 @@ def _fold(state: State) -> tuple[State, list[Action]]:
 
 def _absent(state: State) -> frozenset[Digest]:
     """Return the contributions whose rows are needed and given by nobody."""
-    lacking = (action.offer.entry for part in state.parts for action in _rows(state, part.raw, part.span))
-    return state.gone.intersection(lacking)
+    return state.gone.intersection(action.offer.entry for action in _lacking_rows(state))
 
 
 def _lost(state: State) -> frozenset[Digest]:

@@ -93,6 +93,27 @@ def test_a_cosine_ends_with_the_run(atoll, change, total_steps, said):
     assert said in atoll("run", "show", "t").out
 
 
+@pytest.mark.parametrize(
+    ("changes", "warmup_steps"),
+    [
+        (("outer.rounds=27",), 8),  # 168 of 384 steps
+        (("outer.rounds=1",), 1),
+        (("outer.rounds=108",), 20),
+        (("outer.rounds=27", "inner.warmup_steps=20"), 20),
+        (("outer.rounds=27", "inner.total_steps=384"), 20),
+        (("outer.rounds=27", "inner.warmup_steps=0"), 0),
+    ],
+)
+def test_a_shorter_run_warms_up_for_the_same_share_of_its_steps(atoll, changes, warmup_steps):
+    words = [word for change in changes for word in ("--set", change)]
+    assert made(atoll, "t", *words)["spec"]["inner"]["warmup_steps"] == warmup_steps
+
+
+def test_a_run_that_continues_another_has_its_warm_up():
+    rest = continuation_of(TEN, 100)
+    assert with_changes(rest, ("outer.rounds=20",)).inner.warmup_steps == rest.inner.warmup_steps
+
+
 def test_a_cosine_that_is_given_or_continued_stays_as_it_is():
     given = with_changes(TEN, ("outer.rounds=1000", "inner.total_steps=300"))
     assert given.inner.total_steps == 300

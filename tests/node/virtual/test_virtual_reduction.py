@@ -10,6 +10,8 @@ from atoll.protocols.errors import DiskFault
 from atoll.protocols.ledger.records import Reduction
 from atoll.protocols.run.slices import ReduceSpec
 
+PRESETS_LEASE_S = 60.0
+ROUND_S = 10.0
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
 
@@ -110,7 +112,7 @@ def test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back(world,
     """Before it published, or before anybody got what it published: its slice is raw. Then it reduces again."""
 
     async def story() -> None:
-        async with world(12, 4, reduce=SPEC) as w:
+        async with world(12, 4, reduce=SPEC, lease_s=PRESETS_LEASE_S) as w:
             for number in range(4):
                 w.start(number)
             await w.until(lambda: w.newest() >= 4)
@@ -133,7 +135,9 @@ def test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back(world,
             node.worker.mute = False
             node.worker.slices = None
             node.worker.renew_slices()
-            await w.until(lambda: w.all_final(at))
+            took_s = await w.until(lambda: w.all_final(at))
+            # The rest of the round, patience with the reducer and with what it alone has, the next round.
+            assert took_s < 5 * ROUND_S, took_s
             w.start(3)
             await w.until(w.all_final)
             w.check_agreement()
