@@ -16,7 +16,7 @@ WORKERS ?= 3
 # Every process of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test fast measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test page-test docs package-test bench clean
+.PHONY: setup test fast slow measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test page-test docs package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -34,11 +34,14 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(BIN)/atoll node kernels
 	touch $(STAMP)
 
-test: lint  ## Everything that CI runs; the swarms come first
+test: lint  ## Everything that CI runs; the swarms come first. Of long suites a slice: it says which (`make slow`)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 fast: $(STAMP)  ## The tests without real swarms
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not swarm and not measure'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'not swarm and not measure and not slow'
+
+slow: $(STAMP)  ## The cases of long suites that `make test` leaves out; both together are all tests that pass or fail
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m 'slow and not measure'
 
 measure: $(STAMP)  ## The same tests at full size, one after the other: what takes minutes and `make test` does smaller
 	$(BIN)/python -m pytest -n 0 -m measure
@@ -88,7 +91,7 @@ package-test: $(STAMP)  ## The wheel and its own dependency list in a fresh envi
 	$(BIN)/python -m tests.package
 
 bench: $(STAMP)  ## The published figures, against rivals; exit 1 where a bar is missed or not measured (docs/bench.md; wan: root, nftables)
-	failed=0; for name in calls cli connections idle blobs compress topology reducers experts slices byzantine heal wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
+	failed=0; for name in calls cli connections idle blobs compress topology reducers experts slices byzantine heal step wan; do $(BIN)/atoll bench $$name || failed=1; done; exit $$failed
 
 clean:  ## Remove what set-up and the tools made; runs and identities stay
 	rm -rf $(VENV) $(STAMP) .typing build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,11 +1,13 @@
 """Options that many commands share, and those of `start` about the network."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from atoll.cli.command_group import chosen_home, renamed
+from atoll.cli.command_group import chosen_home, for_people, renamed
 
 UPCYCLE_FORM = "experts=E,per_token=K[,noise_shift=N]"
 FRAGMENTS_HELP = "Exchange the model in P parts, in P times as many rounds: a lower peak rate, as many bytes."
@@ -91,3 +93,27 @@ def _with(command: F, options: Sequence[Callable[[F], F]]) -> F:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, and `-o FILE` for the same object; the command receives `as_json` and `report_file`.
+
+    `--json FILE`, which was the file, still is.
+    """
+
+    @wraps(command)
+    def resolved(*, as_json: bool, report_file: Path | None, old_file: Path | None, **options: Any) -> Any:
+        if old_file is not None:
+            if not as_json or report_file is not None:
+                raise click.UsageError(f"Got unexpected extra argument ({old_file})")
+            if for_people():
+                click.echo("hint: --json FILE is now --output FILE", err=True)
+            as_json, report_file = False, old_file
+        return command(as_json=as_json, report_file=report_file, **options)
+
+    place = click.Path(path_type=Path)
+    resolved = click.argument("old_file", required=False, type=place, metavar="")(resolved)
+    resolved = click.option(
+        "-o", "--output", "report_file", type=place, metavar="FILE", help="Write that object to a file."
+    )(resolved)
+    return click.option("--json", "as_json", is_flag=True, help="Print the report as one object.")(resolved)

@@ -2,10 +2,14 @@
 
 The workers of `make test` take one test or group after the other. With the long ones first, thousands of short
 ones are left to fill the end of each worker; with the long ones last, one worker would be idle for minutes.
+
+Of long suites `make test` runs a slice: what is marked `slow` is left out, and a line at the end says what.
 """
 
 import os
 import signal
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,7 +25,34 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+left_out: Counter[str] = Counter()
+"""Slow cases that are not run, by file; with pytest-xdist as its workers tell."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # Groups run on one worker, whole; pytest-xdist hands out in this order.
     long = ("swarm", "xdist_group")
     items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in long))
+    if "not slow" in config.option.markexpr and not config.option.keyword:
+        slow = (item for item in items if item.get_closest_marker("slow"))
+        left_out.update(item.nodeid.partition("::")[0] for item in slow)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    # All workers collect the same; one that died tells nothing.
+    told = getattr(node, "workeroutput", {}).get("left_out", {})
+    left_out.update({file: count for file, count in told.items() if file not in left_out})
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if left_out:
+        files = ", ".join(f"{file.removeprefix('tests/')} {count}" for file, count in sorted(left_out.items()))
+        terminalreporter.write_line(
+            f"SLICES ONLY: {left_out.total()} cases of {len(left_out)} files run in `make slow`: {files}"
+        )

@@ -21,7 +21,7 @@ from atoll.protocols.local import control_messages
 @click.argument("length", metavar="[2h]", type=Duration(), required=False)
 @home_option
 @json_option
-@click.option("--reason", default="paused by the operator", help="Shown in status.")
+@click.option("--reason", default="by the operator", help="Shown in status.")
 def pause(length: int | None, home: Home, as_json: bool, reason: str) -> None:
     """Finish the round at hand and start no other; rounds of others are still folded.
 

@@ -10,6 +10,8 @@ from atoll.node.runs.presets import with_decay_at_end
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
+ONE_HOLDERS_RATE = 2.0
+"""Learning rate of experts that one member each trains, over the others' (docs/experts.md#the-experts-rate)."""
 FIXED = ("version", "owner", "name", "data", "admission", "start", "base", "serving")
 """What `--set` may not touch."""
 
@@ -41,6 +43,8 @@ def with_changes(spec: RunSpec, changes: tuple[str, ...]) -> RunSpec:
         changed = _with_schedule_of(changed, spec)
         if "inner.warmup_steps" not in given:
             changed = _with_warm_up_of(changed, spec)
+    if "inner.expert_lr" not in given:
+        changed = _with_experts_rate(changed)
     changed.check()
     return changed
 
@@ -69,6 +73,17 @@ def _with_warm_up_of(changed: RunSpec, before: RunSpec) -> RunSpec:
         return changed
     shorter = max(1, warmup * changed.last_step // steps)
     return msgspec.structs.replace(changed, inner=msgspec.structs.replace(changed.inner, warmup_steps=shorter))
+
+
+def _with_experts_rate(spec: RunSpec) -> RunSpec:
+    """The run with a higher rate of experts that have one holder each, where that was shown to help.
+
+    A run that continues another one keeps its rate.
+    """
+    inner = spec.inner
+    if inner.optimizer != "adamw" or spec.outer.holders != 1 or inner.expert_lr != 1.0 or inner.first_step:
+        return spec
+    return msgspec.structs.replace(spec, inner=msgspec.structs.replace(inner, expert_lr=ONE_HOLDERS_RATE))
 
 
 def _forget_numbers(inner: dict[str, Any], given: set[str]) -> None:

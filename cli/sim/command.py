@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from atoll.cli.command_table import extension
-from atoll.cli.options import FRAGMENTS_HELP, UPCYCLE_FORM
+from atoll.cli.formatting import print_json
+from atoll.cli.options import FRAGMENTS_HELP, UPCYCLE_FORM, report_options
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
@@ -43,11 +44,11 @@ _PATH = click.Path(path_type=Path)
 @click.option("--liars", type=click.IntRange(0), help="Virtual members that lie; default: drawn from the seed.")
 @click.option("--trainers", type=click.IntRange(1), help="Virtual, over real gossip, no faults: so many train.")
 @click.option("--dir", "folder", type=_PATH, help="Keep homes and logs here.")
-@click.option("--json", "json_file", type=_PATH, help="Write the report here.")
+@report_options
 @click.option(
     "--timeout", "patience_s", default=300.0, show_default=True, help="Give up after so many seconds in vain."
 )
-def sim(folder: Path | None, json_file: Path | None, patience_s: float, **options: Any) -> None:
+def sim(folder: Path | None, as_json: bool, report_file: Path | None, patience_s: float, **options: Any) -> None:
     """Start a swarm of real nodes on loopback, watch it train, and check its promises.
 
     With --virtual: the machines of rounds and of finality on virtual time, through random faults and liars
@@ -57,7 +58,8 @@ def sim(folder: Path | None, json_file: Path | None, patience_s: float, **option
     if options.pop("virtual"):
         module, _, name = extension("atoll.simulator", "seeds", "the simulator").partition(":")
         simulate_seeds = getattr(importlib.import_module(module), name)
-        sys.exit(not simulate_seeds(seed=options["seed"], nodes=options["nodes"], json_file=json_file, **play))
+        place = {"as_json": as_json, "report_file": report_file}
+        sys.exit(not simulate_seeds(seed=options["seed"], nodes=options["nodes"], **place, **play))
     if options["nodes"] > REAL_NODES_MOST:
         raise ConfigError(f"at most {REAL_NODES_MOST} real nodes", hint="`--virtual` takes more")
     from atoll.cli.sim.report import print_report
@@ -65,8 +67,11 @@ def sim(folder: Path | None, json_file: Path | None, patience_s: float, **option
 
     with tempfile.TemporaryDirectory(prefix="atoll-sim-") as temporary:
         report = simulate(folder or Path(temporary), patience_s, **options)
-        if json_file is not None:
-            write_whole(json_file, json.dumps(report, indent=1).encode())
-        print_report(report, click.echo)
+        if report_file is not None:
+            write_whole(report_file, json.dumps(report, indent=1).encode())
+        if as_json:
+            print_json(report)
+        else:
+            print_report(report, click.echo)
         if not all(check["ok"] for check in report["checks"]):
             sys.exit(1)

@@ -69,7 +69,7 @@ class StopNode(msgspec.Struct, frozen=True, tag="stop"):
 class PauseNode(msgspec.Struct, frozen=True, tag="pause"):
     """Finish the current round and start no other for so many seconds, or until ResumeNode. Others are folded."""
 
-    reason: str = "paused by the operator"
+    reason: str = "by the operator"
     for_s: float | None = None
 
 

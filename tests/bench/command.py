@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from atoll.cli.formatting import print_table
+from atoll.cli.formatting import print_json, print_table
+from atoll.cli.options import report_options
 from atoll.node.runs.presets import NAMES
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import LocalFault
@@ -77,7 +78,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 
 @click.command(epilog="\b\n" + "\n".join(f"{name:12} {line}" for name, line in BENCHES.items()))
 @click.argument("name", type=click.Choice(list(BENCHES)))
-@click.option("--json", "json_file", type=click.Path(path_type=Path), metavar="FILE", help="Write the rows here.")
+@report_options
 @click.option("--quick", is_flag=True, help="A few seconds, to see that it works; nothing is judged.")
 @click.option("--mib", type=click.IntRange(4, 4096), help="blobs: size of the blob that four holders serve.")
 @click.option("--count", type=click.IntRange(1, 4000), help="connections: how many.")
@@ -133,7 +134,9 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--loss", is_flag=True, default=None, help="experts, slices: also train whole runs, for an hour and more."
 )
-def bench(name: str, json_file: Path | None, quick: bool, **options: float | bool | str | None) -> int:
+def bench(
+    name: str, as_json: bool, report_file: Path | None, quick: bool, **options: float | bool | str | None
+) -> int:
     """Measure NAME and compare with the bars: calls, blobs, connections, idle, leave, goodput, cli, compress,
     topology, reducers, experts, slices, convergence, byzantine, heal, scale, wan (docs/bench.md).
 
@@ -149,10 +152,13 @@ def bench(name: str, json_file: Path | None, quick: bool, **options: float | boo
     rows = asyncio.run(_within_deadline(deadline_s, measure(quick, _say, **given)))
     if quick:
         rows = unjudged(rows)
-    print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
-    if json_file is not None:
-        report = {"bench": name, "machine": facts, "quick": quick, "rows": rows}
-        write_whole(json_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    report = {"bench": name, "machine": facts, "quick": quick, "rows": rows}
+    if report_file is not None:
+        write_whole(report_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    if as_json:
+        print_json(report)
+    else:
+        print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
     return 0 if quick or all_reached(rows) else 1
 
 

@@ -167,7 +167,7 @@ def test_help_imports_no_bench():
 def quick(atoll, tmp_path, name: str, *more: str) -> dict[str, dict[str, object]]:
     """Rows of a quick run by metric; nothing is left running, and the file is what DESIGN says."""
     file = tmp_path / "rows.json"
-    ran = atoll("bench", name, "--quick", "--json", str(file), *more)
+    ran = atoll("bench", name, "--quick", "--output", str(file), *more)
     assert ran.code == 0, ran.err
     assert children() == []
     report = json.loads(file.read_text())
@@ -213,6 +213,7 @@ def test_quick_connections(atoll, tmp_path):
     assert rows["over the base with calls streams"]["note"].startswith("12 calls streams")
 
 
+@pytest.mark.slow(slice="test_quick_connections")
 @pytest.mark.swarm
 @pytest.mark.xdist_group("swarm")
 def test_quick_idle(atoll, tmp_path):
@@ -254,6 +255,12 @@ def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
     assert "no CUDA device" in ran.err or "no triton" in ran.err
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_quick_compress, "
+        "tests/node/learning/inner/test_passes.py::test_gradients_of_passes_are_those_of_the_whole_step"
+    )
+)
 def test_quick_step(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "step")
     differences = [row["value"] for name, row in rows.items() if "difference to the whole" in name]
@@ -262,6 +269,13 @@ def test_quick_step(atoll, tmp_path):
     assert all(row["value"] > 0 for row in rows.values())
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_topology.py::test_a_reduced_round_costs_what_two_transfers_cost, "
+        "tests/bench/test_topology.py::test_a_reducer_that_dies_costs_its_slice_and_nobody_disagrees, "
+        "tests/bench/test_topology.py::test_a_reducer_that_lies_is_caught_and_then_all_agree_again"
+    )
+)
 def test_quick_topology(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "topology")
     assert rows["all-gather, R = 8"]["value"] > 2 * rows["all-gather, R = 4"]["value"]
@@ -276,6 +290,12 @@ def test_quick_topology(atoll, tmp_path):
     assert rows["R = 8, a reducer lies: digests, any round"]["value"] == 1
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_bench_byzantine.py::test_a_liar_costs_the_mean_more_than_the_rule, "
+        "tests/bench/test_bench_byzantine.py::test_rows_are_judged_against_the_mean_without_liars"
+    )
+)
 def test_quick_byzantine(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "byzantine", "--rules", "mean,nnm")
     assert rows["mean: no attack"]["value"] == 1
@@ -284,12 +304,19 @@ def test_quick_byzantine(atoll, tmp_path):
     assert rows["nnm: fold of 8 / mean"]["value"] > 0.5
 
 
+@pytest.mark.slow(slice="tests/bench/test_bench_heal.py::test_own_payloads_return")
 def test_quick_heal(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "heal")
     assert rows["β 0.95, 1 rounds, 70/30: returned as a mean"]["bar"] == "<= 0"
     assert rows["β 0.95, 1 rounds, 70/30: begins anew"]["bar"] is None
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_experts_trial.py::test_a_trial_has_the_state_of_members_that_are_workers, "
+        "test_who_dies_gives_its_experts_away_and_gets_its_number_of_them_back"
+    )
+)
 def test_quick_experts(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "experts")
     held = {m: r["value"] for m, r in rows.items() if m.endswith("distance from 16·T + b·F")}

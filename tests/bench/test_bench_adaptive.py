@@ -29,8 +29,17 @@ def seen_with(rule, sent, data):
     return trial, trial.seen(0, sent[: MEMBERS - LIARS], sent)
 
 
-@pytest.mark.parametrize("rule", ["mean", "clip", "nnm", "krum", "rfa", "cclip", "flag"])
-@pytest.mark.parametrize("name", ADAPTIVE)
+RULES = ("mean", "clip", "nnm", "krum", "rfa", "cclip", "flag")
+SLICE = dict(zip(ADAPTIVE, ("clip", "nnm", "mean", "flag"), strict=True))
+"""Of each attack a rule, in `make test`: the search is the same code for all."""
+SLOW_MORE = pytest.mark.slow(slice="test_somewhere_the_search_finds_more_than_any_of_them")
+SLOW = pytest.mark.slow(slice="test_what_is_found_does_as_much_harm_as_each_attack_that_it_comes_from")
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [pytest.param(name, rule, marks=() if SLICE[name] == rule else SLOW) for name in ADAPTIVE for rule in RULES],
+)
 def test_what_is_found_does_as_much_harm_as_each_attack_that_it_comes_from(rule, name, sent, data):
     _, seen = seen_with(rule, sent, data)
     found = HARMS[name](ADAPTIVE[name](seen), seen)
@@ -39,7 +48,10 @@ def test_what_is_found_does_as_much_harm_as_each_attack_that_it_comes_from(rule,
         assert found >= 0.995 * HARMS[name](ATTACKS[parent](seen), seen), parent
 
 
-@pytest.mark.parametrize(("rule", "times"), [("mean", 2.0), ("nnm", 1.05), ("flag", 1.05)])
+@pytest.mark.parametrize(
+    ("rule", "times"),
+    [pytest.param("mean", 2.0, marks=SLOW_MORE), ("nnm", 1.05), pytest.param("flag", 1.05, marks=SLOW_MORE)],
+)
 def test_somewhere_the_search_finds_more_than_any_of_them(rule, times, sent, data):
     _, seen = seen_with(rule, sent, data)
     fixed = max(distance(ATTACKS[parent](seen), seen) for parent in PARENTS["adaptive progress"])

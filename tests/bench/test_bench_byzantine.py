@@ -121,6 +121,12 @@ def test_attacks_are_chosen_by_how_their_names_begin():
         byzantine.chosen_attacks("noise,ALEI")
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_rows_of_audited_runs_show_the_worst_seed, "
+        "tests/node/virtual/test_virtual_audits.py::test_all_nodes_take_the_weight_of_who_does_nothing"
+    )
+)
 def test_an_audited_run_counts_who_has_no_weight(data):
     trial = AuditTrial(1, data)
     found = trial.outcome(2)

@@ -142,6 +142,12 @@ def test_tuned_methods_have_as_many_trials_as_what_they_are_compared_with():
 # --- parts that are ended and taken up again --------------------------------------------------
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_a_trial_has_the_state_of_members_that_are_workers, "
+        "test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing"
+    )
+)
 def test_a_quick_run_is_taken_up_from_its_store_and_gives_the_same_bits(tmp_path):
     lines = []
     rows = asyncio.run(convergence.measure(True, lines.append, store=str(tmp_path)))

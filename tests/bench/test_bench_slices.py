@@ -84,6 +84,7 @@ def test_a_stored_arm_is_not_trained_again(tmp_path):
     assert arm.name != arm._replace(slice_lr=2.0).name, "another recipe has another file"
 
 
+@pytest.mark.slow(slice="test_a_trial_has_the_state_of_members_that_are_workers")
 def test_quick_trains_every_arm():
     rows = asyncio.run(slices.measure(True, lambda line: None))
     assert all(row.value is not None for row in rows)

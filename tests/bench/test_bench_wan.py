@@ -131,12 +131,18 @@ def test_where_the_lab_cannot_run_it_is_said_and_nothing_passes(atoll, monkeypat
     assert ran.out == ""
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_rows_are_judged, "
+        "tests/bench/test_bench.py::test_machines_on_the_switch_reach_each_other_and_nobody_else"
+    )
+)
 @pytest.mark.swarm
 def test_two_nodes_and_two_averagers_on_slow_links(atoll, tmp_path, monkeypatch):
     monkeypatch.setattr(wan, "SKIPPED", 1)
     if (lack := missing()) is not None:
         pytest.skip(lack)
-    ran = atoll("bench", "wan", "--quick", "--nodes", "2", "--rounds", "1", "--json", str(tmp_path / "rows.json"))
+    ran = atoll("bench", "wan", "--quick", "--nodes", "2", "--rounds", "1", "-o", str(tmp_path / "rows.json"))
     assert ran.code == 0, ran.err
     assert psutil.Process().children(recursive=True) == []
     rows = {row["metric"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}

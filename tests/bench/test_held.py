@@ -23,6 +23,7 @@ def test_a_node_holds_what_the_arithmetic_says(owned, frozen):
     assert held.frozen >= (8 - len(owned)) * ONE
 
 
+@pytest.mark.slow(slice="test_a_node_holds_what_the_arithmetic_says")
 def test_narrow_frozen_experts_save_what_they_should():
     assert arithmetic_bytes(SMOKE, OWNED, "float32") == 16 * (SMOKE.parameters - 6 * ONE) + 4 * 6 * ONE
     whole = sum(held_by(SMOKE, SPEC.inner, ALL, "float32"))

@@ -1,9 +1,11 @@
 """The simulator: equal seeds have equal traces, some seeds keep all promises, the oracle sees what is broken."""
 
+import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -85,7 +87,7 @@ def test_a_failure_prints_the_line_that_replays_it(monkeypatch, capsys):
     result = play(draw(5, 3, 8.0, 0))
     broken = result._replace(verdict=Verdict(violations=["two final sets"]))
     monkeypatch.setattr(command, "play", lambda setting: broken)
-    assert not command.simulate_seeds(seed=5, seeds=1, nodes=3, minutes=8.0, liars=0, json_file=None)
+    assert not command.simulate_seeds(seed=5, seeds=1, nodes=3, minutes=8.0, liars=0, report_file=None)
     lines = capsys.readouterr().out.splitlines()
     assert "seed 5: two final sets" in lines
     assert "replay: atoll sim --virtual -n 3 --minutes 8 --seed 5 --liars 0" in lines
@@ -93,8 +95,34 @@ def test_a_failure_prints_the_line_that_replays_it(monkeypatch, capsys):
 
 def test_several_seeds_are_counted(tmp_path):
     file = tmp_path / "report.json"
-    assert command.simulate_seeds(seed=1, seeds=2, nodes=3, minutes=8.0, liars=None, json_file=file)
+    assert command.simulate_seeds(seed=1, seeds=2, nodes=3, minutes=8.0, liars=None, report_file=file)
     assert '"seeds": 2' in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "on_stdout", "in_file"),
+    [
+        (["--json"], True, False),
+        (["-o", "report.json"], False, True),
+        (["--json", "--output", "report.json"], True, True),
+        (["--json", "report.json"], False, True),  # the older spelling
+    ],
+)
+def test_a_report_is_printed_or_written(tmp_path, monkeypatch, words, on_stdout, in_file):
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(sim, ["--virtual", "-n", "3", "--minutes", "2", *words])
+    assert ran.exit_code == 0
+    assert ran.stdout.startswith('{"seeds":1,') == on_stdout
+    assert (ran.stdout.count("\n") == 1) or not on_stdout
+    assert Path("report.json").exists() == in_file
+    if on_stdout and in_file:
+        assert json.loads(ran.stdout) == json.loads(Path("report.json").read_text())
+
+
+@pytest.mark.parametrize("words", [["report.json"], ["--json", "-o", "a.json", "report.json"]])
+def test_a_file_without_an_option_is_refused(words):
+    ran = CliRunner().invoke(sim, ["--virtual", *words])
+    assert (ran.exit_code, "unexpected extra argument (report.json)" in ran.output) == (2, True)
 
 
 def test_real_nodes_are_few():

@@ -135,6 +135,9 @@ def test_a_liar_lies(tmp_path, variables, role):
     assert float(rate) == (-0.5 if role else 0.5)
 
 
+@pytest.mark.slow(
+    slice=("tests/chaos/test_chaos.py::test_a_power_loss_at_random_instants, test_minutes_show_nothing_and_say_so")
+)
 @pytest.mark.swarm
 @pytest.mark.xdist_group("swarm")
 def test_a_slice_of_a_soak(tmp_path):

@@ -187,6 +187,7 @@ def fill(path: Path) -> None:
 # --- signals ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(slice="tests/signals/test_signals.py::test_the_next_start_trains, test_full_disk")
 @pytest.mark.swarm
 def test_signals(node, until):
     """Ctrl-C ends in good order, SIGKILL leaves nobody behind.
@@ -208,6 +209,12 @@ def test_signals(node, until):
     assert node.start_refused("--seed", "x").code == 78  # the lock is free, the config is what fails
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/ipc/test_worker_process.py::test_a_worker_that_dies_is_started_again_and_its_asks_fail, "
+        "tests/node/ipc/test_worker_process.py::test_a_worker_that_dies_at_every_round_is_given_up"
+    )
+)
 @pytest.mark.swarm
 def test_worker_dies(node, until):
     """A killed worker is replaced and the run goes on; five deaths in a row end the node."""
@@ -241,6 +248,13 @@ def test_worker_dies(node, until):
 # --- peers --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/p2p/discovery/test_discovery.py::"
+        "test_over_p2pd_the_cache_replaces_a_dead_seed_and_the_table_says_why, "
+        "test_data_and_port"
+    )
+)
 @pytest.mark.swarm
 def test_seeds(nodes, until):
     """An unreachable seed and a seed of another run are named in the status, in short; it joins when it can."""

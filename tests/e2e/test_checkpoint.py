@@ -53,6 +53,13 @@ def saved(tmp_path_factory):
         yield root, folder, json.loads(owner.atoll("checkpoint", "join", str(folder), "--json").out)["manifest"]
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_two_nodes_save_and_three_go_on, "
+        "tests/node/virtual/test_virtual_restored.py::test_who_lost_its_ledger_goes_on_in_its_own_feed, "
+        "tests/node/virtual/test_virtual_restored.py::test_an_identity_that_is_in_use_is_refused"
+    )
+)
 def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, until, tmp_path, saved):
     root, folder, joined = saved
     shutil.copytree(root / "owner", tmp_path / "owner")

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.swarm
 FEW, MANY = 2_000, 10_000
 """Few are eight times the places of newcomers; `tests/node/virtual/test_virtual_flood.py` always brings many."""
 IN_S = 60.0
+SLOW = pytest.mark.slow(slice="tests/node/virtual/test_virtual_flood.py::test_a_newcomer_gets_into_a_flooded_run")
 
 
 @contextmanager
@@ -40,7 +41,7 @@ def flooding(flood: Flooder, seeds: list[str]) -> Iterator[None]:
         loop.close()
 
 
-@pytest.mark.parametrize("made_up", [FEW, pytest.param(MANY, marks=pytest.mark.measure)])
+@pytest.mark.parametrize("made_up", [pytest.param(FEW, marks=SLOW), pytest.param(MANY, marks=pytest.mark.measure)])
 def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys, made_up):
     owner, second, newcomer = (nodes(name) for name in ("owner", "second", "newcomer"))
     run = owner.new_run("--data", "synthetic:markov", "--set", "pace.min_members=2")

@@ -61,6 +61,12 @@ def test_two_nodes_begin_where_the_folder_ended(nodes, until, tmp_path):
     owner.stop()
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_two_nodes_begin_where_the_folder_ended, "
+        "tests/node/daemon/assets/test_base_weights.py::test_a_node_says_what_it_waits_for"
+    )
+)
 @pytest.mark.swarm
 def test_a_member_alone_says_what_it_waits_for(nodes, until, tmp_path):
     publish(tmp_path / "hf")

@@ -33,6 +33,13 @@ def gaps(node, until, rounds):
     return [after - before for before, after in zip([began, *changed], changed, strict=False)]
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_goodput.py::"
+        "test_four_nodes_keep_most_of_their_goodput_at_a_kill_in_15_s, "
+        "tests/swarm/test_sim.py::test_three_nodes_a_kill_and_a_late_joiner"
+    )
+)
 def test_a_kill_costs_few_round_times(nodes, until, capsys):
     names = ("owner", "second", "third")
     owner, second, third = (nodes(name) for name in names)

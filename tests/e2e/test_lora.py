@@ -11,6 +11,12 @@ from tests.node.daemon.published import publish
 pytestmark = pytest.mark.swarm
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/worker/test_lora.py::test_rounds_have_one_digest_through_a_restart_and_a_late_join, "
+        "tests/e2e/test_given_start.py::test_two_nodes_begin_where_the_folder_ended"
+    )
+)
 def test_a_kill_and_a_late_join_end_with_one_digest_and_a_base_that_came_once(nodes, until, tmp_path):
     publish(tmp_path / "hf")
     owner, second, late = nodes("owner"), nodes("second"), nodes("late")

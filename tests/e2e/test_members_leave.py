@@ -29,6 +29,12 @@ def seconds_to(until, node, rounds, began=None):
     return time.monotonic() - began
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_epochs.py::test_the_others_go_on_when_members_leave_for_good, "
+        "test_one_of_two_leaves_in_good_order_and_the_other_goes_on"
+    )
+)
 def test_two_of_three_are_killed_for_good_and_the_third_goes_on(nodes, until, capsys):
     owner, second, third = members(nodes, until, 3, lease_s=LEASE_S)
     usual_s = seconds_to(until, second, 4) / 4

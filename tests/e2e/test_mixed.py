@@ -12,7 +12,7 @@ from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.site import DashboardData
 from tests.waiting import HANGS_S, poll
 
-SAMPLES = 200
+SAMPLES = 60
 """Statuses asked of each node, over a few rounds."""
 
 

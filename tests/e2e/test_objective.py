@@ -13,15 +13,32 @@ pytestmark = pytest.mark.swarm
 TERM = {"name": "squares.1", "weight": 0.25, "package": "atoll-squares"}
 
 
+def run_of(owner) -> Path:
+    """A run whose loss has the term; its owner need not have the package."""
+    keys = (f"objective={json.dumps(TERM)}", "pace.min_members=2")
+    return owner.new_run("--data", "synthetic:markov", *(word for key in keys for word in ("--set", key)))
+
+
+def test_a_node_without_the_package_shows_the_run_and_is_told_what_it_lacks(nodes):
+    owner = nodes("owner")
+    run_of(owner)
+    shown = owner.atoll("run", "show", "tiny")
+    assert "cross-entropy + 0.25 · squares.1, by the package atoll-squares" in shown.out
+    owner.start_refused("--run", "tiny").refused(78, "squares.1, which is not installed here", "atoll-squares")
+
+
+@pytest.mark.slow(
+    slice=(
+        "test_a_node_without_the_package_shows_the_run_and_is_told_what_it_lacks, "
+        "tests/node/worker/test_objective.py::test_a_kill_and_a_late_join_give_one_digest, "
+        "tests/node/worker/test_objective.py::test_a_term_of_a_package_is_found_by_its_entry_point_and_trains"
+    )
+)
 def test_members_train_with_a_term_of_a_package_and_a_node_without_it_is_told_so(
     nodes, until, monkeypatch, tmp_path: Path
 ):
     owner, second, late, other = (nodes(name) for name in ("owner", "second", "late", "other"))
-    keys = (f"objective={json.dumps(TERM)}", "pace.min_members=2")
-    run = owner.new_run("--data", "synthetic:markov", *(word for key in keys for word in ("--set", key)))
-    shown = owner.atoll("run", "show", "tiny")
-    assert "cross-entropy + 0.25 · squares.1, by the package atoll-squares" in shown.out
-    owner.start_refused("--run", "tiny").refused(78, "squares.1, which is not installed here", "atoll-squares")
+    run = run_of(owner)
     monkeypatch.setenv("PYTHONPATH", str(write_term(tmp_path / "site")))
     owner.start("--run", "tiny").up()
     join = ("--run", str(run), "--seed", owner.seed())

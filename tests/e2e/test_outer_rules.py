@@ -9,13 +9,19 @@ pytestmark = pytest.mark.swarm
 DENSE = ("compress.codec=int8", "compress.k=4096")
 E3M0 = ("compress.codec=e3m0", "compress.k=4096")
 SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",64]]}'
+WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_give_one_digest"
+FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
+
+
+def slow(rule: str, more: tuple[str, ...], by: str):
+    """A case whose rule has the same law of two members, a kill and a late join in `by`, without processes."""
+    return pytest.param(rule, more, marks=pytest.mark.slow(slice=by))
+
+
 CASES = [
-    ("average", (*DENSE, "outer.alpha_256=256")),
-    ("nesterov", (*DENSE, "outer.alpha_256=179")),
-    ("slowmo", ("outer.momentum_256=128",)),
-    ("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit")),
+    # In `make test`: all that a payload, a late fold and a blend can have; state in the fold and in the error
+    # feedback; steps by arrival, which only real nodes and virtual ones have. The preset's rule is in other files.
     ("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend")),
-    ("co2", (*DENSE, "outer.clip_65536=655")),
     (
         "slowmo",
         (
@@ -25,8 +31,18 @@ CASES = [
             "compress.feedback=1",
         ),
     ),
-    ("sgd", ("compress.codec=lookup2", "outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536")),
-    (
+    ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
+    slow("average", (*DENSE, "outer.alpha_256=256"), WORKER),
+    slow("nesterov", (*DENSE, "outer.alpha_256=179"), WORKER),
+    slow("slowmo", ("outer.momentum_256=128",), WORKER),
+    slow("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit"), WORKER),
+    slow("co2", (*DENSE, "outer.clip_65536=655"), WORKER),
+    slow(
+        "sgd",
+        ("compress.codec=lookup2", "outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536"),
+        FEEDBACK,
+    ),
+    slow(
         "sgd",
         (
             "outer.alpha_256=64",
@@ -34,15 +50,24 @@ CASES = [
             "compress.feedback=1",
             "compress.warmup=[[1,512],[3,256]]",
         ),
+        FEEDBACK,
     ),
-    (
+    slow(
         "nesterov",
         (*DENSE, "outer.spectrum=isotropic", "outer.alpha_256=461", "outer.momentum_256=205", "inner.lr=0.001"),
+        WORKER,
     ),
-    ("sgd", ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9")),
-    ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
-    ("sgd", (SIGREG,)),
-    ("sgd", ("inner.optimizer=spsa", "inner.lr=0.0001")),
+    slow(
+        "sgd",
+        ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9"),
+        "tests/node/learning/inner/test_slow_momentum.py::test_a_saved_state_goes_on_with_the_same_bits",
+    ),
+    slow("sgd", (SIGREG,), "tests/node/worker/test_objective.py::test_a_kill_and_a_late_join_give_one_digest"),
+    slow(
+        "sgd",
+        ("inner.optimizer=spsa", "inner.lr=0.0001"),
+        "tests/node/worker/test_scalar_steps.py::test_a_kill_and_a_late_join_give_one_digest",
+    ),
 ]
 
 

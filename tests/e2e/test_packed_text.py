@@ -12,6 +12,12 @@ from tests.e2e.conftest import stop_all
 pytestmark = pytest.mark.swarm
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/daemon/assets/test_run_text.py::test_a_turns_shards_are_fetched_once_and_no_others, "
+        "tests/node/daemon/assets/test_run_text.py::test_who_has_all_keeps_all_for_the_others"
+    )
+)
 def test_a_node_without_the_text_fetches_its_shards(nodes, until, tmp_path):
     rng = random.Random(1)
     words = ["".join(rng.choices("abcdefgh", k=rng.randint(2, 8))) for _ in range(500)]

@@ -12,18 +12,34 @@ from tests.node.learning.plugged.lane_package import write_lanes
 pytestmark = pytest.mark.swarm
 
 
+def test_a_run_of_the_package_is_made_and_shown_and_a_node_without_it_is_told_so(
+    node, monkeypatch, tmp_path: Path
+):
+    node.atoll("run", "new", "tiny", "--model", "lanes.1").refused(78, "needs the model lanes.1, which is not")
+    monkeypatch.setenv("PYTHONPATH", str(write_lanes(tmp_path / "site")))
+    node.atoll("run", "new", "tiny", "--model", "lanes.1", "--data", "synthetic:markov").refused(
+        78, "--model brings its model and examples"
+    )
+    node.new_run("--model", "lanes.1", "--set", "pace.min_members=2")
+    shown = node.atoll("run", "show", "tiny")
+    assert "29,617 parameters of lanes.1, by the package atoll-lanes that is installed here" in shown.out
+    monkeypatch.delenv("PYTHONPATH")
+    node.start_refused("--run", "tiny").refused(78, "needs the model lanes.1, which is not installed here")
+
+
+@pytest.mark.slow(
+    slice=(
+        "test_a_run_of_the_package_is_made_and_shown_and_a_node_without_it_is_told_so, "
+        "tests/node/worker/test_plugged.py::test_members_learn_the_lanes_and_have_one_state, "
+        "tests/node/worker/test_plugged.py::test_rules_and_codecs_know_the_arena_alone"
+    )
+)
 def test_members_train_a_unet_over_the_same_rounds_and_a_node_without_it_is_told_so(
     nodes, until, monkeypatch, tmp_path: Path
 ):
     owner, second, late, other = (nodes(name) for name in ("owner", "second", "late", "other"))
-    owner.atoll("run", "new", "tiny", "--model", "lanes.1").refused(78, "needs the model lanes.1, which is not")
     monkeypatch.setenv("PYTHONPATH", str(write_lanes(tmp_path / "site")))
-    owner.atoll("run", "new", "tiny", "--model", "lanes.1", "--data", "synthetic:markov").refused(
-        78, "--model brings its model and examples"
-    )
     run = owner.new_run("--model", "lanes.1", "--set", "pace.min_members=2")
-    shown = owner.atoll("run", "show", "tiny")
-    assert "29,617 parameters of lanes.1, by the package atoll-lanes that is installed here" in shown.out
     owner.start("--run", "tiny").up()
     join = ("--run", str(run), "--seed", owner.seed())
     second.start(*join).up()

@@ -82,6 +82,13 @@ def join(node, shared: dict, name: str, *flags: str, until) -> None:
     assert owner.atoll("pause").code == 0
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/p2p/discovery/test_dht.py::test_clients_find_what_was_announced_at_a_server, "
+        "tests/p2p/discovery/test_dht.py::test_nodes_reach_servers_that_they_never_met, "
+        "tests/node/runs/test_public_runs.py::test_words_find_runs_by_name_preset_owner_and_id"
+    )
+)
 def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shared):
     other, owner, new, run = shared["other"], shared["owner"], nodes("new"), shared["run"]
     me = owner.status()["peer"]
@@ -105,6 +112,13 @@ def test_a_run_is_found_and_joined_through_one_bootstrap_peer(nodes, until, shar
     new.stop()
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/p2p/discovery/test_dht.py::test_a_liar_hides_nobody_and_costs_bounded_time, "
+        "tests/p2p/discovery/test_dht.py::test_runs_that_their_owner_did_not_sign_are_not_listed, "
+        "tests/p2p/discovery/test_dht.py::test_a_search_beside_liars_ends_in_time"
+    )
+)
 def test_a_run_is_joined_beside_peers_that_lie(nodes, until, shared):
     """A liar names 256 false members and false runs, a bomber answers with what is no answer."""
     new, run = nodes("new"), shared["run"]

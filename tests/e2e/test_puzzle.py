@@ -7,6 +7,9 @@ from tests.e2e.conftest import stop_all
 pytestmark = pytest.mark.swarm
 
 
+@pytest.mark.slow(
+    slice="tests/node/virtual/test_virtual_puzzle.py::test_newcomers_solve_it_by_themselves_and_made_up_identities_get_no_room"
+)
 def test_a_newcomer_solves_the_puzzle_and_trains(nodes, until):
     owner, guest = nodes("owner"), nodes("guest")
     owner.new_run("--data", "synthetic:markov", "--puzzle", "14", "--set", "pace.min_members=2")

@@ -7,6 +7,15 @@ from tests.e2e.conftest import stop_all
 pytestmark = pytest.mark.swarm
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_removal.py::test_the_others_go_on_without_the_excluded, "
+        "tests/node/virtual/test_virtual_removal.py::"
+        "test_the_work_of_the_excluded_is_taken_out_by_all_in_one_round, "
+        "tests/node/virtual/test_virtual_removal.py::"
+        "test_real_workers_hold_the_fold_of_the_sets_without_the_excluded"
+    )
+)
 def test_the_owner_excludes_a_member_and_takes_its_work_out(nodes, until):
     owner, good, bad = (nodes(name) for name in ("owner", "good", "bad"))
     keys = ("pace.min_members=3", "pace.excise_rounds=40", "reduce=null")

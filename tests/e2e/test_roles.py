@@ -7,6 +7,14 @@ from tests.e2e.conftest import stop_all
 pytestmark = pytest.mark.swarm
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_roles.py::test_no_round_waits_for_a_node_that_does_not_train, "
+        "tests/node/virtual/test_virtual_roles.py::"
+        "test_trainers_believe_an_evaluator_whose_value_is_theirs_and_validate_no_more, "
+        "tests/node/virtual/test_virtual_roles.py::test_who_leaves_last_stays_until_a_seeder_has_the_state"
+    )
+)
 def test_roles_besides_training(nodes, until, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog\n" * 3000)

@@ -10,12 +10,17 @@ import urllib.request
 import pytest
 
 from atoll.node.daemon.loggers.events import COLUMNS
-from tests.e2e.conftest import nodes, until
+from tests.e2e.conftest import nodes, nodes_in, until
 from tests.monitoring.programs import prometheus, promtool
 from tests.monitoring.test_rules import DASHBOARD, FOLDER, NAMES
+from tests.waiting import poll
 
 __all__ = ["nodes", "until"]
-pytestmark = [pytest.mark.swarm, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.swarm,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.xdist_group("monitoring"),
+]
 
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}
@@ -46,18 +51,19 @@ def value(text: bytes, name: str) -> float:
     return float(found[1])
 
 
-@pytest.fixture
-def pair(nodes, until):
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
     """Two nodes of one run with pages, both in its rounds."""
-    one, other = nodes("one"), nodes("other")
-    run = str(one.new_run())
-    web = ("--web", "127.0.0.1:0", "--eval-every", "1")
-    one.start(*web, "--logger", "jsonl", "--logger", "csv").up()
-    other.start("--run", run, "--seed", one.seed(), *web).up()
-    until("both contribute", lambda: any(len(row["contributors"]) == 2 and row["final"] for row in one.rows()))
-    yield one, other
-    one.stop()
-    other.stop()
+    with nodes_in(tmp_path_factory.mktemp("pair")) as make:
+        one, other = make("one"), make("other")
+        run = str(one.new_run())
+        web = ("--web", "127.0.0.1:0", "--eval-every", "1")
+        one.start(*web, "--logger", "jsonl", "--logger", "csv").up()
+        other.start("--run", run, "--seed", one.seed(), *web).up()
+        poll("both contribute", lambda: any(len(row["contributors"]) == 2 and row["final"] for row in one.rows()))
+        yield one, other
+        one.stop()
+        other.stop()
 
 
 def test_promtool_and_prometheus_find_nothing_to_complain_about(pair, until, tmp_path):
@@ -120,6 +126,12 @@ def test_the_loggers_files_have_the_rounds(pair, until):
     one.start("--web", "127.0.0.1:0").up()
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/daemon/loggers/test_feed.py::test_a_logger_that_hangs_delays_no_round_and_no_end, "
+        "test_the_loggers_files_have_the_rounds"
+    )
+)
 def test_a_logger_that_hangs_delays_no_round(nodes, until):
     """Its file is a pipe that nobody reads: opening it waits for ever."""
     node = nodes("home")

@@ -4,6 +4,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,22 +60,29 @@ def problems(mutant: Mutant, root: Path = ROOT) -> Iterator[str]:
     if mutant.find == mutant.replace:
         yield f"{mutant.name}: replaces its text with the same"
     for test in mutant.tests:
-        if not _exists(test, root):
+        if not exists(test, root):
             yield f"{mutant.name}: there is no test {test}"
 
 
-def _exists(test: str, root: Path) -> bool:
+def exists(test: str, root: Path = ROOT) -> bool:
+    """Whether `test`, as pytest names it, is in its file."""
     file, *names = test.partition("[")[0].split("::")
     path = root / file
     if not names or not path.is_file():
         return False
-    scope: list[ast.stmt] = ast.parse(path.read_text()).body
+    scope = _statements(path.read_text())
     for name in names:
         defined = [statement for statement in scope if name in _names(statement)]
         if not defined:
             return False
         scope = getattr(defined[-1], "body", [])
     return True
+
+
+@lru_cache(maxsize=64)
+def _statements(text: str) -> list[ast.stmt]:
+    # Many mutants name tests of one file.
+    return ast.parse(text).body
 
 
 def _names(statement: ast.stmt) -> list[str]:

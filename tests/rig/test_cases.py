@@ -1,4 +1,4 @@
-"""A slice of `make rig`: two routers are punched, a symmetric one and one without UDP are relayed."""
+"""A slice of `make rig`: two routers are punched, a symmetric one is relayed; one without UDP in `make slow`."""
 
 import pytest
 
@@ -13,7 +13,10 @@ def test_homes_are_punched():
     assert row.holds, str(row)
 
 
-@pytest.mark.parametrize("nat", [Nat.SYMMETRIC, Nat.NOUDP])
+SLOW = pytest.mark.slow(slice="test_homes_that_cannot_be_punched_are_relayed")
+
+
+@pytest.mark.parametrize("nat", [Nat.SYMMETRIC, pytest.param(Nat.NOUDP, marks=SLOW)])
 def test_homes_that_cannot_be_punched_are_relayed(nat):
     row = punch_cases.relayed(nat, 2)
     assert row.holds, str(row)

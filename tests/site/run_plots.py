@@ -1,6 +1,6 @@
 """Draws the pictures of the documentation from the report of a real swarm:
 
-    atoll sim -n 3 --late-join --kill --json report.json
+    atoll sim -n 3 --late-join --kill -o report.json
     python -m tests.site.run_plots report.json docs/pictures
 
 The same report gives the same bytes. Each picture is an SVG of at most PICTURE_BYTES.

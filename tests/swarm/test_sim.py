@@ -42,7 +42,7 @@ def simulated(tmp_path: Path, words: str) -> dict[str, Any]:
     report_file, folder = tmp_path / "report.json", tmp_path / "swarm"
     command = [sys.executable, "-m", "atoll.cli.main", "sim", *words.split()]
     done = subprocess.run(
-        [*command, "--dir", str(folder), "--json", str(report_file)],
+        [*command, "--dir", str(folder), "--output", str(report_file)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert report_file.exists(), done.stdout + done.stderr
@@ -105,6 +105,13 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     assert report["val_bpb"] < LEARNED * unigram_bits_per_byte(text)
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/virtual/test_virtual_reduction.py::"
+        "test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back, "
+        "test_three_nodes_a_kill_and_a_late_joiner"
+    )
+)
 @pytest.mark.swarm
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
@@ -118,6 +125,15 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
     assert (3, 1) in slices, "the dead reducer's slice is raw"
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/e2e/test_checkpoint.py::test_two_nodes_save_and_three_go_on, "
+        "tests/node/virtual/test_virtual_experts.py::"
+        "test_each_expert_is_trained_by_one_of_four_and_shares_are_even, "
+        "tests/node/virtual/test_virtual_merging.py::"
+        "test_four_nodes_merge_alike_while_one_is_killed_and_comes_back"
+    )
+)
 @pytest.mark.swarm
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_share_the_experts_of_a_mixture(tmp_path: Path):

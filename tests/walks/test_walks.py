@@ -77,6 +77,13 @@ def walked(nodes, until, folder, monkeypatch, limit_s):
     return (folder / "folded").exists()
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_a_walk_is_short_enough_to_read, "
+        "tests/test_docs.py::test_paths_exist, "
+        "tests/test_docs.py::test_files_that_are_named_without_their_folder_exist"
+    )
+)
 @pytest.mark.swarm
 def test_the_pages_lists_are_what_runs(nodes, until, tmp_path, monkeypatch):
     monkeypatch.setenv("WALK_ROOT", str(ROOT))

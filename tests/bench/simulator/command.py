@@ -2,13 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 
+from atoll.cli.formatting import print_json
 from atoll.p2p.system.atomic_files import write_whole
 from atoll_bench.simulator.play import Result, draw, play
 from atoll_bench.simulator.traffic import measure_traffic, traffic_lines
@@ -21,39 +22,45 @@ def simulate_seeds(
     nodes: int,
     minutes: float,
     liars: int | None,
-    json_file: Path | None,
+    report_file: Path | None,
+    as_json: bool = False,
     trainers: int | None = None,
 ) -> bool:
-    """Play `seeds` seeds from `seed` on; whether no promise was broken.
+    """Play `seeds` seeds from `seed` on; whether no promise was broken. `as_json`: the report alone on stdout.
 
     With `trainers`: one run of real gossip without faults, of whose nodes so many train.
     """
     if trainers is not None:
-        return _measure_one(nodes, min(trainers, nodes), minutes, seed, json_file)
+        traffic = measure_traffic(nodes, min(trainers, nodes), minutes, seed)
+        _give(traffic._asdict(), traffic_lines(traffic), as_json=as_json, report_file=report_file)
+        return traffic.finals > 0 and traffic.lost == 0
     results: list[Result] = []
     for result in _played(seed, seeds, nodes, minutes, liars):
         results.append(result)
-        if seeds == 1:
-            for fault in result.faults:
-                click.echo(fault)
-        for violation in result.verdict.violations:
-            click.echo(f"seed {result.setting.seed}: {violation}")
+        for line in _found(result, with_faults=seeds == 1):
+            click.echo(line, err=as_json)
         if result.verdict.violations:
-            click.echo(f"replay: {replay_line(result.setting.seed, nodes, minutes, liars)}")
+            click.echo(f"replay: {replay_line(result.setting.seed, nodes, minutes, liars)}", err=as_json)
     report = _report(results)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(report, indent=1).encode())
-    click.echo(_line(report))
+    _give(report, [_line(report)], as_json=as_json, report_file=report_file)
     return not report["failed_seeds"]
 
 
-def _measure_one(nodes: int, trainers: int, minutes: float, seed: int, json_file: Path | None) -> bool:
-    traffic = measure_traffic(nodes, trainers, minutes, seed)
-    for line in traffic_lines(traffic):
+def _found(result: Result, *, with_faults: bool) -> Iterator[str]:
+    """The lines of one seed: its faults if they are wanted, and what is broken."""
+    yield from result.faults if with_faults else ()
+    for violation in result.verdict.violations:
+        yield f"seed {result.setting.seed}: {violation}"
+
+
+def _give(report: dict[str, Any], lines: Iterable[str], *, as_json: bool, report_file: Path | None) -> None:
+    if report_file is not None:
+        write_whole(report_file, json.dumps(report, indent=1).encode())
+    if as_json:
+        print_json(report)
+        return
+    for line in lines:
         click.echo(line)
-    if json_file is not None:
-        write_whole(json_file, json.dumps(traffic._asdict(), indent=1).encode())
-    return traffic.finals > 0 and traffic.lost == 0
 
 
 def replay_line(seed: int, nodes: int, minutes: float, liars: int | None) -> str:

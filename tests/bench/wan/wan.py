@@ -20,7 +20,7 @@ from atoll_lab.lab import Host, Lab, LabSpec, LinkSpec, Public
 from atoll_lab.sweep import sweep
 
 DOWN_BITS_S, UP_BITS_S, RTT_S = 100e6, 20e6, 0.06
-GOODPUT, OF_RIVAL = Bar(">=", 0.95), Bar(">=", 5)
+GOODPUT, OF_RIVAL = Bar(">=", 0.96), Bar(">=", 6)
 SKIPPED = 3
 """First rounds that are not measured: nodes meet, and windows of connections open."""
 PLAIN, OVERLAPPED = "no overlap", "overlap"

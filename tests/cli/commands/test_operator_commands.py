@@ -73,8 +73,8 @@ def test_status_says_what_and_why(atoll, daemon):
             "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20",
         ),
         (
-            {"activity": "paused", "reason": "paused by the operator", "eta_s": None},
-            "now       round 7 of 54: paused – paused by the operator, time left unknown",
+            {"activity": "paused", "reason": "by the operator", "eta_s": None},
+            "now       round 7 of 54: paused – by the operator, time left unknown",
         ),
         (
             {
@@ -188,7 +188,7 @@ def test_rounds(atoll, daemon):
 @pytest.mark.parametrize(
     ("args", "order"),
     [
-        (["pause"], "pause paused by the operator"),
+        (["pause"], "pause by the operator"),
         (["pause", "--reason", "games"], "pause games"),
         (["resume"], "resume"),
         (["run", "exclude", "abcdef"], "exclude abcdef from=None reason="),
@@ -214,7 +214,7 @@ def test_a_pause_of_a_length_of_time_says_its_end(atoll, daemon):
     assert re.fullmatch(r"pause games, until \d\d:\d\d for 1800", daemon.operator.orders[-1])
     atoll("pause", "2d")
     assert re.fullmatch(
-        r"pause paused by the operator, until \d{4}-\d\d-\d\d \d\d:\d\d for 172800", daemon.operator.orders[-1]
+        r"pause by the operator, until \d{4}-\d\d-\d\d \d\d:\d\d for 172800", daemon.operator.orders[-1]
     )
     ran = atoll("pause", "soon")
     assert (ran.code, len(daemon.operator.orders)) == (2, 2)

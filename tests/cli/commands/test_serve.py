@@ -28,7 +28,10 @@ def _process(command):
             process.kill()
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+SLOW = pytest.mark.slow(slice="test_it_writes_what_generate_writes")
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=SLOW)])
 def test_it_writes_what_generate_writes(atoll, tmp_path, run, ending):
     here = json.loads(atoll("generate", "To be", "--json", *LIKELIEST).out)["text"]
     command = [

@@ -130,6 +130,7 @@ LINK = invited(expires_s=7 * 86400 + 3599)
             "no run is called 'tiny' here; ",
         ),
     ],
+    ids=["cut off", "mistyped", "expired", "newer", "a name"],  # a link has the time in it
 )
 def test_invites_that_cannot_work_leave_no_trace(atoll, tmp_path, link, said):
     refused(atoll("start", link, "--yes"), 78, said)

@@ -21,6 +21,7 @@ from tests.node.daemon.published import qwen_like
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 TEN = preset("10m", peer_id_of(bytes(32)), 1)
+MIXTURE = preset("moe-12m", peer_id_of(bytes(32)), 1)
 
 
 def made(atoll, name="tiny", *args):
@@ -112,6 +113,27 @@ def test_a_shorter_run_warms_up_for_the_same_share_of_its_steps(atoll, changes, 
 def test_a_run_that_continues_another_has_its_warm_up():
     rest = continuation_of(TEN, 100)
     assert with_changes(rest, ("outer.rounds=20",)).inner.warmup_steps == rest.inner.warmup_steps
+
+
+@pytest.mark.parametrize(
+    ("changes", "expert_lr"),
+    [
+        (("outer.holders=1",), 2.0),
+        (("outer.holders=2",), None),
+        (("outer.holders=0",), None),
+        (("outer.holders=1", "inner.expert_lr=1.5"), 1.5),
+        (("outer.holders=1", "inner.expert_lr=1"), None),
+        (("outer.holders=1", "inner.optimizer=muon"), None),
+    ],
+)
+def test_experts_with_one_holder_have_the_rate_that_helped(changes, expert_lr):
+    inner = with_changes(MIXTURE, changes).inner
+    assert inner.expert_lr == (expert_lr or 1.0)
+
+
+def test_a_run_that_continues_another_has_its_rate_of_experts():
+    rest = continuation_of(MIXTURE, 100)
+    assert with_changes(rest, ("outer.holders=1",)).inner.expert_lr == 1.0
 
 
 def test_a_cosine_that_is_given_or_continued_stays_as_it_is():

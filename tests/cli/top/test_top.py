@@ -49,7 +49,7 @@ async def test_keys(daemon):
             await pilot.press("tab")
             assert screen.query_one(TabbedContent).active == page
         await pilot.press("p")
-        await eventually(lambda: daemon.operator.orders == ["pause paused by the operator"])
+        await eventually(lambda: daemon.operator.orders == ["pause by the operator"])
         await pilot.press("r")
         await eventually(lambda: daemon.operator.orders[1:] == ["resume"])
         await pilot.press("q")

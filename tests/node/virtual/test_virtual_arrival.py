@@ -100,6 +100,7 @@ def test_a_group_arrives_together_and_the_slowest_is_in_it(world, capsys):
     assert found.round_s <= 1.15 * FAST_S
 
 
+@pytest.mark.slow(slice="test_a_group_arrives_together_and_the_slowest_is_in_it")
 def test_where_most_are_slow_the_fast_one_takes_more_steps_and_waits_less(world, capsys):
     names = ("median, most 1024", "group, most 1024")
     rules = {name: ran(world, SLOW_MOST_S, SHORT, **RULES[name]) for name in names}

@@ -93,7 +93,10 @@ def finals(w) -> list[int]:
     return [node.worker.final for node in w.nodes.values()]
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)])
+SLOW = pytest.mark.slow(slice=("test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback"))
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), pytest.param((2, 2), marks=SLOW)])
 def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world, sizes):
     torch.set_num_threads(1)
 

@@ -80,6 +80,12 @@ def test_one_dies_for_good_and_only_its_experts_move(world):
     run_virtual(story())
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_one_dies_for_good_and_only_its_experts_move, "
+        "tests/e2e/test_checkpoint.py::test_two_nodes_save_and_three_go_on"
+    )
+)
 def test_who_comes_back_gets_its_share_again_and_who_comes_late_too(world):
     async def story() -> None:
         async with world(30, 4, holders=1) as w:

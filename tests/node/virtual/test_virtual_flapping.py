@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from atoll.node.daemon.rounds import machine, queries
 from atoll.node.daemon.rounds.state import LOST_ROUNDS
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -39,6 +41,9 @@ def rounds_with_it(world):
     return run_virtual(story())
 
 
+@pytest.mark.slow(
+    slice="tests/node/virtual/test_virtual_slow.py::test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up"
+)
 def test_a_slow_member_behind_flapping_links_is_left_out_no_more_often(world, monkeypatch):
     now, rounds = rounds_with_it(world)
     monkeypatch.setattr(queries, "UNREACHABLE_ROUNDS", LOST_ROUNDS)

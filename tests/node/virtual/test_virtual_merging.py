@@ -13,6 +13,7 @@ from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.virtual.real_worker import RealWorker, Seen, both_before_and_after
 
 ROUNDS = 14
+SLOW = pytest.mark.slow(slice=("test_four_nodes_merge_alike_while_one_is_killed_and_comes_back"))
 
 
 def merging(spec, fragments):
@@ -22,7 +23,7 @@ def merging(spec, fragments):
     return msgspec.structs.replace(spec, outer=outer, data=data)
 
 
-@pytest.mark.parametrize(("overlap_steps", "fragments"), [(0, 1), (2, 2)])
+@pytest.mark.parametrize(("overlap_steps", "fragments"), [pytest.param(0, 1, marks=SLOW), (2, 2)])
 def test_four_nodes_merge_alike_while_one_is_killed_and_comes_back(world, overlap_steps, fragments):
     torch.set_num_threads(1)
     seen = Seen({}, {}, {}, {})

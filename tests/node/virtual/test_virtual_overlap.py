@@ -19,6 +19,8 @@ Worlds = Callable[..., object]
 ROUNDS, MORE = 10, 14
 SOME, ALL = 5, 40
 """Steps of overlap, of 20 in a round."""
+SLOW_FAULTS = pytest.mark.slow(slice="test_kills_pauses_and_a_partition_with_overlap")
+SLOW_LOSSLESS = pytest.mark.slow(slice="test_overlap_hides_the_exchange")
 
 
 @dataclass
@@ -56,7 +58,7 @@ def ran(world: Worlds, speeds_s: Sequence[float], rounds: int = ROUNDS, **more: 
     return found[0]
 
 
-@pytest.mark.parametrize("loss", [0.0, 0.02])
+@pytest.mark.parametrize("loss", [pytest.param(0.0, marks=SLOW_LOSSLESS), 0.02])
 def test_overlap_hides_the_exchange(world, loss):
     blocking, some, every = (
         ran(world, [10.0] * 4, latency_s=0.3, loss=loss, overlap_steps=steps) for steps in (0, SOME, ALL)
@@ -68,6 +70,7 @@ def test_overlap_hides_the_exchange(world, loss):
         assert overlapped.trained == [ROUNDS] * 4
 
 
+@pytest.mark.slow(slice="test_overlap_hides_the_exchange")
 def test_overlap_hides_what_varies_between_members(world):
     """Members of different speeds: each waits for the slowest, but for nothing else."""
     # So many rounds that the start, which takes 20 to 36 s by chance, is a small part of the time.
@@ -89,7 +92,7 @@ def test_members_four_times_slower_do_not_hold_up_the_others(world):
     assert blocking.included[2] >= ROUNDS / 2, "it begins with the others' next round, not late in each"
 
 
-@pytest.mark.parametrize("overlap_steps", [SOME, ALL])
+@pytest.mark.parametrize("overlap_steps", [SOME, pytest.param(ALL, marks=SLOW_FAULTS)])
 def test_kills_pauses_and_a_partition_with_overlap(world, overlap_steps):
     async def story() -> None:
         async with world(24, 6, overlap_steps=overlap_steps, latency_s=0.1, loss=0.01) as w:

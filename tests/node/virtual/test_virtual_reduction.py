@@ -44,6 +44,7 @@ def test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers(world, ove
     run_virtual(story())
 
 
+@pytest.mark.slow(slice="test_rounds_are_reduced_as_soon_as_a_final_set_names_the_reducers")
 def test_eighteen_members_reduce_above_sixteen(world):
     """More members than slices: 18 members, 12 chunks. The bytes of 18 larger nodes: docs/log."""
 

@@ -134,7 +134,15 @@ async def join(w, number):
     return late
 
 
-@pytest.mark.parametrize("reduce", [None, ReduceSpec(above=1, gap=2, k=128)])
+SLOW = pytest.mark.slow(
+    slice=(
+        "test_a_newcomer_needs_nobody_who_keeps_all_records, "
+        "test_all_certify_one_summary_also_after_a_start_and_with_reducers"
+    )
+)
+
+
+@pytest.mark.parametrize("reduce", [None, pytest.param(ReduceSpec(above=1, gap=2, k=128), marks=SLOW)])
 def test_a_newcomer_needs_nobody_who_keeps_all_records(world, reduce):
     async def story() -> None:
         async with world(400, 4, adjust=certifying, reduce=reduce) as w:

@@ -117,6 +117,12 @@ def test_all_nodes_die_and_resume(world, overlap_steps):
     run_virtual(story())
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/bench/test_simulator.py::test_a_slice_of_seeds_breaks_no_promise, "
+        "test_a_healed_partition_has_one_digest"
+    )
+)
 def test_twenty_nodes_with_churn(world):
     """Different speeds, two deaths with return, two newcomers, a partition that heals."""
 

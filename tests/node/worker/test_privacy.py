@@ -231,9 +231,8 @@ def test_the_decoder_learns_with_little_noise(tmp_path: Path, optimizer):
 def test_of_a_model_of_which_a_part_is_trained_that_part_is_clipped_and_gets_noise(more):
     spec = replace(PRIVATE, model=replace(PRIVATE.model, **more))
     replica = Replica(spec, b"\x03" if spec.model.ffn_slices else b"", "cpu", (torch.float32, False))
-    for value in replica.module.state_dict().values():
-        if value.dtype == torch.float32:
-            torch.nn.init.constant_(value, 0.01)
+    for value in replica.values():
+        torch.nn.init.constant_(value, 0.01)
     trained = [each for each in replica.module.parameters() if each.requires_grad]
     before = [each.detach().clone() for each in trained]
     replica.inner.step(np.arange(34).reshape(2, 17), 0)

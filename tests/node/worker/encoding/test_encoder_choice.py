@@ -82,6 +82,7 @@ def test_auto_wants_twice_the_room_that_encoding_and_training_take():
     assert "are wanted for that" in memory_shortage(SPEC, 2 * whole - 1, spare=True)
 
 
+@pytest.mark.slow(slice="tests/node/learning/compress/test_gpu.py::test_the_kernels_give_the_cpus_bits")
 @pytest.mark.skipif(
     not TRITON,
     reason="SESSIONS ON A GPU WERE NOT TESTED: no triton (pip install -e .[dev] brings it on x86-64 Linux)",

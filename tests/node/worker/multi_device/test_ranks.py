@@ -131,7 +131,15 @@ def test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on
     compare(5, HIGH, one, two)
 
 
-@pytest.mark.parametrize("shard", [False, True], ids=["copies", "parts"])
+SLOW = pytest.mark.slow(
+    slice=(
+        "test_devices_pass_their_sequences_one_by_one_with_layers_recomputed, "
+        "test_two_devices_take_the_steps_of_one_as_copies_or_parts_and_either_goes_on_from_the_other"
+    )
+)
+
+
+@pytest.mark.parametrize("shard", [False, pytest.param(True, marks=SLOW)], ids=["copies", "parts"])
 def test_devices_pass_their_sequences_one_by_one_with_layers_recomputed(tmp_path: Path, shard: bool) -> None:
     """The first device has two of the five sequences, the second one three."""
     spec = spec_of(MIXTURE, 0, 5)
