@@ -193,6 +193,7 @@ class Driver:
             standings=self.standings,
             left=self.leases.left_at.keys(),
             is_worker_ready=self.worker.is_ready,
+            uses=self.training.uses,
             records_from=self.history.last_gone + 1 if self.history is not None else 0,
         )
 
