@@ -9,6 +9,7 @@ from atoll.protocols.errors import counted
 from atoll.protocols.ids import short
 from atoll.protocols.run.invite import Invite
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.privacy import epsilon
 
 
 def preview_lines(
@@ -29,6 +30,7 @@ def preview_lines(
         *([f"           {config.work.instead}"] if config.work.instead else []),
         f"model      {model_size(spec)}, context {spec.model.context}, {spec.outer.rounds} rounds",
         *objective_lines(spec),
+        *privacy_lines(spec),
         f"now        {outlook_line(spec, outlook)}",
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
@@ -58,6 +60,21 @@ def objective_lines(spec: RunSpec) -> list[str]:
     if not spec.objective.package:
         return [found]
     return [f"{found}, by the package {spec.objective.package} that is installed here"]
+
+
+def privacy_lines(spec: RunSpec) -> list[str]:
+    """How members protect their data, and what that gives; nothing in a run without privacy."""
+    agreed = spec.privacy
+    if not agreed:
+        return []
+    after = ", ".join(f"{epsilon(uses, agreed.noise, agreed.delta):.3g} after {uses}" for uses in (1, 10, 100))
+    ends = f"; a member trains until {agreed.most:g}" if agreed.most else ""
+    read = spec.steps_before(spec.outer.rounds) * spec.inner.batch
+    return [
+        f"privacy    gradients of a sequence clipped to {agreed.clip:g}, and noise of {agreed.noise:g} times that",
+        f"           ε at δ {agreed.delta:g} for each sequence: {after} steps that use it{ends}",
+        f"           a member that takes all steps reads {read:,} sequences, some again if it has fewer",
+    ]
 
 
 def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
@@ -151,6 +168,8 @@ def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
         return f"{spec.data.source} ({kept}){digest}"
     if not costs.text:
         return f"{spec.data.source} (needs no file of yours){digest}"
+    if spec.privacy and spec.privacy.own_data:
+        return f"your own file {config.data}" if config.data else "your own file; give its path with --data"
     if config.data:
         return f"your file {config.data}, which must be {costs.text}{digest}"
     return f"{costs.text}: you need your own copy; give its path with --data{digest}"

@@ -5,6 +5,7 @@
     ├── LocalFault       this machine: disk full, port in use, corruption  exit 1
     │   ├── DiskFault
     │   ├── CorruptFault a file of ours does not verify
+    │   ├── PrivacySpent a round would take this node's ε beyond the largest one of its run
     │   └── Superseded   a newer request took the place of this one
     ├── PeerFault        a peer broke the protocol; only these move a score
     │   ├── DecodeError  bytes that are not a legal value
@@ -58,6 +59,10 @@ class CorruptFault(LocalFault):
 
 class Superseded(LocalFault):
     """A newer request took the place of this one; nobody needs its result."""
+
+
+class PrivacySpent(LocalFault):
+    """A round would take the ε of this node beyond `privacy.most`: it trains no more."""
 
 
 class NotRunning(LocalFault):

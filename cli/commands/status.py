@@ -29,6 +29,7 @@ from atoll.node.config.home import Home
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.progress import RateNow
 from atoll.protocols.local.standing import LedgerUse, Standing
 
@@ -144,6 +145,13 @@ def rate_line(now: RateNow) -> str:
     return f"{now.rate:.3g}, {now.phase}{until} (now {now.step})"
 
 
+def privacy_line(now: PrivacyNow) -> str:
+    """What contributions say of one sequence: `ε 4.38 at δ 1e-05 for each sequence, used in 1 step at most`."""
+    ends = "" if now.most is None else f"; no round beyond {now.most:g}"
+    used = f"used in {counted(now.uses, 'step')} at most"
+    return f"ε {now.epsilon:.3g} at δ {now.delta:g} for each sequence, {used}{ends}"
+
+
 def facts(now: control_messages.Status) -> Iterator[str]:
     """A status for a screen, one fact a line."""
     doing = now.activity + (f" – {now.reason}" if now.reason else "")
@@ -170,6 +178,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
         if now.overlap_allowed:
             yield f"overlap   {overlap(now)}"
         yield f"goodput   {goodput_line(now.goodput)}"
+    if now.privacy is not None:
+        yield f"privacy   {privacy_line(now.privacy)}"
     yield f"swarm     {members_line(now)}"
     if now.ledger is not None:
         yield f"ledger    {ledger(now.ledger)}"

@@ -83,7 +83,8 @@ def make_run(
         keep_text_path(home, found.spec.id, text)
     print_run(found, home, config, as_json)
     if not as_json:
-        theirs = "; each gives the path of its own copy with --data" if is_own_copy else ""
+        text = "text" if found.spec.privacy and found.spec.privacy.own_data else "copy"
+        theirs = f"; each gives the path of its own {text} with --data" if is_own_copy else ""
         click.echo(f"next       atoll start --run {name}; it prints an invite for others{theirs}")
 
 

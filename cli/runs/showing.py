@@ -8,7 +8,7 @@ import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.formatting import number, print_json, print_table, size, span
-from atoll.cli.preview_lines import expert_lines, model_size, need_lines, objective_lines, part_word
+from atoll.cli.preview_lines import expert_lines, model_size, need_lines, objective_lines, part_word, privacy_lines
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
@@ -54,6 +54,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
         f"signed by  {spec.owner}",
         f"model      {model_size(spec)}, context {spec.model.context}, {spec.data.tokenizer}",
         *objective_lines(spec),
+        *privacy_lines(spec),
         f"weights    {_start(spec)}",
         f"data       {spec.data.source}",
         f"admission  {_who(spec.admission)}",

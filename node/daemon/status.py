@@ -32,9 +32,11 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.standing import LedgerUse
 from atoll.protocols.local.worker_messages import TrainProgress
+from atoll.protocols.run.sections.privacy import epsilon
 
 SHORTEST = 6
 """Fewest characters by which a user may name a peer: what the tables show of its PeerID."""
@@ -132,6 +134,7 @@ class DaemonOperator:
             web_trouble=self.web.trouble,
             loggers=self.loggers.states(),
             ledger=self._ledger(),
+            privacy=self._privacy(node.uses),
             **self._validation(),
             **self._network(),
             **self._standings(),
@@ -163,6 +166,13 @@ class DaemonOperator:
             "standing": view.standings.of(me)[0],
             "diminished": view.standings.diminished(others),
         }
+
+    def _privacy(self, uses: int | None) -> PrivacyNow | None:
+        agreed = self.plan.run.spec.privacy
+        if not agreed or not self.plan.config.work.trains or uses is None:
+            return None  # unknown is not 0: ε never falls
+        found = epsilon(uses, agreed.noise, agreed.delta)
+        return PrivacyNow(epsilon=found, delta=agreed.delta, uses=uses, most=agreed.most or None)
 
     def _validation(self) -> dict[str, Any]:
         """The newest value, whose it is, and what this node does besides training."""
@@ -282,7 +292,7 @@ class DaemonOperator:
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round)
-        if node.round.phase is not Phase.SYNC:
+        if node.waiting or node.round.phase is not Phase.SYNC:
             return text
         seeds = [short_text(row) for row in self.swarm.discovery.rows() if not row.via]
         # The DHT's own state is of use where there is no seed. `atoll doctor` has addresses and remedies.

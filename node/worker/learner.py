@@ -7,6 +7,7 @@ members train has parameters: a model that is too large to be trained whole must
 Where the node has more devices, their processes take their part of each step (multi_device).
 """
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from atoll.node.checkpoint.parts import WriteParts
 from atoll.node.learning.inner.evaluate import ValidationLoss, evaluate, losses_of
 from atoll.node.learning.inner.loop import Inner
 from atoll.node.learning.inner.moments import pack, unpack
+from atoll.node.learning.inner.private_passes import Random
 from atoll.node.learning.inner.quantized import saved_moment
 from atoll.node.learning.model.decoder import token_losses
 from atoll.node.learning.model.lora import load_base
@@ -47,9 +49,11 @@ class Learner:
         anchor_on: torch.device | str = "cpu",
         memory: StepMemory = ALL_STORED,
         base: Path | None = None,
+        random: Random = os.urandom,
     ) -> None:
         """Trained values are undefined until `weights.start` or `weights.load`. `ranks`: joined, of the other
-        devices. `base`: file of the frozen base, in a LoRA run. Raises ConfigError, CorruptFault, DiskFault.
+        devices. `base`: file of the frozen base, in a LoRA run. `random`: see Replica. Raises ConfigError,
+        CorruptFault, DiskFault.
         """
         self._spec = spec
         self._device = device
@@ -57,6 +61,7 @@ class Learner:
         self._storage = getattr(torch, frozen_dtype), frozen_on_host
         self._memory = memory
         self._base = base
+        self._random = random
         experts = nothing(spec)
         self._build(experts)
         self._weights = LocalWeights(self._replica.module, spec, experts, anchor_on)
@@ -201,7 +206,9 @@ class Learner:
         if self._ranks is not None:
             self._replica = self._ranks.build(experts)
         else:
-            self._replica = Replica(self._spec, experts, self._device, self._storage, memory=self._memory)
+            self._replica = Replica(
+                self._spec, experts, self._device, self._storage, memory=self._memory, random=self._random
+            )
         if self._spec.base:
             read = open_base(self._spec, self._base or Path())
             load_base(self._replica.module, self._spec.model, lambda name: to_float(read(name)))

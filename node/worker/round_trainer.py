@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll.node.learning.data.dataset import RunText
 from atoll.node.learning.data.prefetch import Load, NextBatch
@@ -14,6 +15,7 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
+from atoll.node.worker.privacy.uses import PrivacyAccount
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
@@ -93,17 +95,25 @@ class RoundTrainer:
     """Those that round 0 may begin with."""
     scalars: ScalarSteps | None = None
     """What takes the steps of a zeroth-order run and makes its payloads; None in other runs."""
+    privacy: PrivacyAccount | None = None
+    """What counts the uses of the data in a run with privacy; None in other runs."""
     batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
 
     def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
-        """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet."""
+        """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet.
+
+        Raises PrivacySpent before the first step.
+        """
         began = self._now_s()
-        overlap = self._begin(ask)
-        base, losses = self.fold.view_digest(), list[float]()
         turn = Turn(ask.round, self.peer, ask.slot, ask.slots)
         budget = Budget(ask, ask.steps, ask.sequences or self.spec.inner.batch)
+        if self.privacy is not None:
+            each = range(0, budget.steps * budget.sequences, budget.sequences)
+            self.privacy.begin_round(self._window_indices(turn, first, budget.sequences) for first in each)
+        overlap = self._begin(ask)
+        base, losses = self.fold.view_digest(), list[float]()
         while True:
             if (yield from self._merge_due_fold(overlap, len(losses))):
                 base = self.fold.view_digest()
@@ -128,6 +138,7 @@ class RoundTrainer:
             train_s=train_s,
             overlapped=overlap.steps,
             held_s=overlap.held_s,
+            uses=self.privacy.uses.most if self.privacy is not None else 0,
         )
         return trained, payload
 
@@ -173,13 +184,19 @@ class RoundTrainer:
             batch_BT1 = self.batches.get(*self._windows(turn, budget.taken, budget.sequences))
             if number + 1 < budget.steps:  # of as many sequences; where these change, another batch is loaded
                 self.batches.begin(*self._windows(turn, budget.taken + budget.sequences, budget.sequences))
+            if self.privacy is not None:  # also of a step that fails: it has read them
+                self.privacy.uses.use(self._window_indices(turn, budget.taken, budget.sequences))
             return (self.scalars or self.learner).step(batch_BT1, at)
 
     def _windows(self, turn: Turn, first: int, count: int) -> tuple[Hashable, Load]:
         """A name of these windows of our turn, and what loads them."""
         assert self.data is not None, "who trains has the text"
-        data, at_W = self.data, np.arange(first, first + count)
-        return (turn, first, count), lambda: data.batch(data.windows_of(self.spec, turn, at_W))
+        data = self.data
+        return (turn, first, count), lambda: data.batch(self._window_indices(turn, first, count))
+
+    def _window_indices(self, turn: Turn, first: int, count: int) -> NDArray[np.int64]:
+        assert self.data is not None, "who trains has the text"
+        return self.data.windows_of(self.spec, turn, np.arange(first, first + count))
 
     def _pending(
         self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int

@@ -10,6 +10,7 @@ it gives the same bits.
 Every ask may be asked again after a DiskFault: what it did in memory is done once, the saving is repeated.
 """
 
+import os
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -27,6 +28,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
+from atoll.node.learning.inner.private_passes import Random
 from atoll.node.learning.outer.average import StateAverage
 from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.worker.async_save import AsyncSave, WorkerState
@@ -42,6 +44,7 @@ from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
+from atoll.node.worker.privacy.uses import PrivacyAccount
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.precompile import KernelsBeside
@@ -73,12 +76,14 @@ class Session:
         saved: Callable[[], None] = lambda: None,
         lost: Callable[[str], None] = end_process,
         report: Callable[[str], None] = lambda phase: None,
+        random: Random = os.urandom,
     ) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's account of time. `saves`: budget of saves between trained rounds. `saved` is called,
         by another thread, when `finish_save` may have an answer; `lost` too, with a line, when the process of
-        another device is gone. `report` is given each phase of the start as it begins.
+        another device is gone. `report` is given each phase of the start as it begins. `random`: of the noise of a
+        run with privacy; it must not be repeatable but in tests.
         """
         self._start = start
         self._spent = spent or TimeAccount(time.monotonic_ns)
@@ -91,6 +96,7 @@ class Session:
         self._spec = codec.decode(start.spec, RunSpec)
         if start.trains and self._spec.objective:
             objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
+        self._random = random
         self._audit_rng = np.random.default_rng()
         layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
             arena_of(self._spec.model).chunks
@@ -99,6 +105,9 @@ class Session:
         self._build(lost, report)
         report("reading the saved state")
         self._state.restore()
+        if self._spec.privacy and start.trains:
+            self._rounds.privacy = PrivacyAccount(self._spec.privacy, Path(start.home), self._text)
+            self._rounds.privacy.check(self._rounds.steps_taken)
 
     def _build(self, lost: Callable[[str], None], report: Callable[[str], None]) -> None:
         start, spec, home = self._start, self._spec, Path(self._start.home)
@@ -128,11 +137,11 @@ class Session:
             anchor_on=encoder.device,
             memory=StepMemory(start.micro_batch, start.recompute, start.quantized),
             base=Path(start.base) if start.base else None,
+            random=self._random,
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
         arrays = MappedArrays(home / ARRAYS)
-        update = SetUpdate(spec, self._slices, threads, arrays.fresh)
-        self._fold = fold_of(spec, update, threads, arrays.fresh)
+        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads, arrays.fresh), threads, arrays.fresh)
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,
@@ -171,6 +180,7 @@ class Session:
             device=self._start.device,
             experts=self._learner.experts,
             settled=self._state.settled,
+            uses=self._rounds.privacy.uses.most if self._rounds.privacy is not None else 0,
         )
 
     def answer(self, ask: worker_messages.Ask) -> worker_messages.Answer:

@@ -21,8 +21,13 @@ def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contri
     )
 
 
-def contribution_of(pending: Pending, verdicts: tuple[records.Verdict, ...] | None = None) -> records.Contribution:
-    """Return the record that announces a payload of this node's worker; `verdicts`: None without audits."""
+def contribution_of(
+    pending: Pending, verdicts: tuple[records.Verdict, ...] | None = None, *, tells_loss: bool = True
+) -> records.Contribution:
+    """Return the record that announces a payload of this node's worker; `verdicts`: None without audits.
+
+    Without `tells_loss` its loss is 0: that of the member's own sequences has no noise.
+    """
     # No run has two of these: reduced rounds, shared experts, audits.
     common = records.Contribution(
         round=pending.round,
@@ -31,7 +36,7 @@ def contribution_of(pending: Pending, verdicts: tuple[records.Verdict, ...] | No
         steps=pending.steps,
         tokens=pending.tokens,
         weight=pending.weight,
-        loss=pending.loss,
+        loss=pending.loss if tells_loss else 0.0,
     )
     fields = msgspec.structs.asdict(common)
     if verdicts is not None:

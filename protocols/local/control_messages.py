@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from atoll.protocols.local.privacy_now import PrivacyNow as PrivacyNow
 from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 from atoll.protocols.local.time_spent import Goodput as Goodput
@@ -310,6 +311,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """What keeps the node from training: a phase of the worker's start, a download; null: none is known."""
     diminished: tuple[Standing, ...] = ()
     """Other live members that count less than in full, 64 at most."""
+    privacy: PrivacyNow | None = None
+    """What our contributions say of our data; null where the run has no privacy, where nothing is trained, and
+    before the worker has said it."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -301,6 +301,8 @@ class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):
     """Bitmap of the experts that the worker trained last; empty: all."""
     settled: int = -1
     """Our work up to this round is accounted for; above `final` where the node left its chain after it."""
+    uses: int = 0
+    """See TrainReply."""
 
 
 class TrainProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"):
@@ -335,6 +337,8 @@ class TrainReply(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Seconds spent waiting for the fold of `after`, because no more steps were allowed before it."""
     parted: tuple[ReleasedMoments, ...] = ()
     """Moments of the experts that are not trained here any more."""
+    uses: int = 0
+    """Most steps of this node that used one sequence, in a run with privacy (node/worker/privacy/uses.py)."""
 
 
 class SaveReply(msgspec.Struct, frozen=True, array_like=True, tag="kept"):

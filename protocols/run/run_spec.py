@@ -25,6 +25,7 @@ from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec, check_objective
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.plugin import check_plugin
+from atoll.protocols.run.sections.privacy import PrivacySpec, check_privacy
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
@@ -177,8 +178,7 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
     """Expert merging; unset: experts are not merged."""
     overlap_most: Annotated[int, Meta(ge=1, le=1 << 16)] | msgspec.UnsetType = msgspec.UNSET
-    """Most overlap steps of a member with a slow link (node/daemon/rounds/overlap_depth.py); unset:
-    `overlap_steps`."""
+    """Most overlap steps of a member with a slow link (docs/overlap.md); unset: `overlap_steps`."""
     aggregate: Rule | msgspec.UnsetType = msgspec.UNSET
     """How contributions are judged before their mean is taken (docs/aggregation.md); unset: they are not."""
     liars_256: Annotated[int, Meta(ge=0, le=120)] | msgspec.UnsetType = msgspec.UNSET
@@ -242,8 +242,7 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     probation_256: Annotated[int, Meta(ge=1, le=256)] | msgspec.UnsetType = msgspec.UNSET
     """Share of its weight that a member's work has until then (docs/aggregation.md); unset: all of it."""
     excise_rounds: Annotated[int, Meta(ge=1, le=MAX_EXCISE_ROUNDS)] | msgspec.UnsetType = msgspec.UNSET
-    """Newest final rounds that an excluded member's work can be taken out of (docs/removal.md). All nodes keep
-    their payloads. Unset: none."""
+    """Newest final rounds that an excluded member's work can be taken out of (docs/removal.md); unset: none."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -274,6 +273,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Certified summaries of old rounds (docs/history.md); unset: newcomers need one that keeps all."""
     objective: ObjectiveSpec | msgspec.UnsetType = msgspec.UNSET
     """A term beside the cross-entropy (docs/objectives.md); unset: none."""
+    privacy: PrivacySpec | msgspec.UnsetType = msgspec.UNSET
+    """Clipped gradients and noise (docs/privacy.md); unset: steps are exact."""
 
     @property
     def probation(self) -> int:
@@ -337,8 +338,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
-        check_excision(self)
-        check_lora(self)
+        for check in (check_excision, check_lora, check_privacy):
+            check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
             raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
@@ -431,9 +432,7 @@ def _check_reduce(spec: RunSpec) -> None:
 
 
 def _check_audit(spec: RunSpec) -> None:
-    if spec.audit is msgspec.UNSET:
-        return
-    if spec.outer.holders or spec.outer.fragments != 1:
+    if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
 
 

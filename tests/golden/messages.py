@@ -52,6 +52,7 @@ from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
 from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
+from atoll.protocols.run.sections.privacy import PrivacySpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
@@ -144,6 +145,7 @@ CERTIFYING = _run(history=HistorySpec(every=128))
 WITH_TERM = _run(
     objective=ObjectiveSpec(name="edges.2", weight=0.02, settings=(("width", 3.5),), package="atoll-edges")
 )
+PRIVATE = _run(privacy=PrivacySpec(clip=1.5, noise=0.75, delta=1e-6, most=8.0))
 MUON = _run(inner=msgspec.structs.replace(_run().inner, optimizer="muon", muon_lr=2.0, muon_momentum=0.9))
 DECAYING = _run(inner=msgspec.structs.replace(_run().inner, total_steps=1400, decay_256=54))
 SLOW = _run(
@@ -269,6 +271,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "audited": AUDITED,
         "certifying": CERTIFYING,
         "with a term": WITH_TERM,
+        "private": PRIVATE,
         "plugged": PLUGGED,
         "puzzled": PUZZLED,
         "muon": MUON,
@@ -370,9 +373,9 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
 )
 WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgress, ...] = (
     worker.StartProgress("building the model"),
-    worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7),
+    worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7, 12),
     worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5),
-    worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),)),
+    worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),), 12),
     worker.SaveReply(),
     worker.VerifyReply(),
     worker.ReduceReply(ROUND, A, "/payload", B, A, 7),

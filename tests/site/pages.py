@@ -14,7 +14,7 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, serving
+from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, privacy, serving
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -48,6 +48,7 @@ SPECS = (
     objective.ObjectiveSpec,
     plugin.PluginSpec,
     plugin.TensorSpec,
+    privacy.PrivacySpec,
 )
 REFERENCES = ("reference/commands.md", "reference/runspec.md")
 

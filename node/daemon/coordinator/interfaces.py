@@ -72,6 +72,8 @@ class NodeView:
     left: Set[PeerId]
     """Who left in good order and still has a lease."""
     is_worker_ready: bool
+    uses: int | None
+    """Most steps of this node that used one sequence of its data, in a run with privacy; None: not known yet."""
     records_from: int
     """The first round whose records the ledger holds; 0: all are here."""
 

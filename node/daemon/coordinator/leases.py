@@ -50,6 +50,8 @@ class MemberLeases:
     _activity: Activity = "syncing"
     _round: Round = _FIRST_ROUND
     _published_at: float = -1e9
+    _offered: SnapshotOffer | None = None
+    """What the newest lease offers."""
 
     def refresh(self) -> None:
         """Read all leases; tell the round machine if they changed."""
@@ -114,14 +116,19 @@ class MemberLeases:
         self._round = number
         self.publish()
 
+    def leave(self) -> None:
+        """Renewals say from now on that this node works on nothing: it only serves what the others lack."""
+        self._activity = "paused"
+
     def publish_if_due(self) -> None:
-        """Publish the own lease again before it ends."""
-        if self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3:
+        """Publish the own lease again before it ends, and at once when it offers another snapshot."""
+        is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
+        if is_due or self.offer() != self._offered:
             self.publish()
 
     def publish(self) -> None:
         """Publish the own lease, and the experts that this node trains."""
-        offer = self.offer()
+        offer = self._offered = self.offer()
         self._published_at = self.context.now()
         lease = Lease(
             activity=self._activity,

@@ -1,5 +1,6 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +22,16 @@ from atoll.node.daemon.rounds.step_budget import (
     shortened,
     tempo_of,
 )
-from atoll.node.daemon.rounds.types import StartTraining, TrainingSaved, trained_of
+from atoll.node.daemon.rounds.types import StartTraining, TrainingRefused, TrainingSaved, trained_of
 from atoll.protocols.data.shard_order import Turn
-from atoll.protocols.errors import DiskFault, Superseded
+from atoll.protocols.errors import DiskFault, PrivacySpent, Superseded
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.ledger.registers import LOSS_END
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.contribution_forms import contribution_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +57,9 @@ class LocalTraining:
     waiting: str = ""
     """What a round that has begun waits for before its first step."""
     loss: float = 0.0
-    """Mean training loss of the newest round that this node trained since its start; 0: none."""
+    """Mean training loss of the newest round since the start, for others; 0: none, or a run with privacy."""
+    uses: int | None = None
+    """Most steps of this node that used one sequence, in a run with privacy; None before its worker said it."""
     starts: RoundStarts = field(default_factory=RoundStarts)
     """When its newest rounds began."""
     _tempo: Tempo = field(init=False)
@@ -71,11 +76,18 @@ class LocalTraining:
         """Train one round and save it. Raises WorkerDied, Superseded."""
         request = self._request(action)
         await self._prepare(action)
-        done = await self.worker.ask_until_saved(
-            request, worker_messages.TrainReply, lambda: self._check_need(action.round)
-        )
+        try:
+            done = await self.worker.ask_until_saved(
+                request, worker_messages.TrainReply, lambda: self._check_need(action.round)
+            )
+        except PrivacySpent as error:
+            log.warning("%s", error.line())
+            self.machines.feed_round(TrainingRefused(action.round, error.line(), self.context.now()))
+            return
+        self.uses = done.uses
         self._tempo = measured(self._tempo, done.train_s, done.pending.steps, done.pending.tokens)
-        self.loss = done.pending.loss if 0 <= done.pending.loss < LOSS_END else 0.0
+        tells_loss = 0 <= done.pending.loss < LOSS_END and not self.context.spec.privacy
+        self.loss = done.pending.loss if tells_loss else 0.0
         self.context.log.trained(done, request.ahead)
         self.moments.offer(done.parted)
         left_out = max(0, self._tempo.chosen - request.steps)
@@ -86,6 +98,7 @@ class LocalTraining:
 
     def recover(self, started: worker_messages.StartReply) -> None:
         """Report a change of chain. Serve what it opened again: the store may have dropped those payloads."""
+        self.uses = started.uses
         for pending in started.pending:
             if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
                 self._add_blob(pending)
@@ -95,7 +108,7 @@ class LocalTraining:
         """Publish the contribution of a trained round, once."""
         if self.contributions.is_ours(pending.round) or not self._add_blob(pending):
             return
-        record = contribution_of(pending, self.verdicts())
+        record = contribution_of(pending, self.verdicts(), tells_loss=not self.context.spec.privacy)
         entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)

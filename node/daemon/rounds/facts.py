@@ -50,6 +50,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             ), []
         case round_types.TrainingDone():
             return _training_done(state, event), []
+        case round_types.TrainingRefused():
+            return _training_refused(state, event), []
         case round_types.TrainingSaved():
             return _training_saved(state, event)
         case round_types.FoldDone(number, digest):
@@ -172,6 +174,16 @@ def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundS
         # A round in flight is collected before the one that was just trained.
         state = collect(state, state.collecting if in_flight(state) else state.round)
     return state
+
+
+def _training_refused(state: RoundState, event: round_types.TrainingRefused) -> RoundState:
+    """The node rests; a round of its own that is in flight is collected and folded first."""
+    state = replace(state, resting=event.reason, rest_until=None)
+    if state.phase is not Phase.TRAIN or event.round != state.round:
+        return state
+    if in_flight(state):
+        return collect(replace(state, round=Round(state.collecting)), state.collecting)
+    return enter(state, Phase.FOLD, state.round)
 
 
 def _training_saved(state: RoundState, event: round_types.TrainingSaved) -> Out:

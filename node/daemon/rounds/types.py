@@ -21,9 +21,8 @@ from atoll.protocols.local.worker_messages import Pending, TrainReply
 class WorkerReady(msgspec.Struct, frozen=True):
     """The worker runs and holds Θ_final(`final`); the ledger is synced as far as it can be now.
 
-    Send all contributions that the ledger knows, own ones included, as ContributionSeen before the first
-    WorkerReady. Send it again whenever the worker was restarted or adopted a snapshot: requests to the old worker
-    are forgotten, what is known of the rounds stays.
+    Send all contributions that the ledger knows, own ones included, as ContributionSeen before the first one. Send
+    it again after a restart of the worker and an adopted snapshot: requests to the old worker are forgotten.
     """
 
     final: int
@@ -116,6 +115,14 @@ def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> Train
     return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
 
 
+class TrainingRefused(msgspec.Struct, frozen=True):
+    """The worker begins this round not, nor any later one; the node rests as in a pause of the user's."""
+
+    round: Round
+    reason: str
+    now: float
+
+
 class TrainingSaved(msgspec.Struct, frozen=True):
     """Trained work is safe on the disk: it may be announced."""
 
@@ -200,6 +207,7 @@ Event: TypeAlias = (
     | SetResolved
     | LeasesChanged
     | TrainingDone
+    | TrainingRefused
     | TrainingSaved
     | FoldDone
     | Reweighed

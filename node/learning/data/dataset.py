@@ -41,6 +41,16 @@ class GivenTokenizer(NamedTuple):
 class RunText(Protocol):
     """A run's text as windows of tokens: `Dataset`, which is in memory, or `PackedText`, which is not."""
 
+    @property
+    def num_windows(self) -> int:
+        """Number of training windows."""
+        ...
+
+    @property
+    def digest(self) -> Digest:
+        """Of all that is read: another text has another one."""
+        ...
+
     def windows_of(self, spec: RunSpec, turn: Turn, at_W: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices `[W]`, int64, of the windows with these numbers, from 0, of a member's turn."""
         ...
@@ -199,6 +209,8 @@ def place_of(spec: RunSpec, turn: Turn) -> WindowPlace:
     """A member's place in a round of this run."""
     if spec.audit:
         return assigned(spec.seed, turn.round, turn.author, spec.inner.batch)
+    if spec.privacy and spec.privacy.own_data:  # nobody shares it: each window once before any comes again
+        return WindowPlace(spec.seed, spec.steps_before(turn.round), 0, 1, spec.inner.batch)
     return WindowPlace(spec.seed, spec.steps_before(turn.round), turn.slot, turn.slots, spec.inner.batch)
 
 

@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.p2p.system.atomic_files import disk, read_whole
+from atoll.protocols import codec
 from atoll.protocols.data.shard_index import INDEX_MAX_BYTES, SIZE_BYTES, ShardIndex, decode_index
 from atoll.protocols.data.shard_order import Turn, stretches, windows_a_shard
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import Digest, digest
 from atoll.protocols.run.run_spec import RunSpec
 
 MAX_MAPPED = 16
@@ -43,6 +44,11 @@ class PackedText:
         split = index.held_out_tokens * index.token_bytes
         self._val_N = self._checked(held_out[:split].view(self._token), "the held-out file")
         self._val_bytes_N = held_out[split:].view(f"<u{SIZE_BYTES}")
+
+    @property
+    def digest(self) -> Digest:
+        """BLAKE3 of the index, which names all shards."""
+        return digest(codec.encode(self._index))
 
     @property
     def num_windows(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from atoll.node.learning.inner.adamw import adamw_step, step_in_slabs
 from atoll.node.learning.inner.muon import muon_step
 from atoll.node.learning.inner.passes import Loads, Loss, Passes
+from atoll.node.learning.inner.private_passes import Privacy, PrivatePasses
 from atoll.node.learning.inner.quantized import (
     CODES,
     SCALES,
@@ -62,10 +63,12 @@ class Inner:
         recompute: Callable[[], bool] = lambda: False,
         loads_of: Loads | None = None,
         quantized: bool = False,
+        privacy: Privacy | None = None,
     ) -> None:
         """`before_step` is called before each attempt at a step, with the number of the global step; `after_step`
         after each step: it updates values that no gradient moves. `micro_batch`, `recompute`, `loads_of`: see
-        Passes. `quantized`: moments are stored in eight bits."""
+        Passes. `quantized`: moments are stored in eight bits. `privacy`: what is done to the gradients of each
+        sequence; it has no use for `share`, `micro_batch` and `loads_of`."""
         self.module = module
         self._by_atom = by_atom
         self._before_step = before_step
@@ -73,14 +76,19 @@ class Inner:
         self._spec = spec
         self.quantized = quantized
         self._share = share
-        self.passes = Passes(
-            share.joined(module),
-            loss_of,
-            share,
-            micro_batch=micro_batch,
-            recompute=recompute,
-            loads_of=loads_of,
-        )
+        if privacy is not None:
+            assert share.is_alone, "each sequence passes alone"
+            assert loads_of is None, "no sequence depends on others"
+            self.passes: Passes = PrivatePasses(module, loss_of, privacy, recompute=recompute)
+        else:
+            self.passes = Passes(
+                share.joined(module),
+                loss_of,
+                share,
+                micro_batch=micro_batch,
+                recompute=recompute,
+                loads_of=loads_of,
+            )
         self._named = dict(module.named_parameters())
         self._atoms = by_atom({name: share.held(p.detach()) for name, p in self._named.items()})
         """Views of the module's parameters that steps update, by atom."""

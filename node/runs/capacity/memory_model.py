@@ -100,11 +100,15 @@ def muon_parameters(spec: RunSpec, experts: int | None = None) -> int:
 
 
 def trained_bytes(spec: RunSpec, experts: int | None = None, *, quantized: bool = False) -> int:
-    """Bytes of weights, gradients and moments of all that is trained here. `quantized`: moments in eight bits."""
+    """Bytes of weights, gradients and moments of all that is trained here. `quantized`: moments in eight bits.
+
+    With privacy also of the sum of clipped gradients, beside the gradient of one sequence.
+    """
     trained = parts_of(spec.model, experts)[0]
     moments = 2 * trained - muon_parameters(spec, experts)
     each = QUANTIZED_BYTES if quantized else MOMENT_BYTES
-    return (TRAINED_BYTES - 2 * MOMENT_BYTES) * trained + int(each * moments)
+    moments_bytes, sums = int(each * moments), _WEIGHT_BYTES * trained if spec.privacy else 0
+    return sums + (TRAINED_BYTES - 2 * MOMENT_BYTES) * trained + moments_bytes
 
 
 def needs_of(spec: RunSpec, config: NodeConfig, experts: int | None = None) -> Needs:
@@ -240,6 +244,8 @@ def _gpu_bytes(spec: RunSpec, config: NodeConfig, experts: int | None) -> int:
 
 def _pass_bytes(spec: RunSpec, config: NodeConfig, experts: int | None, *, cast: bool) -> int:
     """What a step's passes hold: of one sequence at once, and recomputed, unless the config says otherwise."""
+    if spec.privacy:  # each sequence passes alone, whatever the config says
+        config = msgspec.structs.replace(config, micro_batch=1)
     devices, recompute = len(devices_of(config.device)), config.recompute != "off"
     here, fewest = -(-spec.inner.batch // devices), max(1, spec.inner.batch // devices)
     # All devices make as many passes: one that has a sequence more takes two in one of them.

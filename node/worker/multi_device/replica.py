@@ -1,5 +1,6 @@
 """A module that trains some of a run's experts, with its optimiser: what every local rank builds alike."""
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.inner.loop import Inner
+from atoll.node.learning.inner.private_passes import Privacy, Random
 from atoll.node.learning.inner.step_share import ALONE, StepShare
 from atoll.node.learning.model.bridge import all_values, trained_atoms
 from atoll.node.learning.model.decoder import Decoder, loads_of, loss_of
@@ -44,8 +46,10 @@ class Replica:
         frozen: tuple[torch.dtype, bool],
         share: StepShare = ALONE,
         memory: StepMemory = ALL_STORED,
+        random: Random = os.urandom,
     ) -> None:
         """`experts`: bitmap of those that are trained. `frozen`: how others are stored; whether on the host.
+        `random`: of the noise of a run with `privacy`.
 
         Raises ConfigError for a way in which the base of a LoRA run cannot be stored, and for a model of
         a package that is not here.
@@ -76,6 +80,7 @@ class Replica:
             recompute=recompute,
             loads_of=loads if term is None else term.means_of,
             quantized=memory.quantized,
+            privacy=Privacy(spec.privacy.clip, spec.privacy.noise, random) if spec.privacy else None,
         )
 
     @property

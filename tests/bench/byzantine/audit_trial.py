@@ -54,6 +54,7 @@ class DealtText:
 
     def __init__(self, data: Dataset, dealt_MW: Ints) -> None:
         self._data, self._dealt_MW = data, dealt_MW
+        self.digest, self.num_windows = data.digest, data.num_windows
         self.batch, self.windows_beside = data.batch, data.windows_beside
         self.validation, self.validation_bytes = data.validation, data.validation_bytes
 

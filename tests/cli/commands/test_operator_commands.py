@@ -28,6 +28,7 @@ from atoll.protocols.local.control_messages import (
     TimeShares,
     Watch,
 )
+from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
 
@@ -62,6 +63,14 @@ def test_status_says_what_and_why(atoll, daemon):
         (
             {"learning_rate": RateNow(rate=0.002, phase="stable", step=31, until=400)},
             "rate      0.002, stable until step 400 (now 31)",
+        ),
+        (
+            {"privacy": PrivacyNow(epsilon=4.3771, delta=1e-5, uses=1, most=None)},
+            "privacy   ε 4.38 at δ 1e-05 for each sequence, used in 1 step at most",
+        ),
+        (
+            {"privacy": PrivacyNow(epsilon=17.8566, delta=1e-5, uses=10, most=20.0)},
+            "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20",
         ),
         (
             {"activity": "paused", "reason": "by the operator", "eta_s": None},

@@ -1,6 +1,17 @@
-"""Validation every few rounds, or as often as it costs little; the last round always."""
+"""Validation every few rounds, or as often as it costs little; the last round always; who is told of it."""
 
+from types import SimpleNamespace
+
+import pytest
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from atoll.node.config.roles import Work
+from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.telemetry.validators import SHARE, EvaluationPace
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.run.sections.privacy import PrivacySpec
+from tests.node.worker.session_home import SPEC
 
 
 def test_every_few_rounds_whatever_it_costs():
@@ -50,3 +61,25 @@ def test_who_could_believe_somebody_validates_out_of_turn_ever_more_rarely():
     assert not pace.is_due(0, 1.0)
     tried = [number for number in range(70) if pace.is_due(number, 1.0, is_in_doubt=True)]
     assert tried == [0, 2, 6, 14, 30, 62]
+
+
+@pytest.mark.parametrize(
+    ("privacy", "told"),
+    [(UNSET, 1), (PrivacySpec(clip=1.0, noise=1.0), 1), (PrivacySpec(clip=1.0, noise=1.0, own_data=True), 0)],
+)
+def test_what_is_found_on_own_data_is_told_nobody(privacy, told):
+    """It is a loss of the node's own held-out data, without noise; on data that all have it is none."""
+    said = []
+    evaluator = Evaluator(
+        context=SimpleNamespace(spec=replace(SPEC, privacy=privacy), now=lambda: 1.0),
+        net=SimpleNamespace(put_validation=lambda found, lives_s: said.append(found)),
+        worker=SimpleNamespace(is_ready=True),
+        start_task=lambda work, name: None,
+        is_newest=lambda number: True,
+        is_paused=lambda: False,
+        work=Work(evaluates=True),
+    )
+    state = digest(b"state")
+    evaluator.validators.find(state, 2.5)
+    evaluator.on_final(Round(0), state)
+    assert len(said) == told

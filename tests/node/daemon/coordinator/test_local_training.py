@@ -14,11 +14,12 @@ from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingSaved
+from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingRefused, TrainingSaved
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import PrivacySpent
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, sign_entry
 from atoll.protocols.local.contribution_forms import contribution_of
@@ -31,6 +32,7 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
 )
 from atoll.protocols.run.run_spec import Stage
+from atoll.protocols.run.sections.privacy import PrivacySpec
 from tests.node.worker.session_home import ME, SPEC, Identity
 
 ROUND = Round(3)
@@ -44,14 +46,17 @@ class Process:
         self.pending, self.dies_at = pending, dies_at
         self.saves = asyncio.Event()
         self.steps: list[int] = []
+        self.is_spent = False
 
     async def ask(self, ask, kind):
         if self.dies_at is type(ask):
             raise WorkerDied("the worker process ended")
         await asyncio.sleep(1.0)
         if isinstance(ask, TrainRequest):
+            if self.is_spent:
+                raise PrivacySpent("the next round would take ε to 9", hint="this node trains no more")
             self.steps.append(ask.steps)
-            return TrainReply(self.pending, len(DATA), 1.0)
+            return TrainReply(self.pending, len(DATA), 1.0, uses=5)
         assert isinstance(ask, SaveRequest)
         await self.saves.wait()
         return SaveReply()
@@ -162,6 +167,42 @@ def test_a_round_that_is_begun_late_has_fewer_steps(rig):
         assert one.training._tempo.chosen == 40, "of the next rounds it takes all"
 
     run_virtual(story())
+
+
+PRIVATE = replace(SPEC, privacy=PrivacySpec(clip=1.0, noise=1.0))
+
+
+@pytest.mark.parametrize(("spec", "loss"), [(SPEC, 1.0), (PRIVATE, 0.0)])
+def test_others_are_told_no_loss_of_private_steps(rig, spec, loss):
+    async def story():
+        one = rig(spec=spec)
+        one.process.saves.set()
+        await one.train()
+        one.training.announce(one.pending)
+        assert one.training.loss == loss, "in leases"
+        assert one.net.feed[0].body.loss == loss
+        assert one.log.rows[ROUND].train_loss == 1.0, "the node's own user sees it"
+        assert one.training.uses == 5
+
+    run_virtual(story())
+
+
+def test_a_node_whose_epsilon_is_spent_says_so_in_one_line_and_rests(rig, caplog):
+    async def story():
+        one = rig(spec=PRIVATE)
+        one.process.is_spent = True
+        await one.train()
+        assert one.told == [TrainingRefused]
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line == "the next round would take ε to 9; this node trains no more"
+
+    run_virtual(story())
+
+
+def test_a_fresh_worker_says_how_often_the_data_were_used(rig):
+    one = rig(spec=PRIVATE)
+    one.training.recover(StartReply(-1, digest(b"start"), (), 1, "cpu", uses=7))
+    assert one.training.uses == 7
 
 
 @pytest.mark.parametrize("dies_at", [TrainRequest, SaveRequest])

@@ -36,6 +36,7 @@ from atoll.node.daemon.rounds.types import (
     SetResolved,
     StartTraining,
     TrainingDone,
+    TrainingRefused,
     TrainingSaved,
     WorkerReady,
 )
@@ -651,6 +652,26 @@ def test_a_pause_ends_the_round_at_hand_first():
     assert node.find(StartTraining)[0].round == 1
 
 
+def test_a_round_that_the_worker_refuses_is_left_and_those_of_others_are_folded():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0).fold()
+    assert node.find(StartTraining)[0].round == 1
+    node.feed(TrainingRefused(Round(1), "ε would be 9", node.now))
+    assert (node.state.phase, reason(node.state)) == (Phase.PAUSED, "ε would be 9")
+    assert PublishLease("paused", Round(1)) in node.said
+    node.seen(B, 0)
+    assert [fold.round for fold in node.find(FoldRound)] == [0]
+    assert node.fold().find(StartTraining) == []
+    assert node.feed(Resume(node.now)).find(StartTraining), "the worker is asked again"
+
+
+def test_a_refusal_of_a_round_that_is_over_only_ends_training():
+    node = Node().ready().leases(a=0)
+    before = node.state.phase
+    node.feed(TrainingRefused(Round(7), "ε would be 9", node.now))
+    assert node.state.phase is before
+    assert node.train(0).seen(A, 0).fold().state.phase is Phase.PAUSED
+
+
 def test_who_is_not_admitted_trains_no_round_until_it_is():
     node = Node().ready().leases(a=0).feed(Refused("the permit is used up", 1.0))
     node.train(0).seen(A, 0).fold()
@@ -899,6 +920,17 @@ def test_a_pause_and_the_end_close_the_round_in_flight_and_the_one_at_hand():
         assert started(node) == [(0, -1), (1, 0)]
         assert node.state.phase in (Phase.PAUSED, Phase.DONE)
         assert sorted(node.state.acked) == [0, 1]
+
+
+def test_of_a_refused_round_the_one_in_flight_is_collected_and_folded():
+    node = overlapping().leases(a=0).train(0)
+    assert started(node) == [(0, -1), (1, 0)]
+    node.feed(TrainingRefused(Round(1), "ε would be 9", node.now))
+    assert (node.state.phase, node.state.collecting) == (Phase.COLLECT, 0)
+    node.seen(A, 0).fold()
+    assert node.state.phase is Phase.PAUSED
+    assert sorted(node.state.acked) == [0]
+    assert started(node) == [(0, -1), (1, 0)]
 
 
 def test_who_resumes_before_its_round_closed_trains_on_at_once():
