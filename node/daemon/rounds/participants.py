@@ -11,6 +11,9 @@ import msgspec
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Activity
 
+NEWER_S = 1.0
+"""Times at which leases began are rounded: by so much one is later than the loss of a connection."""
+
 
 class MemberView(msgspec.Struct, frozen=True):
     """A member's live lease, and the monotonic second at which it was last received."""
@@ -137,3 +140,15 @@ def frontier(first: int, last: int, books: Mapping[int, RoundBook], members: Map
             newest = number
         number += 1
     return newest
+
+
+def without_newer_leases(
+    times: Mapping[PeerId, float], members: Mapping[PeerId, MemberView]
+) -> dict[PeerId, float]:
+    """The times, in monotonic seconds, of those members of which no lease began since."""
+    return {peer: at for peer, at in times.items() if peer in members and members[peer].heard <= at + NEWER_S}
+
+
+def rounded_s(seconds: float) -> float:
+    """Round to half seconds: the time at which a lease began must not look new at each reading."""
+    return float(int(seconds * 2.0 + 0.5)) / 2.0
