@@ -8,15 +8,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.assets.base_weights import fetch_base
-from atoll.node.daemon.assets.last_holder import stay_while_last
 from atoll.node.daemon.assets.moments import fetch_moments
 from atoll.node.daemon.assets.tokenizer import fetch_tokenizer
 from atoll.node.daemon.build import NodeParts, build
 from atoll.node.daemon.join_plan import JoinPlan
+from atoll.node.daemon.leaving.hand_over import begin_hand_over
+from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.ipc.worker_pipe import KeptWorker
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 WORKER_S = 30.0
 """Deadline of the worker's end: it is asked to save and exit, and killed after 20 s; at once while it loads."""
-LEAVE_S = 3.0
-"""Deadline of telling one neighbour that this node leaves."""
 PART_S = 5.0
 """Deadline of the end of every other part."""
+SHARDS_ASKED = 32
+"""Most shards of a packed text about which a leaving node asks the others."""
 
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round | None], None]], NodeParts]
@@ -139,19 +139,16 @@ class Daemon:
         # The last entry of this node, so it comes after everything that writes has ended. After a fault there is
         # none: a node that finds its identity in use elsewhere must not write into that one's feed.
         if self._fault is None and not self.is_outranked and self._parts.driver.leave():
-            async with _deadline("telling the others", LEAVE_S):
-                await self._parts.swarm.hand_over()
-            await self._stay_while_last()
+            await self._hand_over()
         await self._end("network", "addresses")
         await self._end("web", "control", "loggers", "guest")
         async with _deadline("the host", PART_S):
             await self._plan.host.stop()
 
-    async def _stay_while_last(self) -> None:
-        driver, net = self._parts.driver, self._parts.net
-        view = driver.view()
-        staying = partial(net.staying, without=view.left)
-        await stay_while_last(view.applied, driver.finality.voters, staying, self._parts.log)
+    async def _hand_over(self) -> None:
+        parts = self._parts
+        neighbours = SwarmNeighbours(parts.swarm, parts.net)
+        await begin_hand_over(parts.driver, neighbours, parts.text.shards_here(SHARDS_ASKED)).run()
 
     def _begin(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks[name] = group.create_task(self._guarded(work), name=name)

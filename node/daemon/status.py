@@ -288,7 +288,7 @@ class DaemonOperator:
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round)
-        if node.round.phase is not Phase.SYNC:
+        if node.waiting or node.round.phase is not Phase.SYNC:
             return text
         seeds = [short_text(row) for row in self.swarm.discovery.rows() if not row.via]
         # The DHT's own state is of use where there is no seed. `atoll doctor` has addresses and remedies.

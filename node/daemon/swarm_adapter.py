@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_for_feed
@@ -15,7 +15,7 @@ from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.records import Body, Entry, Leave
+from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
 from atoll.protocols.ledger.registers import Holding, Lease, Validation
 from atoll.protocols.wires import REDUCTION
@@ -127,14 +127,10 @@ class SwarmNetwork:
             if peer != self._me
         }
 
-    def staying(self, without: Collection[PeerId]) -> dict[PeerId, Lease]:
-        """Leases of the neighbours that did not leave: `without` did, and others since `carry` ended."""
-        left = dict.fromkeys(without, True)
-        for _, entry in self._swarm.ledger.since(max(self._carried, self._replayed)):
-            left[entry.author] = isinstance(entry.body, Leave)
-        connected = set(self.neighbours())
-        leases = self.leases().items()
-        return {peer: lease for peer, (lease, _) in leases if peer in connected and not left.get(peer)}
+    @property
+    def read_to(self) -> int:
+        """The ledger's cursor after the newest entry that the driver read."""
+        return max(self._carried, self._replayed)
 
     def add_blob(self, path: Path, *, move: bool = False) -> Digest:
         """See BlobStore.add_file."""
@@ -300,7 +296,7 @@ class SwarmNetwork:
                     told_s = self._now()
                     listener.on_behind("solving the puzzle that this run asks of newcomers")
                 await asyncio.sleep(BREATH_S)
-        while self._swarm.ledger.since(max(self._carried, self._replayed), 1):
+        while self._swarm.ledger.since(self.read_to, 1):
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()

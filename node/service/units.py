@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 WATCHDOG_S = 120
 """A loop that gave no sign for so long hangs. Its longest steps, on a slow and busy machine, take seconds."""
-STOPS_S = 90
-"""Until the manager kills a node that it stopped: the deadlines in node/daemon/app.py sum up to 48 s."""
+STOPS_S = 300
+"""Until the manager kills a node that it stopped: the deadlines in node/daemon/app.py sum up to 45 s, and what
+only this node has goes to the others within 240 s (node/daemon/leaving/holders.py)."""
 RESTART_S = 10
 WRONG_CONFIGURATION = 78
 WRONG_USAGE = 2

@@ -16,6 +16,7 @@ from pathlib import Path
 from atoll.p2p.blobs.download import Download, DownloadProgress
 from atoll.p2p.blobs.frames import PROTOCOL
 from atoll.p2p.blobs.holder_session import LOOK_S, HolderSession, NothingToOffer, TooSlow
+from atoll.p2p.blobs.probe import offers_whole
 from atoll.p2p.blobs.server import BlobServer
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import Host, Stream
@@ -162,12 +163,17 @@ class Blobs:
 
     def __init__(self, host: Host, store: BlobStore, on_fault: OnFault) -> None:
         self.store = store
+        self._host = host
         self._server = BlobServer(host, store)
         self._fetcher = BlobFetcher(host, store, on_fault)
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """See BlobFetcher.fetch."""
         return await self._fetcher.fetch(blob, holders, max_bytes)
+
+    async def offers_whole(self, peer: PeerId, blob: Digest) -> bool:
+        """See probe.py. The blob is here, so its size is known."""
+        return await offers_whole(self._host, peer, blob, self.store.size(blob))
 
     def largest_download(self) -> DownloadProgress | None:
         """See BlobFetcher.largest."""

@@ -84,12 +84,13 @@ class AntiEntropy:
         """Neighbours with which there was a whole exchange."""
         return frozenset(self._exchanged)
 
-    async def hand_over(self) -> bool:
-        """Exchange ledgers with neighbours, one after the other, until one succeeds. Returns whether one did."""
-        for peer in sorted(self.neighbours()):
-            with contextlib.suppress(Unreachable, PeerFault, LocalFault):
-                await self.ledger.exchange(peer)
-                return True
+    async def tell(self, peer: PeerId) -> bool:
+        """Exchange registers and ledgers with one peer now. Returns whether both went over as wholes."""
+        # First the ledger: what of the registers comes after it is as new as what the ledger says.
+        with contextlib.suppress(Unreachable, PeerFault, LocalFault):
+            await self.ledger.exchange(peer)
+            await self.registers.pull(peer)
+            return True
         return False
 
     async def _exchange(self, peer: PeerId) -> None:

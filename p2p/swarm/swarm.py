@@ -208,9 +208,9 @@ class Swarm:
         for peer in self.neighbours():
             self.replication.anti_entropy.ask(peer)
 
-    async def hand_over(self) -> bool:
-        """Bring our ledger to one neighbour at least; False if none took it. The caller owns the deadline."""
-        return await self.replication.anti_entropy.hand_over()
+    async def tell(self, peer: PeerId) -> bool:
+        """Bring our ledger to a neighbour, and its own here. Returns whether that went well."""
+        return await self.replication.anti_entropy.tell(peer)
 
     def live(self, kind: type[Value]) -> dict[PeerId, Value]:
         """Live registers of one type by author, our own included."""

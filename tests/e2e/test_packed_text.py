@@ -15,7 +15,10 @@ pytestmark = pytest.mark.swarm
 @pytest.mark.slow(
     slice=(
         "tests/node/daemon/assets/test_run_text.py::test_a_turns_shards_are_fetched_once_and_no_others, "
-        "tests/node/daemon/assets/test_run_text.py::test_who_has_all_keeps_all_for_the_others"
+        "tests/node/daemon/assets/test_run_text.py::test_who_has_all_keeps_all_for_the_others, "
+        "tests/node/virtual/test_virtual_leaving.py"
+        "::test_members_that_leave_in_one_moment_leave_a_run_that_a_newcomer_goes_on_with, "
+        "tests/node/virtual/test_virtual_leaving.py::test_who_leaves_last_stays_until_a_seeder_has_the_state"
     )
 )
 def test_a_node_without_the_text_fetches_its_shards(nodes, until, tmp_path):
@@ -50,8 +53,7 @@ def test_a_node_without_the_text_fetches_its_shards(nodes, until, tmp_path):
     keeper = nodes("keeper").start("--run", run, "--seed", owner.seed(), "--role", "seed").up()
     until("the seeder has all of it", lambda: _shards(keeper, about) == about["shards"])
     seed = keeper.seed()
-    for node in (other, owner):
-        node.stop()
+    stop_all(other, owner)  # in one moment: neither may count on the other
     late = nodes("late").start("--run", run, "--seed", seed).up()
     until("a newcomer trains without the owner", lambda: any(row["train_loss"] for row in late.rows()))
     assert _shards(late, about) >= 1

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.swarm
         "tests/node/virtual/test_virtual_roles.py::test_no_round_waits_for_a_node_that_does_not_train, "
         "tests/node/virtual/test_virtual_roles.py::"
         "test_trainers_believe_an_evaluator_whose_value_is_theirs_and_validate_no_more, "
-        "tests/node/virtual/test_virtual_roles.py::test_who_leaves_last_stays_until_a_seeder_has_the_state"
+        "tests/node/virtual/test_virtual_leaving.py::test_who_leaves_last_stays_until_a_seeder_has_the_state"
     )
 )
 def test_roles_besides_training(nodes, until, tmp_path):

@@ -96,6 +96,13 @@ class RunText:
         self._drop(frozenset(needed), self._index.shard_bytes)
         return bool(lacking)
 
+    def shards_here(self, most: int) -> tuple[Digest, ...]:
+        """Return at most `most` of the shards that are here, spread over the text; none where it is not packed."""
+        index = self._index
+        shards = [index.shard(at) for at in range(index.count)] if index is not None else []
+        found = [*filter(self._net.has_blob, shards)]
+        return tuple(found[:: max(1, -(-len(found) // most))])
+
     async def hold_all(self) -> None:
         """Fetch every shard, one after the other, and keep them: others get them here when the owner is gone."""
         assert self._index is not None, "it has begun"

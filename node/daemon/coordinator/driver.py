@@ -33,7 +33,7 @@ from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.telemetry.missing_voters import missing
+from atoll.node.daemon.telemetry.missing_voters import missing, missing_model
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
@@ -178,12 +178,13 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
+        model = self.finality.last_final, self.finalizer.applied, self.net.leases()
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,
             experts=self.assignment.trained,
             progress=self.training.progress,
-            waiting=self.training.waiting,
+            waiting=self.training.waiting or missing_model(*model),
             trouble=self.removals.trouble or self.guard.trouble,
             excluded=self.removals.shown(),
             votes_against=votes_against(self.finality),
@@ -215,13 +216,16 @@ class Driver:
         return self.removals.exclude(peer, first, reason, since)
 
     def leave(self) -> bool:
-        """Write into the feed that this node leaves; it does not where nobody is there to read it."""
-        newest = self.contributions.newest_own()
+        """Write into the feed that this node leaves, if it ever contributed. Returns whether others are to know.
+
+        They are not where nobody is there, or where the feed takes no entry.
+        """
         # Before the feed was compared with what the others have, an entry could be its second one of that number.
-        if newest is None or not self.leases.members or not self.finalizer.is_synced:
+        if not self.leases.members or not self.finalizer.is_synced:
             return False
+        newest = self.contributions.newest_own()
         try:
-            return self.guard.publish(Leave(newest)) is not None
+            return newest is None or self.guard.publish(Leave(newest)) is not None
         except LocalFault:
             return False  # a feed with two histories takes no entry: the node ends because of it, and has said so
 

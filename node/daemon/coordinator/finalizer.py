@@ -98,6 +98,11 @@ class Finalizer:
         """Blobs that this node offers, or can go back to."""
         return {offer.blob for offer in self._own_offers()}
 
+    @property
+    def final_sets(self) -> dict[int, tuple[Digest, ...]]:
+        """Final sets by round: those that wait, and those that were applied lately."""
+        return {at: done.contributions for at, done in (self._applied_rounds | self._waiting_rounds).items()}
+
     def add(self, action: FinalizeRound) -> None:
         """Queue a round that became final."""
         if not self.has_model:

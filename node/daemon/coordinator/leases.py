@@ -9,14 +9,13 @@ from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.arrival import expected_seconds
+from atoll.node.daemon.rounds.lease_times import rounded_s, without_newer_leases
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
 
-NEWER_S = 1.0
-"""Times at which leases began are rounded: by so much one is later than the loss of a connection."""
 _FIRST_ROUND = Round(0)
 
 
@@ -50,6 +49,8 @@ class MemberLeases:
     _activity: Activity = "syncing"
     _round: Round = _FIRST_ROUND
     _published_at: float = -1e9
+    _offered: SnapshotOffer | None = None
+    """What the newest lease offers."""
 
     def refresh(self) -> None:
         """Read all leases; tell the round machine if they changed."""
@@ -66,7 +67,7 @@ class MemberLeases:
             peer: MemberView(
                 lease.activity,
                 lease.round,
-                _rounded_s(began_s + left_s),
+                rounded_s(began_s + left_s),
                 lease.tokens_per_s,
                 round_s=took_s[peer],
                 untried=peer in untried,
@@ -90,7 +91,7 @@ class MemberLeases:
             self.left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
-        self.left_at = _without_newer_leases(self.left_at, members)
+        self.left_at = without_newer_leases(self.left_at, members)
         return {peer: view for peer, view in members.items() if peer not in self.left_at}
 
     def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
@@ -100,7 +101,7 @@ class MemberLeases:
             self._lost_at[peer] = self.read_at
         self._connected = connected
         # A lease that began since came through others: the member lives, and only this connection is lost.
-        lost_at = _without_newer_leases(self._lost_at, members)
+        lost_at = without_newer_leases(self._lost_at, members)
         self._lost_at = {peer: at for peer, at in lost_at.items() if peer not in connected}
         gone = {peer for peer in self._lost_at if self.net.is_unreachable(peer)}
         return {
@@ -114,14 +115,19 @@ class MemberLeases:
         self._round = number
         self.publish()
 
+    def leave(self) -> None:
+        """Renewals say from now on that this node works on nothing: it only serves what the others lack."""
+        self._activity = "paused"
+
     def publish_if_due(self) -> None:
-        """Publish the own lease again before it ends."""
-        if self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3:
+        """Publish the own lease again before it ends, and at once when it offers another snapshot."""
+        is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
+        if is_due or self.offer() != self._offered:
             self.publish()
 
     def publish(self) -> None:
         """Publish the own lease, and the experts that this node trains."""
-        offer = self.offer()
+        offer = self._offered = self.offer()
         self._published_at = self.context.now()
         lease = Lease(
             activity=self._activity,
@@ -135,15 +141,3 @@ class MemberLeases:
         )
         self.net.put_lease(lease, self.context.spec.pace.lease_s)
         self.assignment.publish()
-
-
-def _without_newer_leases(
-    times: Mapping[PeerId, float], members: Mapping[PeerId, MemberView]
-) -> dict[PeerId, float]:
-    """The times, in monotonic seconds, of those members of which no lease began since."""
-    return {peer: at for peer, at in times.items() if peer in members and members[peer].heard <= at + NEWER_S}
-
-
-def _rounded_s(seconds: float) -> float:
-    """Round to half seconds: the time at which a lease began must not look new at each reading."""
-    return float(int(seconds * 2.0 + 0.5)) / 2.0

@@ -1,10 +1,13 @@
-"""Which voters a node misses, and what happens next, in one line for its user. Pure."""
+"""Which voters or which model a node misses, and what happens next, in one line for its user. Pure."""
+
+from collections.abc import Mapping
 
 from atoll.node.daemon.consensus.epochs import is_quorum
 from atoll.node.daemon.consensus.presence import present_of, withheld
 from atoll.node.daemon.consensus.succession import wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.registers import Lease
 
 _SHOWN = 4
 LISTEN_S = 10.0
@@ -55,3 +58,13 @@ def _next(state: FinalityState) -> str:
             names = ", ".join(f"…{peer[-6:]}" for peer in unsigned[:_SHOWN])
             return f"those that are here go on as soon as {names} signed too"
     return "those that are here go on without them now"
+
+
+def missing_model(newest: int, applied: int, leases: Mapping[PeerId, tuple[Lease, float]]) -> str:
+    """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
+
+    `applied`: the newest round in its Θ_final. Empty: it has one, needs none, or somebody offers one.
+    """
+    if applied >= 0 or newest < 0 or any(lease.snapshot for lease, _ in leases.values()):
+        return ""
+    return f"waiting for the model of round {newest}: no member that is here offers it"

@@ -11,7 +11,7 @@ import math
 import random
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +21,13 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from atoll.node.config.roles import TRAINS, Work
-from atoll.node.daemon.assets.last_holder import stay_while_last
 from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
+from atoll.node.daemon.leaving.hand_over import begin_hand_over
+from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
@@ -567,12 +568,10 @@ class World:
             task.cancel()
         await asyncio.wait(node.works)
         if node.driver.leave():
-            await node.swarm.hand_over()
-            net, view = node.driver.net, node.driver.view()
+            net = node.driver.net
             assert isinstance(net, SwarmNetwork)
-            staying = partial(net.staying, without=view.left)
-            voters, log = node.driver.finality.voters, node.driver.context.log
-            await stay_while_last(view.applied, voters, staying, log)
+            neighbours = SwarmNeighbours(node.swarm, net)
+            await begin_hand_over(node.driver, neighbours).run()
         await self.kill(number)
 
     def join_other_chain(self, node: Node, first: int | None) -> None:

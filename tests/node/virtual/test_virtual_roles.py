@@ -1,6 +1,5 @@
 """Whole nodes that do not train: no round waits for them, and what they find spares others their validation."""
 
-import asyncio
 import json
 from itertools import pairwise
 
@@ -177,38 +176,5 @@ def test_a_paused_evaluator_validates_nothing(world):
             assert evaluator.worker.evaluated <= at + 1, "one may have been under way"
             evaluator.driver.resume()
             await w.until(lambda: evaluator.worker.evaluated >= at + 2)
-
-    run_virtual(story())
-
-
-@pytest.mark.parametrize("trainers", [1, 2])
-def test_who_leaves_last_stays_until_a_seeder_has_the_state(world, trainers):
-    async def story() -> None:
-        async with world(ROUNDS, 1, latency_s=1.0) as w:
-            for number in range(trainers):
-                w.start(number)
-            last = w.nodes[0]
-            await w.until(lambda: last.worker.final >= 3)
-            seeder = w.start(2, work=SEEDS)
-            await w.until(lambda: seeder.peer in last.driver.leases.members, look_s=0.01)
-            assert seeder.worker.final < last.worker.final - 1, "it has begun to fetch"
-            for number in reversed(range(trainers)):
-                await w.stop(number)
-            late = w.start(3)
-            await w.until(lambda: late.worker.final >= 8)
-            w.check_agreement()
-
-    run_virtual(story())
-
-
-def test_who_leaves_waits_for_nobody_where_others_have_the_state(world):
-    async def story() -> None:
-        async with world(ROUNDS, TRAINERS) as w:
-            for number in range(TRAINERS):
-                w.start(number)
-            await w.until(lambda: w.nodes[0].worker.final >= 3)
-            began = asyncio.get_running_loop().time()
-            await w.stop(0)
-            assert asyncio.get_running_loop().time() - began < 1, "less than the time between two looks"
 
     run_virtual(story())

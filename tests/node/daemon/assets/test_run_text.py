@@ -250,3 +250,20 @@ def test_a_damaged_index_is_fetched_again(tmp_path):
         assert path.read_bytes() == FILES[NAME]
 
     run_virtual(story())
+
+
+def test_a_leaving_node_asks_about_a_few_shards_that_are_spread_over_the_text(tmp_path):
+    net = Net(tmp_path / "blobs")
+    text = RunText(RunContext(PACKED, ME, None, None), net)
+    assert text.shards_here(4) == (), "its index is not known"
+
+    async def story():
+        await text.begin(lambda reason: None)
+        assert text.shards_here(4) == ()
+        await text.hold_all()
+
+    run_virtual(story())
+    names = [INDEX.shard(at) for at in range(COUNT)]
+    assert text.shards_here(COUNT) == tuple(names)
+    assert text.shards_here(4) == tuple(names[::3])
+    assert len(text.shards_here(5)) <= 5

@@ -28,8 +28,12 @@ def leaves(*, newest=NEWEST, members=("peer-b",), is_synced=True, fault=None):
         finalizer=SimpleNamespace(is_synced=is_synced),
         guard=SimpleNamespace(publish=publish),
     )
-    assert Driver.leave(driver) == bool(published)
+    assert Driver.leave(driver) == bool(published or (newest is None and members and is_synced))
     return published
+
+
+def test_a_node_that_never_contributed_hands_on_what_it_has_and_writes_nothing():
+    assert leaves(newest=None) == []
 
 
 def test_a_member_leaves_after_its_newest_contribution():

@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId, Round
+from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 
 A, B = PeerId("peer-a"), PeerId("peer-b")
@@ -178,3 +179,37 @@ def test_who_only_observes_takes_no_place_in_a_trial(world):
     world.later(1.0)
     assert world.leases.members[B].untried
     assert not any(world.leases.members[peer].untried for peer in observers)
+
+
+class Published(World):
+    """Also publishes its own lease; `snapshot` is what it offers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.put: list[Lease] = []
+        self.snapshot: SnapshotOffer | None = None
+        self.net.put_lease = lambda lease, ttl_s: self.put.append(lease)
+        self.leases.assignment.publish = lambda: None
+        self.leases.offer = lambda: self.snapshot
+        self.leases.announce("training", Round(3))
+
+
+def test_a_new_snapshot_is_announced_at_once():
+    """A member that leaves waits until another one offers the model, and newcomers look for it."""
+    world = Published()
+    world.leases.publish_if_due()
+    assert len(world.put) == 1
+    world.snapshot = SnapshotOffer(PeerId("me"), Digest(bytes(32)), Round(2))
+    for _ in range(3):
+        world.leases.publish_if_due()
+    assert [lease.snapshot_round for lease in world.put] == [-1, 2]
+
+
+def test_who_left_renews_its_lease_as_one_that_works_on_nothing():
+    world = Published()
+    world.leases.leave()
+    world.leases.publish_if_due()
+    assert [lease.activity for lease in world.put] == ["training"], "its Leave says the rest"
+    world.net.now += LEASE_S / 2
+    world.leases.publish_if_due()
+    assert [lease.activity for lease in world.put] == ["training", "paused"]
