@@ -23,6 +23,7 @@ NOT_SENT = {
     "cli/top/reading.py": "printed",
     "node/config": "the user's own files, TOML and JSON",
     "node/daemon/consensus": "states in memory",
+    "node/daemon/leaving": "states in memory",
     "node/daemon/loggers": "lines of JSON to the node's own child, and files of the user",
     "node/daemon/rounds": "states in memory",
     "node/daemon/web": "an answer to this machine's browser",

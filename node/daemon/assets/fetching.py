@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
-from atoll.node.daemon.coordinator.interfaces import BlobShelf, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import BlobShelf
+from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId
 
@@ -28,7 +29,7 @@ async def fetch_file(
             said = True
             report(f"fetching {what}")
             async with asyncio.timeout(ATTEMPT_S):
-                await net.fetch_blob(blob, peers_to_ask(owner, net), max_bytes)
+                await net.fetch_blob(blob, peers_to_ask(owner, net.neighbours()), max_bytes)
             continue
         except DecodeError as error:
             raise ConfigError(f"{what} of this run cannot be used: {error}", hint="ask its owner") from error

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from atoll.node.daemon.assets.fetching import ATTEMPT_S, RETRY_S
-from atoll.node.daemon.coordinator.interfaces import Network, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
 from atoll.protocols.run.bounds import moments_max_bytes
 from atoll.protocols.run.run_spec import RunSpec
@@ -57,7 +58,7 @@ async def _try_file(spec: RunSpec, number: int, net: Network, name: str) -> str:
     assert spec.start
     try:
         async with asyncio.timeout(ATTEMPT_S):
-            holders = peers_to_ask(spec.owner, net)
+            holders = peers_to_ask(spec.owner, net.neighbours())
             await net.fetch_blob(spec.start.moment_blobs[number], holders, moments_max_bytes(spec, number))
     except DiskFault as error:
         return error.line()

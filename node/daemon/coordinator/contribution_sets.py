@@ -10,8 +10,9 @@ import msgspec
 
 from atoll.node.daemon.consensus.types import Correction
 from atoll.node.daemon.coordinator.interfaces import BlobSource, RequestOf, RunContext, SlicedSets
-from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher, pause_s
+from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.p2p.blobs.asking import pause_s
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger import records

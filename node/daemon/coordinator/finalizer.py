@@ -20,9 +20,10 @@ from typing import Any
 
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Behind, RoundFinal, WorkerReady
+from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -285,7 +286,7 @@ class Finalizer:
             self._report_behind(f"fetching the model of round {offer.round} from …{offer.peer[-8:]}")
         try:
             async with asyncio.timeout(SNAPSHOT_S):
-                holders = peers_to_ask(offer.peer, self.net)
+                holders = peers_to_ask(offer.peer, self.net.neighbours())
                 cap = snapshot_max_bytes(self.context.spec)
                 path = await self.net.fetch_blob(offer.blob, holders, cap)
             self._report_behind(

@@ -338,8 +338,3 @@ class RoundReducer(Protocol):
 
 class NoReduction(SlicedSets, RoundReducer):
     """Both, for a run whose rounds are never reduced."""
-
-
-def peers_to_ask(first: PeerId, net: BlobSource) -> list[PeerId]:
-    """Return the peer that should have a blob, then all connected peers."""
-    return list(dict.fromkeys((first, *net.neighbours())))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from atoll.node.daemon.coordinator.interfaces import BlobSource
-from atoll.p2p.system.waiting import backoff_s
+from atoll.p2p.blobs.asking import few_in_turn, pause_s
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import payload_size
@@ -27,14 +27,11 @@ from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
-FIRST_RETRY_S = 0.3
-LAST_RETRY_S = 10.0
 ATTEMPT_S = 120.0
 PARALLEL = 8
 MAX_LANES = 256
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
-FEW = 3
 
 PayloadRecord: TypeAlias = Contribution | Reduction
 """A ledger record that names a payload. Another record may name the same bytes as something else."""
@@ -227,14 +224,3 @@ def _rows_of(record: PayloadRecord) -> bytes:
 
 def _slice_of(record: PayloadRecord) -> tuple[Span, ...]:
     return (record.span,) if isinstance(record, Reduction) else ()
-
-
-def few_in_turn(peers: list[PeerId], attempt: int) -> list[PeerId]:
-    """Return FEW of the peers: with each attempt the next ones."""
-    first = FEW * attempt % max(1, len(peers))
-    return (peers[first:] + peers[:first])[:FEW]
-
-
-def pause_s(attempt: int) -> float:
-    """Return the seconds of rest before this attempt, counted from 1."""
-    return backoff_s(attempt, first_s=FIRST_RETRY_S, max_s=LAST_RETRY_S)

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from atoll.node.daemon.coordinator.interfaces import Network, peers_to_ask
+from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import AtollError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import MAX_SET, ReductionFault
@@ -86,7 +87,7 @@ class FaultReports:
         cap, was_held = proof_max_bytes(self.rules, MAX_SET), self.net.has_blob(fault.proof)
         if not was_held:
             async with asyncio.timeout(FETCH_S):
-                await self.net.fetch_blob(fault.proof, peers_to_ask(author, self.net), cap)
+                await self.net.fetch_blob(fault.proof, peers_to_ask(author, self.net.neighbours()), cap)
         is_wrong = False
         try:
             ask = JudgeRequest(str(self.net.blob_path(fault.proof)), fault.reduction)

@@ -16,10 +16,9 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     ATTEMPT_S,
     PARALLEL,
     PayloadFetcher,
-    few_in_turn,
-    pause_s,
 )
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
+from atoll.p2p.blobs.asking import few_in_turn, pause_s
 from atoll.p2p.system.atomic_files import disk, make_folder, write_whole
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, Unreachable

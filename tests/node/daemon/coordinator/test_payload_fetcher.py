@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon.coordinator.payload_fetcher import (
-    LAST_RETRY_S,
     PARALLEL,
     SMALL_BYTES,
     PayloadFetcher,
     PayloadRecord,
 )
+from atoll.p2p.blobs.asking import LAST_RETRY_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round, digest

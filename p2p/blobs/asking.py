@@ -1,0 +1,26 @@
+"""Whom to ask for a blob or a part of one, and when to ask again. Pure."""
+
+from collections.abc import Iterable
+
+from atoll.p2p.system.waiting import backoff_s
+from atoll.protocols.ids import PeerId
+
+FIRST_RETRY_S = 0.3
+LAST_RETRY_S = 10.0
+FEW = 3
+
+
+def peers_to_ask(first: PeerId, neighbours: Iterable[PeerId]) -> list[PeerId]:
+    """Return the peer that should have a blob, then all connected peers."""
+    return list(dict.fromkeys((first, *neighbours)))
+
+
+def few_in_turn(peers: list[PeerId], attempt: int) -> list[PeerId]:
+    """Return FEW of the peers: with each attempt the next ones."""
+    first = FEW * attempt % max(1, len(peers))
+    return (peers[first:] + peers[:first])[:FEW]
+
+
+def pause_s(attempt: int) -> float:
+    """Return the seconds of rest before this attempt, counted from 1."""
+    return backoff_s(attempt, first_s=FIRST_RETRY_S, max_s=LAST_RETRY_S)
