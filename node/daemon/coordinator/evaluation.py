@@ -15,6 +15,7 @@ from atoll.node.daemon.telemetry.validators import EvaluationPace, Validators
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.registers import Validation
 from atoll.protocols.local.worker_messages import EvaluateReply, EvaluateRequest
+from atoll.protocols.run.sections.privacy import has_own_data
 
 
 @dataclass(kw_only=True)
@@ -95,9 +96,7 @@ class Evaluator:
 
     def _publish(self, number: Round, state: Digest) -> None:
         """Tell the others what this node found of a final round, if it did."""
-        if self.context.spec.privacy and self.context.spec.privacy.own_data:
-            return  # it is of this node's own held-out data, without noise
-        if state in self.validators.own:
+        if state in self.validators.own and not has_own_data(self.context.spec):  # it has no noise
             self._published = Validation(number, state, self.validators.own[state])
             self._renew()
 

@@ -31,8 +31,6 @@ from atoll.protocols.ledger.registers import LOSS_END
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.contribution_forms import contribution_of
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(slots=True, kw_only=True)
 class LocalTraining:
@@ -81,7 +79,7 @@ class LocalTraining:
                 request, worker_messages.TrainReply, lambda: self._check_need(action.round)
             )
         except PrivacySpent as error:
-            log.warning("%s", error.line())
+            logging.getLogger(__name__).warning("%s", error.line())
             self.machines.feed_round(TrainingRefused(action.round, error.line(), self.context.now()))
             return
         self.uses = done.uses

@@ -22,6 +22,7 @@ from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.run.run_spec import DataSpec, RunSpec
+from atoll.protocols.run.sections.privacy import has_own_data
 
 MIN_WINDOWS = 8
 BESIDE = 128
@@ -209,7 +210,7 @@ def place_of(spec: RunSpec, turn: Turn) -> WindowPlace:
     """A member's place in a round of this run."""
     if spec.audit:
         return assigned(spec.seed, turn.round, turn.author, spec.inner.batch)
-    if spec.privacy and spec.privacy.own_data:  # nobody shares it: each window once before any comes again
+    if has_own_data(spec):  # nobody shares it: each window once before any comes again
         return WindowPlace(spec.seed, spec.steps_before(turn.round), 0, 1, spec.inner.batch)
     return WindowPlace(spec.seed, spec.steps_before(turn.round), turn.slot, turn.slots, spec.inner.batch)
 

@@ -77,6 +77,11 @@ def check_privacy(spec: Any) -> None:
         )
 
 
+def has_own_data(spec: Any) -> bool:
+    """Whether each member of a run has data of its own."""
+    return bool(spec.privacy and spec.privacy.own_data)
+
+
 def epsilon(uses: int, noise: float, delta: float) -> float:
     """ε at δ after `uses` steps that used one sequence, with noise σ; 0 for none. At most 10⁻⁹ of it too high.
 
