@@ -28,6 +28,13 @@ def spent(node) -> dict:
     return (status or {}).get("privacy") or {"epsilon": 0.0, "uses": 0}
 
 
+@pytest.mark.slow(
+    slice=(
+        "tests/node/worker/test_privacy.py::test_a_round_that_a_kill_cut_off_counts_and_counts_again, "
+        "tests/node/worker/test_privacy.py::test_each_round_counts_and_a_restart_goes_on_from_there, "
+        "tests/node/worker/test_privacy.py::test_no_round_goes_beyond_the_largest_epsilon"
+    )
+)
 def test_epsilon_of_real_nodes_rises_and_never_falls_and_the_one_that_spent_it_rests(nodes, until, tmp_path: Path):
     owner, second, late = (nodes(name) for name in ("owner", "second", "late"))
     texts = [text(tmp_path / f"{name}.txt", size, size) for name, size in (("a", 150_000), ("b", 4_200))]

@@ -119,9 +119,11 @@ class MemberLeases:
         self._activity = "paused"
 
     def publish_if_due(self) -> None:
-        """Publish the own lease again before it ends, and at once when it offers another snapshot."""
+        """Publish the own lease again before it ends, and at once when a node at rest offers another snapshot."""
         is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
-        if is_due or self.offer() != self._offered:
+        # From the lease of a node that trains others read when it began the round, so that one waits.
+        is_new = self._activity != "training" and self.offer() != self._offered
+        if is_due or is_new:
             self.publish()
 
     def publish(self) -> None:

@@ -194,15 +194,16 @@ class Published(World):
         self.leases.announce("training", Round(3))
 
 
-def test_a_new_snapshot_is_announced_at_once():
-    """A member that leaves waits until another one offers the model, and newcomers look for it."""
+@pytest.mark.parametrize(("activity", "announced"), [("observing", [-1, 2]), ("training", [-1])])
+def test_a_node_at_rest_announces_a_new_snapshot_at_once(activity, announced):
+    """A member that leaves waits until another one offers the model. A lease of training says when that began."""
     world = Published()
-    world.leases.publish_if_due()
-    assert len(world.put) == 1
+    world.leases.announce(activity, Round(3))
+    world.put = world.put[-1:]
     world.snapshot = SnapshotOffer(PeerId("me"), Digest(bytes(32)), Round(2))
     for _ in range(3):
         world.leases.publish_if_due()
-    assert [lease.snapshot_round for lease in world.put] == [-1, 2]
+    assert [lease.snapshot_round for lease in world.put] == announced
 
 
 def test_who_left_renews_its_lease_as_one_that_works_on_nothing():
