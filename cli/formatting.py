@@ -1,12 +1,14 @@
-"""Values as people read them, and as scripts do. Pure but for `print_json` and `print_table`."""
+"""Values as people read them, and as scripts do. Pure but for `print_json`, `print_table` and `give_report`."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
+from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import counted
 from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Goodput, Room, RoundStatus, SentPerRound, Status, TimeShares
@@ -22,6 +24,16 @@ def print_json(value: Any) -> None:
     """One line of JSON on stdout; bytes as hex."""
     plain = msgspec.to_builtins(value, builtin_types=(bytes,))
     click.echo(msgspec.json.encode(_hexed(plain)).decode())
+
+
+def give_report(report: Any, show: Callable[[], None], *, as_json: bool, report_file: Path | None) -> None:
+    """What `--json` and `-o FILE` do with a report (options.py); `show` prints it for people. Raises DiskFault."""
+    if report_file is not None:
+        write_whole(report_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
+    if as_json:
+        print_json(report)
+    else:
+        show()
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

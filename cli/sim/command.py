@@ -1,7 +1,6 @@
 """`atoll sim`: a swarm of real processes on loopback, with kills and late joins, judged at the end."""
 
 import importlib
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 import click
 
 from atoll.cli.command_table import extension
-from atoll.cli.formatting import print_json
+from atoll.cli.formatting import give_report
 from atoll.cli.options import FRAGMENTS_HELP, UPCYCLE_FORM, report_options
 from atoll.node.runs.presets import NAMES
-from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
 
 REAL_NODES_MOST = 16
@@ -67,11 +65,6 @@ def sim(folder: Path | None, as_json: bool, report_file: Path | None, patience_s
 
     with tempfile.TemporaryDirectory(prefix="atoll-sim-") as temporary:
         report = simulate(folder or Path(temporary), patience_s, **options)
-        if report_file is not None:
-            write_whole(report_file, json.dumps(report, indent=1).encode())
-        if as_json:
-            print_json(report)
-        else:
-            print_report(report, click.echo)
+        give_report(report, lambda: print_report(report, click.echo), as_json=as_json, report_file=report_file)
         if not all(check["ok"] for check in report["checks"]):
             sys.exit(1)

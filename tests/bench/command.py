@@ -6,12 +6,10 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
-from atoll.cli.formatting import print_json, print_table
+from atoll.cli.formatting import give_report, print_table
 from atoll.cli.options import report_options
 from atoll.node.runs.presets import NAMES
-from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import LocalFault
 from atoll_bench.machine import machine
 from atoll_bench.report import Row, all_reached, unjudged
@@ -153,12 +151,8 @@ def bench(
     if quick:
         rows = unjudged(rows)
     report = {"bench": name, "machine": facts, "quick": quick, "rows": rows}
-    if report_file is not None:
-        write_whole(report_file, msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n")
-    if as_json:
-        print_json(report)
-    else:
-        print_table(("metric", "value", "unit", "bar", ""), map(_cells, rows))
+    head = ("metric", "value", "unit", "bar", "")
+    give_report(report, lambda: print_table(head, map(_cells, rows)), as_json=as_json, report_file=report_file)
     return 0 if quick or all_reached(rows) else 1
 
 

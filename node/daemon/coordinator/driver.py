@@ -185,8 +185,8 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
-        model = self.finality.last_final, self.finalizer.applied, self.net.leases()
-        waiting, gone = self.training.waiting or missing_model(*model), missing(self.finality)
+        final, applied, gone = self.finality.last_final, self.finalizer.applied, missing(self.finality)
+        waiting = self.training.waiting or missing_model(final, applied, self.net.leases)
         why = waiting or reason(self.round)
         return NodeView(
             round=self.round,

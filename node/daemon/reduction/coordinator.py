@@ -315,11 +315,12 @@ class ReductionCoordinator:
         if open_round.impatient_at is None and (not is_coming or now - open_round.closed_at >= patience_s):
             open_round.impatient_at = now
             self._feed(number, reduction_machine.PatienceOver())
+        if open_round.parts or open_round.impatient_at is None:
+            return  # nothing is missing, or the reducers are still waited for
         # One lease: by then a dead holder has left the membership, and nobody else is expected to serve the rows.
         # A lost connection says so at once. Should the holder live, what it serves later is folded again.
         is_lost = all(map(self._is_lost, reduction_machine.missing_authors(open_round.state)))
-        gone_at = (open_round.impatient_at or now) + (patience_s if is_lost else self.context.spec.pace.lease_s)
-        if now >= gone_at and not open_round.parts:
+        if now >= open_round.impatient_at + (patience_s if is_lost else self.context.spec.pace.lease_s):
             self._give_up(number, open_round, now)
 
     def _is_lost(self, peer: PeerId) -> bool:

@@ -1,6 +1,6 @@
 """Which voters or which model a node misses, and what happens next, in one line for its user. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from atoll.node.daemon.consensus.epochs import is_quorum
 from atoll.node.daemon.consensus.presence import present_of, withheld
@@ -60,11 +60,12 @@ def _next(state: FinalityState) -> str:
     return "those that are here go on without them now"
 
 
-def missing_model(newest: int, applied: int, leases: Mapping[PeerId, tuple[Lease, float]]) -> str:
+def missing_model(newest: int, applied: int, leases: Callable[[], Mapping[PeerId, tuple[Lease, float]]]) -> str:
     """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
 
-    `applied`: the newest round in its Θ_final. Empty: it has one, needs none, or somebody offers one.
+    `applied`: the newest round in its Θ_final. `leases` is called for a node without a model only. Empty: it has
+    one, needs none, or somebody offers one.
     """
-    if applied >= 0 or newest < 0 or any(lease.snapshot for lease, _ in leases.values()):
+    if applied >= 0 or newest < 0 or any(lease.snapshot for lease, _ in leases().values()):
         return ""
     return f"waiting for the model of round {newest}: no member that is here offers it"

@@ -1,16 +1,14 @@
 """`atoll sim --virtual`: plays seeds, prints what the oracle found, and the line that replays each failure."""
 
-import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import click
 
-from atoll.cli.formatting import print_json
-from atoll.p2p.system.atomic_files import write_whole
+from atoll.cli.formatting import give_report
 from atoll_bench.simulator.play import Result, draw, play
 from atoll_bench.simulator.traffic import measure_traffic, traffic_lines
 
@@ -32,7 +30,8 @@ def simulate_seeds(
     """
     if trainers is not None:
         traffic = measure_traffic(nodes, min(trainers, nodes), minutes, seed)
-        _give(traffic._asdict(), traffic_lines(traffic), as_json=as_json, report_file=report_file)
+        words = "\n".join(traffic_lines(traffic))
+        give_report(traffic._asdict(), lambda: click.echo(words), as_json=as_json, report_file=report_file)
         return traffic.finals > 0 and traffic.lost == 0
     results: list[Result] = []
     for result in _played(seed, seeds, nodes, minutes, liars):
@@ -42,7 +41,7 @@ def simulate_seeds(
         if result.verdict.violations:
             click.echo(f"replay: {replay_line(result.setting.seed, nodes, minutes, liars)}", err=as_json)
     report = _report(results)
-    _give(report, [_line(report)], as_json=as_json, report_file=report_file)
+    give_report(report, lambda: click.echo(_line(report)), as_json=as_json, report_file=report_file)
     return not report["failed_seeds"]
 
 
@@ -51,16 +50,6 @@ def _found(result: Result, *, with_faults: bool) -> Iterator[str]:
     yield from result.faults if with_faults else ()
     for violation in result.verdict.violations:
         yield f"seed {result.setting.seed}: {violation}"
-
-
-def _give(report: dict[str, Any], lines: Iterable[str], *, as_json: bool, report_file: Path | None) -> None:
-    if report_file is not None:
-        write_whole(report_file, json.dumps(report, indent=1).encode())
-    if as_json:
-        print_json(report)
-        return
-    for line in lines:
-        click.echo(line)
 
 
 def replay_line(seed: int, nodes: int, minutes: float, liars: int | None) -> str:
