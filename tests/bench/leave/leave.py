@@ -120,7 +120,7 @@ def _leave(swarm: Swarm, departure: Departure, way: Way) -> Cost:
     # Node 0, which was everybody's first seed and owns the run, leaves first.
     leaving, staying = members[: departure.gone], members[departure.gone :]
     watch = staying[0]
-    round_s = _usual_round_s(watch, members)
+    round_s = _usual_round_s(watch, members, swarm.spec.outer.stages[-1].first)
     for node in leaving:
         _end(node, way)
     for node in leaving:
@@ -140,11 +140,11 @@ def _end(node: SimNode, way: Way) -> None:
         node.kill()
 
 
-def _usual_round_s(watch: SimNode, members: Sequence[SimNode]) -> float:
-    """Median seconds of a round in which all members are."""
+def _usual_round_s(watch: SimNode, members: Sequence[SimNode], full: int) -> float:
+    """Median seconds of a round in which all members are. Rounds before `full` have fewer steps than all others."""
     peers = {node.peer for node in members}
     _until(watch, lambda now: _contributors(watch) >= peers)
-    first = _status(watch)["final"] + WARM_ROUNDS
+    first = max(_status(watch)["final"] + WARM_ROUNDS, full)
     times = []
     for number in range(first, first + USUAL_ROUNDS + 1):
         _until_final(watch, number)
