@@ -141,7 +141,7 @@ def _end(node: SimNode, way: Way) -> None:
 
 
 def _usual_round_s(watch: SimNode, members: Sequence[SimNode], full: int) -> float:
-    """Median seconds of a round in which all members are. Rounds before `full` have fewer steps than all others."""
+    """Median seconds of a round in which all members are. Rounds before `full` have fewer steps than others."""
     peers = {node.peer for node in members}
     _until(watch, lambda now: _contributors(watch) >= peers)
     first = max(_status(watch)["final"] + WARM_ROUNDS, full)
