@@ -555,12 +555,14 @@ def test_no_names_of_hosts_or_machines():
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
+    # PyTorch's CPU builds are on no other index, and a reader has to name it; no program of ours does
+    allowed = {("docs/start/volunteer.md", hosts[2])}
     wrong = []
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if path.is_file() and path.stat().st_size < 1_000_000:
             text = path.read_bytes().decode("utf-8", errors="replace")
-            wrong += [f"{name}: {host}" for host in hosts if host in text]
+            wrong += [f"{name}: {host}" for host in hosts if host in text and (name, host) not in allowed]
     assert not wrong, "\n".join(wrong)
 
 
