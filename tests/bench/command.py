@@ -44,11 +44,11 @@ OPTIONS = {
     "goodput": ("nodes", "minutes"),
     "cli": (),
     "compress": ("millions", "device"),
-    "step": (),
+    "step": ("device",),
     "topology": ("millions",),
     "reducers": (),
     "experts": ("loss", "device"),
-    "slices": ("loss", "preset", "seeds", "store"),
+    "slices": ("loss", "preset", "seeds", "store", "device"),
     "convergence": ("store", "part", "minutes", "size", "arms", "rounds", "seeds", "device", "report"),
     "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
     "scale": (),
@@ -87,7 +87,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="compress, experts: `cuda` for the rows of a GPU; convergence: it trains there (cpu).",
+    help="compress, experts, step: `cuda` for the rows of a GPU; slices, convergence: it trains there (cpu).",
 )
 @click.option("--nodes", type=click.IntRange(2, 16), help="wan, idle, leave, goodput: how many (4).")
 @click.option(
@@ -124,7 +124,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
     help="slices, convergence: curves of finished arms; leave: finished swarms. Those are not done again.",
 )
 @click.option("--part", metavar="I/N", help="convergence: train the I-th of N parts of what is missing (1/1).")
-@click.option("--size", help="convergence: micro, tiny or 125m (micro; on a GPU 125m).")
+@click.option("--size", help="convergence: micro, tiny, 10m or 125m (micro; on a GPU 125m).")
 @click.option(
     "--arms", help="convergence: only these methods, or arms such as `sgd H=15 k=64`, commas between (all)."
 )

@@ -46,6 +46,7 @@ class Size(NamedTuple):
 SIZES = {
     "micro": Size(Shape(64, 1, 1, 1, 128, 32), 256, 4, 4e-3),
     "tiny": Size(SHAPES["tiny"], 256, 4, 3e-3),
+    "10m": Size(SHAPES["10m"], 256, 2, 2e-3),
     "125m": Size(SHAPES["125m"], 8192, 16, 1e-3),
 }
 

@@ -3,7 +3,9 @@
 import msgspec
 import torch
 
+from atoll.node.learning.inner.passes import is_out_of_memory
 from atoll.node.worker.session import Session
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.worker_messages import StartRequest, TrainProgress, TrainReply, TrainRequest
 
 
@@ -25,7 +27,8 @@ def gpu_bytes() -> int:
 def train(start: StartRequest, ask: TrainRequest, cap: int) -> Outcome:
     """Train one round. `cap`: bytes of the GPU that this process may have from now on; 0: all there are.
 
-    Only out of memory is an outcome; every other failure is raised.
+    Only out of memory is an outcome; every other failure is raised. A step that does not fit with one sequence and
+    layers recomputed is a LocalFault; of what lies beside the steps torch's own error comes.
     """
     on_gpu = start.device != "cpu"
     if on_gpu and cap:
@@ -39,6 +42,8 @@ def train(start: StartRequest, ask: TrainRequest, cap: int) -> Outcome:
             elif isinstance(event, TrainReply):
                 steps = ask.steps
         session.close()
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, LocalFault) as error:
+        if not (is_out_of_memory(error) or "out of memory" in str(error)):
+            raise
         short = True
     return Outcome(steps, short, torch.cuda.max_memory_allocated(start.device) if on_gpu else 0)

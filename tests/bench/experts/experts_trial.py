@@ -41,8 +41,11 @@ Plan = Callable[[int], Mapping[int, bytes]]
 class Trial:
     """`members` members of a run whose rounds do not overlap."""
 
-    def __init__(self, spec: RunSpec, data: Dataset, members: int, folder: Path) -> None:
-        """`folder` is written to. Raises ConfigError for runs that overlap, reduce or begin with given weights."""
+    def __init__(self, spec: RunSpec, data: Dataset, members: int, folder: Path, device: str = "cpu") -> None:
+        """`folder` is written to; the steps are taken on `device`, and the host does everything else.
+
+        Raises ConfigError for runs that overlap, reduce or begin with given weights.
+        """
         if spec.outer.overlap_steps or spec.outer.fragments > 1 or spec.reduce or spec.start:
             raise ConfigError("a trial has whole rounds, one after the other, from fresh weights")
         torch.set_num_threads(1)  # the bits depend on it
@@ -51,7 +54,7 @@ class Trial:
         theta = {name: torch.from_numpy(value) for name, value in genesis(spec.model, spec.seed).items()}
         covers, after = partial(cover_of, spec), partial(merge_after_round, spec)
         self.fold = Fold(bridge.gather(theta, arena), arena, self._onto, covers, after=after)
-        self._learners = [Learner(spec, "cpu") for _ in range(members)]
+        self._learners = [Learner(spec, device) for _ in range(members)]
         self._sendings = [ErrorFeedback(spec, folder / f"member-{slot}", OnHost()) for slot in range(members)]
         self._payloads: dict[str, bytes] = {}
         self._tokens, self._began = 0, time.monotonic()

@@ -38,11 +38,19 @@ Say = Callable[[str], None]
 
 
 async def measure(
-    quick: bool, say: Say, preset: str = "10m", seeds: int = SEEDS, loss: bool = False, store: str = ""
+    quick: bool,
+    say: Say,
+    *,
+    preset: str = "10m",
+    seeds: int = SEEDS,
+    loss: bool = False,
+    store: str = "",
+    device: str = "cpu",
 ) -> list[Row]:
     """Rows of costs; with `loss` of each length of a round, the mixed swarm at the first length only.
 
-    `store`: a folder for the curves of arms that are trained. Raises LocalFault.
+    `store`: a folder for the curves of arms that are trained. `device` takes their steps; the costs are those of
+    a CPU. Raises LocalFault.
     """
     name, lengths, total = ("tiny", (1,), 2) if quick else (preset, STEPS, TOTALS.get(preset, TOTALS["10m"]))
     drawn = range(1, 1 + (1 if quick else seeds))
@@ -56,7 +64,7 @@ async def measure(
 
     async def trained(arm: Arm) -> Curve:
         async with free:
-            return await curve_of(arm, folder, say)
+            return await curve_of(arm, folder, say, device)
 
     rows = await cost_rows(name, *((1, 1) if quick else (SEQUENCES, TURNS)))
     if not (loss or quick):
@@ -98,16 +106,17 @@ def unmeasured_rows() -> list[Row]:
     ]
 
 
-async def curve_of(arm: Arm, store: Path | None, say: Say) -> Curve:
-    """A point for each round of one arm, from `store` if it was trained before."""
-    stored = None if store is None else store / f"{arm.name}.json"
+async def curve_of(arm: Arm, store: Path | None, say: Say, device: str = "cpu") -> Curve:
+    """A point for each round of one arm, from `store` if it was trained before, on the same kind of device."""
+    name = arm.name if device == "cpu" else f"{arm.name}-{device}"
+    stored = None if store is None else store / f"{name}.json"
     if stored is not None and stored.is_file():
         return msgspec.json.decode(stored.read_bytes(), type=list[Point])
     points: list[Point] = []
     rounds = spec_of(arm).outer.rounds
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         async with started(CHILD) as child:
-            await child.ask("trial", ROUND_S, folder=folder, arm=arm)
+            await child.ask("trial", ROUND_S, folder=folder, arm=arm, device=device)
             for _ in range(rounds):
                 points.append(msgspec.convert(await child.ask("trial_round", ROUND_S), Point))
                 say(f"{arm.name}: round {len(points)} of {rounds}, {points[-1].val_bpb:.4f} bits/byte")

@@ -18,12 +18,12 @@ from atoll_bench.slices.slices_plans import Arm, shares_of, spec_of
 class Training(TrialRounds):
     """The trial that the child runs."""
 
-    async def trial(self, folder: str, arm: Sequence[Any]) -> None:
+    async def trial(self, folder: str, arm: Sequence[Any], device: str = "cpu") -> None:
         """Make ready. Raises ConfigError, NetworkFault."""
         chosen = Arm(*arm)
         spec, shares = spec_of(chosen), shares_of(chosen)
         data = open_dataset(spec.data, spec.model.context, "", default_cache(), None)
-        self.points = Trial(spec, data, len(shares), Path(folder)).rounds(lambda _: shares)
+        self.points = Trial(spec, data, len(shares), Path(folder), device).rounds(lambda _: shares)
 
 
 async def main() -> None:

@@ -7,14 +7,17 @@ import tempfile
 import threading
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from atoll.node.config.node_config import NodeConfig
+from atoll.node.runs.capacity.free_resources import gpu_memory
 from atoll.node.runs.capacity.memory_model import needs_of
 from atoll.node.runs.presets import preset
 from atoll.node.worker.session import Session
 from atoll.p2p.system.quick_end import end_process
 from atoll.protocols import codec
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.ownership import splits
@@ -34,6 +37,8 @@ from atoll_bench.child import Orders, obey
 from atoll_bench.step import paces
 
 ROUNDS = 3
+GPU_THREADS = 8
+"""Of the host, where folds of a large preset would take minutes with one."""
 TEXT = DataSpec(source="synthetic:markov?size=1048576", tokenizer="bytes", digest=b"")
 ME = Identity(bytes(range(32))).peer_id
 
@@ -45,25 +50,35 @@ def spec_of(name: str, batch: int, *, shared: bool) -> RunSpec:
     return replace(spec, data=TEXT, outer=outer, inner=replace(spec.inner, batch=batch), reduce=None)
 
 
-async def memory(name: str, batch: int, config: dict[str, Any], experts: int | None = None) -> dict[str, float]:
-    """Peak bytes of a worker that trains, folds, changes its experts and validates; and what was said of it."""
+async def memory(
+    name: str, batch: int, config: dict[str, Any], experts: int | None = None, device: str = "cpu"
+) -> dict[str, float]:
+    """Peak bytes of a worker that trains, folds, changes its experts and validates; and what was said of it.
+
+    On a GPU: those of the device, `micro` sequences at once at the end, and `host` bytes of the process.
+    """
     spec = spec_of(name, batch, shared=experts is not None)
-    settings = NodeConfig(device="cpu", threads=1, **config)
+    threads = 1 if device == "cpu" else GPU_THREADS
+    settings = NodeConfig(device=device, threads=threads, **config)
     with tempfile.TemporaryDirectory(prefix="atoll-step-") as home:
         start = StartRequest(
             codec.encode(spec),
             ME,
             home,
             "",
-            1,
-            "cpu",
+            threads,
+            device,
             settings.frozen,
             micro_batch=settings.micro_batch,
             recompute=settings.recompute == "on",
+            exchange_on=settings.exchange_on,
         )
-        saved = threading.Event()
+        saved, before = threading.Event(), _device_bytes(device)
         _work(Session(start, saved=saved.set), spec, experts, saved)
-    return {"peak": _peak_bytes(), "said": needs_of(spec, settings, experts).host}
+    said = needs_of(spec, settings, experts)
+    if device == "cpu":
+        return {"peak": _peak_bytes(), "said": said.host}
+    return {"peak": _device_bytes(device) - before, "said": said.device, "host": _peak_bytes()}
 
 
 def _work(session: Session, spec: RunSpec, experts: int | None, saved: threading.Event) -> None:
@@ -89,19 +104,35 @@ def _work(session: Session, spec: RunSpec, experts: int | None, saved: threading
     session.close()
 
 
+def _device_bytes(device: str) -> int:
+    """Bytes of a GPU that are in use, by whatever process; of this one's tensors the most that there ever were.
+
+    Raises LocalFault if no tool tells; 0 on a CPU.
+    """
+    if device == "cpu":
+        return 0
+    found = gpu_memory([device])
+    if found is None:
+        raise LocalFault("no tool tells how much memory of the GPU is in use", hint="nvidia-smi must be in PATH")
+    used = found.whole - found.free
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return used
+    return used - torch.cuda.memory_reserved(device) + torch.cuda.max_memory_reserved(device)
+
+
 def _peak_bytes() -> int:
     units = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return units if sys.platform == "darwin" else 1024 * units
 
 
-async def gradients(name: str, sequences: int) -> dict[str, float]:
+async def gradients(name: str, sequences: int, device: str = "cpu") -> dict[str, float]:
     """Relative difference of a step's gradient, by way of passing it, to that of all at once."""
-    return paces.gradients(name, sequences)
+    return paces.gradients(name, sequences, device)
 
 
-async def seconds(name: str, sequences: int, turns: int) -> dict[str, list[float]]:
-    """CPU seconds of a step's gradients, by way of passing, in turns."""
-    return paces.seconds(name, sequences, turns)
+async def seconds(name: str, sequences: int, turns: int, device: str = "cpu") -> dict[str, list[float]]:
+    """Seconds of a step's gradients, by way of passing, in turns."""
+    return paces.seconds(name, sequences, turns, device)
 
 
 ORDERS: Orders = {"memory": memory, "gradients": gradients, "seconds": seconds}
