@@ -1,7 +1,8 @@
 """How many bytes a member sends in a round, and receives: payloads, records, registers and what goes on beside.
 
 The sizes below are of frames, means of whole nodes on virtual time (tests/node/virtual/test_virtual_outlook.py,
-which fails if the sum is off by more than a tenth). Payloads are exact arithmetic of the RunSpec.
+which fails if the sum is off by more than a tenth). Payloads are exact arithmetic of the RunSpec. Of
+reduced rounds openings, proofs and what a slice costs that counts raw are not in it: the sum is too low there.
 """
 
 from atoll.p2p.gossip.push_trees import ID_BYTES, SENDERS
