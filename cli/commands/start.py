@@ -61,7 +61,7 @@ GROUPS = {
     "roles",
     multiple=True,
     type=click.Choice(get_args(Role)),
-    help="What the node does; several are legal. Default: train.",
+    help="What the node does; several are legal. Default: train if it can.",
 )
 @click.option("--data", metavar="PATH", help="The text of a run whose source is file:.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N; several: cuda:0,cuda:1.")

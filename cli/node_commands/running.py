@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
+from typing import Protocol
 
 import click
 from msgspec.structs import replace
@@ -19,6 +21,7 @@ from atoll.cli.live_panel import Words, show_cursor, shown
 from atoll.cli.preview_lines import preview_lines
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.node_config import NodeConfig
+from atoll.node.config.roles import Role
 from atoll.node.daemon.app import Daemon
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
@@ -26,7 +29,14 @@ from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
 from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.capacity.join_preview import preview_of
-from atoll.node.runs.capacity.machine_fit import largest, measure_machine, needs_here, presets_here, shortage
+from atoll.node.runs.capacity.machine_fit import (
+    able_role,
+    largest,
+    measure_machine,
+    needs_here,
+    presets_here,
+    shortage,
+)
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds, reach_rank
 from atoll.node.service.notify import notice_from, notifying
@@ -35,6 +45,13 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import Status
 
 log = logging.getLogger(__name__)
+
+
+class ReadPlan(Protocol):
+    """`read_plan` with all but the config."""
+
+    async def __call__(self, *, config: NodeConfig) -> JoinPlan:
+        """Return the plan of a node with this config."""
 
 
 async def run_node(
@@ -91,15 +108,18 @@ async def _run_once(
         if has_home:  # another one is made, and locked, after the user agreed
             lock.enter_context(hold_lock(home))
         async with host_group() as group:
-            plan = await read_plan(
-                home,
+            plan = await _read_able_plan(
+                partial(
+                    read_plan,
+                    home,
+                    link=link,
+                    wanted=wanted,
+                    unix_s=time.time(),
+                    group=group,
+                    report=_report,
+                    free=worker.free,
+                ),
                 config,
-                link=link,
-                wanted=wanted,
-                unix_s=time.time(),
-                group=group,
-                report=_report,
-                free=worker.free,
             )
             worker.free = plan.free
             if plan.is_new:
@@ -122,6 +142,35 @@ async def _run_once(
                 await daemon.run(on_up)
             log.info("node ended in good order")
             return daemon.is_outranked and not signals.has_come
+
+
+async def _read_able_plan(read: ReadPlan, config: NodeConfig) -> JoinPlan:
+    """The plan; with a role that this machine can take where it cannot train, and its operator named none.
+
+    The role is of this start alone: a later one, with more memory, trains.
+    """
+    plan = await read(config=config)
+    role = _lesser_role(plan)
+    if role is None:
+        return plan
+    # Read again, because the role decides what the transport host is: one that relays is another one.
+    await plan.host.stop()
+    return await read(config=replace(config, roles=(role,)))
+
+
+def _lesser_role(plan: JoinPlan) -> Role | None:
+    """The role to take instead of training, and the user is told; None: the plan stays as it is."""
+    config, spec = plan.config, plan.run.spec
+    if config.roles:
+        return None
+    machine = measure_machine(config.device)
+    never = shortage(needs_here(spec, config, machine), machine)
+    role = able_role(spec, config, machine) if never else None
+    # Round 0 is decided by the owner's model. And who wants to be relayed alone relays for nobody.
+    if role is None or (role == "relay" and (spec.owner == plan.identity.peer_id or config.relay_only)):
+        return None
+    _report(f"this machine cannot train {spec.name!r}: {never}; it takes the role {role} (--role train insists)")
+    return role
 
 
 def _report(line: str) -> None:
@@ -168,10 +217,8 @@ def _obstacle(plan: JoinPlan, disk_bytes: int) -> tuple[str, str]:
         return "", ""
     if not plan.config.work.trains:
         return f"this machine cannot hold {spec.name!r}: {never}", "it can help with --role relay"
-    lesser = (replace(plan.config, roles=(role,)) for role in ("evaluate", "relay"))
-    able = next((one for one in lesser if not shortage(needs_here(spec, one, machine), machine)), None)
-    fitting = largest(presets_here(plan.config, machine))
-    advice = f"it can help with --role {able.roles[0]}" if able else "join from a larger machine"
+    able, fitting = able_role(spec, plan.config, machine), largest(presets_here(plan.config, machine))
+    advice = f"it can help with --role {able}" if able else "join from a larger machine"
     advice += f"; the largest preset that fits is {fitting}" if fitting else ""
     return f"this machine cannot train {spec.name!r}: {never}", advice
 

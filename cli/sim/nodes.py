@@ -31,6 +31,8 @@ class SimNode:
         self.home.mkdir(parents=True, exist_ok=True)
         self._run_file = run_file
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_told = False
+        """To end. A second signal would end the process at once, before it handed on what only it has."""
         self.peer = ""
 
     @property
@@ -46,6 +48,7 @@ class SimNode:
         for seed in seeds:
             command += ["--peer", seed]
         with (self.home / "out.log").open("ab") as log:
+            self._is_told = False
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 preexec_fn=die_with_parent(os.getpid()),
@@ -93,17 +96,18 @@ class SimNode:
             self._process.wait()
 
     def terminate(self) -> None:
-        """SIGTERM."""
-        if self._process is not None and self.running:
+        """SIGTERM, once."""
+        if self._process is not None and self.running and not self._is_told:
+            self._is_told = True
             self._process.terminate()
 
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL after STOP_S."""
+    def stop(self, patience_s: float = STOP_S) -> None:
+        """SIGTERM if it had none, then SIGKILL after `patience_s` seconds."""
         if self._process is None:
             return
         self.terminate()
         try:
-            self._process.wait(STOP_S)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -65,8 +65,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str = ""
     """Shown to the operator; empty: the tail of the PeerID."""
     roles: tuple[Role, ...] = ()
-    """What the node does for the run (docs/roles.md); empty: it trains. `train`; `evaluate`: validates final
-    rounds; `seed`: keeps the model and payloads for others; `relay`: as `relay`, and alone without the model."""
+    """What the node does for the run (docs/roles.md); empty: it trains if it can. `train`; `evaluate`: validates
+    final rounds; `seed`: keeps the model and payloads for others; `relay`: as `relay`, and alone without the
+    model."""
     listen: tuple[str, ...] = ()
     """Multiaddrs; empty: every interface at `port`, by TCP and QUIC."""
     port: int = 0

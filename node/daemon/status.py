@@ -134,7 +134,7 @@ class DaemonOperator:
             web_trouble=self.web.trouble,
             loggers=self.loggers.states(),
             ledger=self._ledger(),
-            privacy=self._privacy(node.uses),
+            privacy=self._privacy(node.uses, is_spent=node.round.is_spent),
             **self._validation(),
             **self._network(),
             **self._standings(),
@@ -167,12 +167,12 @@ class DaemonOperator:
             "diminished": view.standings.diminished(others),
         }
 
-    def _privacy(self, uses: int | None) -> PrivacyNow | None:
+    def _privacy(self, uses: int | None, *, is_spent: bool) -> PrivacyNow | None:
         agreed = self.plan.run.spec.privacy
         if not agreed or not self.plan.config.work.trains or uses is None:
             return None  # unknown is not 0: ε never falls
         found = epsilon(uses, agreed.noise, agreed.delta)
-        return PrivacyNow(epsilon=found, delta=agreed.delta, uses=uses, most=agreed.most or None)
+        return PrivacyNow(epsilon=found, delta=agreed.delta, uses=uses, most=agreed.most or None, spent=is_spent)
 
     def _validation(self) -> dict[str, Any]:
         """The newest value, whose it is, and what this node does besides training."""

@@ -127,7 +127,7 @@ class RoundTrainer:
             if len(losses) == budget.steps:  # now: a fold may still be merged before the round ends
                 self.learner.agree()
             speed = budget.taken * self.spec.model.context / trained_s
-            yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed)
+            yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed, self.uses)
         train_s = self._now_s() - began - overlap.held_s
         with self.spent.within("encode"):
             payload = self._encoded(ask.round)
@@ -138,9 +138,14 @@ class RoundTrainer:
             train_s=train_s,
             overlapped=overlap.steps,
             held_s=overlap.held_s,
-            uses=self.privacy.uses.most if self.privacy is not None else 0,
+            uses=self.uses,
         )
         return trained, payload
+
+    @property
+    def uses(self) -> int:
+        """Most steps of this node that used one sequence; 0 in a run without privacy."""
+        return self.privacy.uses.most if self.privacy is not None else 0
 
     def _encoded(self, number: Round) -> bytearray:
         if self.scalars is not None:

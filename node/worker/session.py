@@ -180,7 +180,7 @@ class Session:
             device=self._start.device,
             experts=self._learner.experts,
             settled=self._state.settled,
-            uses=self._rounds.privacy.uses.most if self._rounds.privacy is not None else 0,
+            uses=self._rounds.uses,
         )
 
     def answer(self, ask: worker_messages.Ask) -> worker_messages.Answer:

@@ -23,9 +23,10 @@ MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""
 LOSS_END = 1e6
 """A lease says no loss from here on."""
-_DOMAIN = "register/3"
+_DOMAIN = "register/4"
 
-Activity = Literal["syncing", "training", "paused", "observing", "done"]
+Activity = Literal["syncing", "training", "paused", "observing", "done", "leaving"]
+"""`leaving`: it ends as soon as others have what it alone has. Nobody that leaves too counts on it."""
 RoundOrNone: TypeAlias = Annotated[int, Meta(ge=-1, lt=1 << 24)]
 Expert: TypeAlias = Annotated[int, Meta(ge=0, lt=MAX_EXPERTS)]
 Ordinal: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 48)]

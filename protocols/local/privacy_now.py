@@ -13,3 +13,5 @@ class PrivacyNow(msgspec.Struct, frozen=True, kw_only=True):
     """Most steps of this node that used one sequence, in all its life."""
     most: float | None
     """The ε beyond which it begins no round; null: it trains until the end."""
+    spent: bool = False
+    """Whether it rests because its next round would go beyond `most`."""

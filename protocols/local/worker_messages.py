@@ -315,6 +315,8 @@ class TrainProgress(msgspec.Struct, frozen=True, array_like=True, tag="progress"
     loss: float
     """Training loss of this step, nats per token."""
     tokens_per_s: float
+    uses: int = 0
+    """As in TrainReply, this step included."""
 
 
 class ReleasedMoments(msgspec.Struct, frozen=True, array_like=True):

@@ -70,10 +70,12 @@ def test_epsilon_of_real_nodes_rises_and_never_falls_and_the_one_that_spent_it_r
     until("its ε is spent", lambda: second.status() and "privacy: the next round" in second.status()["reason"])
     now = second.status()
     assert now["activity"] == "paused"
+    assert now["privacy"]["spent"]
     assert now["privacy"]["uses"] <= MOST_USES
     assert now["privacy"]["epsilon"] <= now["privacy"]["most"]
     shown = second.atoll("status")
     assert f"for each sequence, used in {now['privacy']['uses']} steps at most; no round beyond" in shown.out
+    assert ", so none any more" in shown.out
     late_text = text(tmp_path / "c.txt", 100_000, 3)
     late.start("--run", str(run), "--seed", owner.seed(), "--data", late_text).up()
     at = owner.final()

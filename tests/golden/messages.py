@@ -374,7 +374,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
 WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgress, ...] = (
     worker.StartProgress("building the model"),
     worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7, 12),
-    worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5),
+    worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5, 2),
     worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),), 12),
     worker.SaveReply(),
     worker.VerifyReply(),

@@ -5,6 +5,7 @@ import time
 import msgspec
 import pytest
 
+from atoll.protocols.local.privacy_now import PrivacyNow
 from tests.node.daemon.web.fed_node import PEER_ROW
 from tests.page.chromium import DESK, PHONE, tab
 
@@ -173,6 +174,19 @@ async def test_zoom_by_mouse_stays_while_data_comes(node, url):
         assert await page.page.evaluate("JSON.stringify(ours.loss.range)") == before
         await page.page.click("#whole")
         assert await page.page.get_attribute("#loss", "data-zoomed") == "false"
+
+
+async def test_what_is_spent_of_privacy(node, url):
+    spent = PrivacyNow(epsilon=4.3771, delta=1e-5, uses=1, most=8.0)
+    async with tab(url) as page:
+        await page.says("#facts", "up for")
+        assert "ε" not in await page.text("#facts")
+        node.now = msgspec.structs.replace(node.now, privacy=spent)
+        await page.says("#facts", "ε 4.38 of 8")
+        assert "trains no more" not in await page.text("#facts")
+        node.now = msgspec.structs.replace(node.now, privacy=msgspec.structs.replace(spent, spent=True))
+        await page.says("#facts", "ε 4.38 of 8, trains no more")
+        assert page.complaints == []
 
 
 async def test_the_invite_and_its_code(node, url):

@@ -296,6 +296,7 @@ class Driver:
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
         """An inner step was made."""
         self.training.progress = progress
+        self.training.uses = progress.uses
 
     def on_payload_resolved(self, payload: Digest) -> None:
         """Feed every contribution that names this payload and can be folded with it."""

@@ -56,8 +56,8 @@ class MemberLeases:
         self.read_at = self.context.now()
         began_s = self.read_at - self.context.spec.pace.lease_s
         leases = {p: at for p, at in self.net.leases().items() if not self.is_excluded(p, self._round)}
-        # Who says that it only observes is never waited for, and takes nobody's place in a trial.
-        working = [peer for peer, (lease, _) in leases.items() if lease.activity != "observing"]
+        # Who says that it only observes, or leaves, is never waited for, and takes nobody's place in a trial.
+        working = [peer for peer, (lease, _) in leases.items() if lease.activity not in ("observing", "leaving")]
         untried = {peer for peer in working if not self.net.is_tried(peer)}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
@@ -115,8 +115,8 @@ class MemberLeases:
         self.publish()
 
     def leave(self) -> None:
-        """Renewals say from now on that this node works on nothing: it only serves what the others lack."""
-        self._activity = "paused"
+        """The lease says from its next publication on that this node only serves what the others lack."""
+        self._activity = "leaving"
 
     def publish_if_due(self) -> None:
         """Publish the own lease again before it ends, and at once when a node at rest offers another snapshot."""

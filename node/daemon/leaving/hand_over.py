@@ -1,8 +1,9 @@
 """Brings what only this node has to a member that stays, and waits until one proves to have it. Bounded.
 
 Members that leave in the same moment must not count on each other. So only a neighbour counts that took this
-node's ledger after its last entry, and whose answer held no `Leave`: of two leavers at least the one that asks
-later sees the other's `Leave`, and the other one, if it is counted on, sees this one's before it ends.
+node's ledger after its last entry, and whose answer held no `Leave` and no lease that says the same: of two
+leavers at least the one that asks later sees that the other leaves, and the other one, if it is counted on, sees
+it of this one before it ends.
 """
 
 import asyncio
@@ -31,8 +32,10 @@ SAID_S = 1.0
 
 
 def begin_hand_over(driver: Driver, net: "Neighbours", text: Collection[Digest] = ()) -> "HandOver":
-    """Return the last task of a node whose driver has ended, and that wrote its `Leave`."""
+    """Return the last task of a node whose driver has ended, and that wrote its `Leave` if it ever contributed."""
     driver.leases.leave()
+    if driver.contributions.newest_own() is None:
+        driver.leases.publish()  # nothing else says it: a seeder writes no Leave, nor does who never contributed
     return HandOver(
         needs=needs_of(driver.finality, driver.finalizer, driver.contributions, driver.reducer),
         text=text,

@@ -20,16 +20,14 @@ class SwarmNeighbours:
 
     def staying(self, without: Collection[PeerId]) -> dict[PeerId, Lease]:
         """Leases of the neighbours that did not leave: `without` did, and others since the driver ended."""
-        ledger, left = self.swarm.ledger, dict.fromkeys(without, True)
-        for _, entry in ledger.since(self.net.read_to):
+        left = dict.fromkeys(without, True)
+        for _, entry in self.swarm.ledger.since(self.net.read_to):
             left[entry.author] = isinstance(entry.body, Leave)
         connected = set(self.neighbours())
         leases = {peer: lease for peer, (lease, _) in self.net.leases().items() if peer in connected}
-        # Who stays longer than its lease after its Leave renews it as paused (`MemberLeases.leave`).
-        for peer in [peer for peer, lease in leases.items() if lease.activity == "paused"]:
-            head = ledger.head(peer)
-            left[peer] = left.get(peer, False) or (head is not None and isinstance(head.body, Leave))
-        return {peer: lease for peer, lease in leases.items() if not left.get(peer)}
+        # A seeder that leaves says it by its lease alone. A member that waits for long says it there too, since a
+        # lease that is newer than its Leave would count as a return.
+        return {p: lease for p, lease in leases.items() if not left.get(p) and lease.activity != "leaving"}
 
     def neighbours(self) -> list[PeerId]:
         """Return the connected peers."""

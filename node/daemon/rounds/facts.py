@@ -66,7 +66,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.Pause(reason, now, for_s):
             return replace(state, resting=reason, rest_until=None if for_s is None else now + for_s), []
         case round_types.Resume():
-            return replace(state, resting="", rest_until=None), []
+            return replace(state, resting="", rest_until=None, is_spent=False), []
         case round_types.Hold(reason):
             return replace(state, held=reason), []
         case round_types.Refused(reason):
@@ -178,7 +178,7 @@ def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundS
 
 def _training_refused(state: RoundState, event: round_types.TrainingRefused) -> RoundState:
     """The node rests; a round of its own that is in flight is collected and folded first."""
-    state = replace(state, resting=event.reason, rest_until=None)
+    state = replace(state, resting=event.reason, rest_until=None, is_spent=True)
     if state.phase is not Phase.TRAIN or event.round != state.round:
         return state
     if in_flight(state):
@@ -251,6 +251,6 @@ def _above(number: int, by_round: Mapping[int, V]) -> dict[int, V]:
 
 def _tick(state: RoundState) -> Out:
     if state.rest_until is not None and state.now >= state.rest_until:
-        state = replace(state, resting="", rest_until=None)
+        state = replace(state, resting="", rest_until=None, is_spent=False)
     due = state.now - state.announced_at >= ANNOUNCE_AGAIN_S
     return _announce_again(state) if state.unannounced and due and state.ready else (state, [])

@@ -154,6 +154,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Reason of a pause; empty when there is none."""
     rest_until: float | None = None
     """When the pause ends by itself; None: it does not."""
+    is_spent: bool = False
+    """The worker refused a round during this pause: it would use up more ε than the run allows."""
     held: str = ""
     """Why the node may not train now by its user's settings for a guest; empty if it may."""
     refused: str = ""

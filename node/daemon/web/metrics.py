@@ -59,6 +59,9 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_weight_ratio", "Of the weight of our next work, by audits.", lambda s: weight_ratio(s.standing)),
     ("atoll_probation_rounds", "Until this node votes.", lambda s: s.standing.votes_in if s.standing else None),
     ("atoll_members_diminished", "Other live members that count less than in full.", lambda s: len(s.diminished)),
+    ("atoll_privacy_epsilon", "Of our data so far.", lambda s: s.privacy.epsilon if s.privacy else None),
+    ("atoll_privacy_epsilon_limit", "Of the run.", lambda s: s.privacy.most if s.privacy else None),
+    ("atoll_privacy_spent", "1 while ε is used up.", lambda s: float(s.privacy.spent) if s.privacy else None),
     ("atoll_relay_circuits", "Relayed for others now.", lambda s: s.relay.circuits if s.relay else None),
 )
 COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (

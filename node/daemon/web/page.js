@@ -149,7 +149,13 @@ function facts(now, goodput) {
     ["tokens/s", short(now.tokens_per_s)], ["members", String(now.members)], ["connections", String(now.peers)],
     ["sent", short(now.bytes_up, "B")], ["received", short(now.bytes_down, "B")], ["payload", short(now.payload_bytes, "B")],
     ["device", now.device], ["counts", now.standing ? now.standing.why || "in full" : "–"], ["reachability", now.reachability], ["up for", span(now.uptime_s)],
+    ...(now.privacy ? [["privacy", privacyText(now.privacy)]] : []),
   ]);
+}
+
+function privacyText(privacy) {
+  const most = privacy.most === null ? "" : ` of ${privacy.most}`;
+  return `ε ${Number(privacy.epsilon.toPrecision(3))}${most}` + (privacy.spent ? ", trains no more" : "");
 }
 
 function resources(now, use) {

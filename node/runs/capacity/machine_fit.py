@@ -5,8 +5,10 @@ Only `measure_machine` reads the machine. Who cannot hold a run with everything 
 
 import msgspec
 import psutil
+from msgspec.structs import replace
 
 from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.roles import Role
 from atoll.node.runs.capacity.free_resources import gpu_memory, room_of, states_of, trained_of
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
@@ -17,6 +19,8 @@ from atoll.protocols.run.run_spec import RunSpec
 
 _NOBODY = peer_id_of(bytes(32))
 """Owner of presets that are only looked at."""
+_LESSER: tuple[Role, ...] = ("evaluate", "relay")
+"""Roles of a machine that cannot train, the more useful one first."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -77,6 +81,13 @@ def shortage(needs: Needs, machine: Machine) -> str:
 def shortage_now(needs: Needs, machine: Machine) -> str:
     """What is in use of the memory that a run with these needs, as text; empty if all of it is free."""
     return _lacking(needs, machine.memory_free_bytes, machine.device_free_bytes, machine.device, "free now")
+
+
+def able_role(spec: RunSpec, config: NodeConfig, machine: Machine) -> Role | None:
+    """The role that a machine can take which lacks the memory to train a run; None: none."""
+    lesser = {role: replace(config, roles=(role,)) for role in _LESSER}
+    needs = {role: needs_here(spec, one, machine) for role, one in lesser.items()}
+    return next((role for role in _LESSER if not shortage(needs[role], machine)), None)
 
 
 def presets_here(config: NodeConfig, machine: Machine) -> list[PresetFit]:

@@ -4,8 +4,8 @@ Pure. Of what is trained (T parameters) and what is frozen (F), the place where 
 bytes, beside what a step or a validation needs for a while. The host holds 20 bytes of every parameter, whoever
 trains it: Θ_final, the view, the anchor, the error feedback, and the array that a fold makes.
 
-Figures of a CPU were compared with workers that trained, folded and validated (docs/memory.md). Those of a GPU
-follow from the tensors that are kept there, and were not measured.
+Figures were compared with workers that trained, folded and validated: on a CPU those of all presets up to `50m`,
+on a GPU `10m` and `50m` (docs/memory.md). Others follow from the tensors that are kept.
 """
 
 import msgspec

@@ -27,6 +27,8 @@ NODES, QUICK_NODES = 4, 2
 ROUNDS = 100_000
 """No story ends before its run does."""
 PATIENCE_S = 600.0
+HAND_OVER_S = 300.0
+"""More than a node stays for those that go on (docs/leaving.md)."""
 WARM_ROUNDS, USUAL_ROUNDS = 3, 5
 LOOK_S = 0.05
 VIOLATIONS = Bar("<=", 0)
@@ -122,7 +124,7 @@ def _leave(swarm: Swarm, departure: Departure, way: Way) -> Cost:
     for node in leaving:
         _end(node, way)
     for node in leaving:
-        node.stop()
+        node.stop(HAND_OVER_S)
     before, ended = _status(watch), time.monotonic()
     # The round that was open when they ended: the others must decide it without them.
     _until_final(watch, before["round"])

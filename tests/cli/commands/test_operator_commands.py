@@ -73,6 +73,11 @@ def test_status_says_what_and_why(atoll, daemon):
             "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20",
         ),
         (
+            {"privacy": PrivacyNow(epsilon=17.8566, delta=1e-5, uses=10, most=20.0, spent=True)},
+            "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20, so none "
+            "any more",
+        ),
+        (
             {"activity": "paused", "reason": "by the operator", "eta_s": None},
             "now       round 7 of 54: paused – by the operator, time left unknown",
         ),

@@ -1,24 +1,34 @@
 """A run that this machine can never train is not joined by `--yes`; a person may, who says so."""
 
+import asyncio
 import io
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import click
 import pytest
+from msgspec.structs import replace
 
 from atoll.cli.node_commands import running
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
+from atoll.node.daemon import join_plan
 from atoll.node.daemon.telemetry.run_outlook import RunOutlook
 from atoll.node.runs.capacity.machine_fit import Machine
 from atoll.node.runs.capacity.memory_model import Free, needs_of
+from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import peer_id_of
+from atoll.protocols.identity import Identity
+from atoll.protocols.run.run_spec import sign_run
 
-SPEC = preset("tiny", peer_id_of(bytes(range(32))), 1)
+OWN, OTHER = bytes(range(32)), bytes(32)
+"""Secrets of the run's owner and of another node."""
+OWNER = Identity(OWN)
+SPEC = preset("tiny", OWNER.peer_id, 1, "synthetic:markov")
+CONFIG = NodeConfig(device="cpu", threads=1)
 TOO_SMALL, LARGE = (Machine(size, size, "cpu") for size in (1 << 20, 1 << 50))
 
 
@@ -48,7 +58,7 @@ class Stdin(io.StringIO):
 def agree(monkeypatch):
     """Agree on a machine; returns what was asked, with its default. Answers with that default."""
     plan = SimpleNamespace(
-        run=SimpleNamespace(spec=SPEC), config=NodeConfig(device="cpu", threads=1), room=None, invite=None,
+        run=SimpleNamespace(spec=SPEC), config=CONFIG, room=None, invite=None,
         free=Free(1 << 50, 1 << 50), outlook=None, home=Home(Path("/nowhere")),
     )  # fmt: skip
     asked = []
@@ -91,6 +101,63 @@ async def test_who_cannot_train_is_told_what_it_can_do(agree):
         with pytest.raises(ConfigError) as refused:
             await agree(Machine(size, size, "cpu"), yes=True, is_terminal=False)
         assert refused.value.hint == f"it can help with --role {role}"
+
+
+EVALUATES, RELAYS = (needs_of(SPEC, replace(CONFIG, roles=(role,))).host for role in ("evaluate", "relay"))
+
+
+async def planned(tmp_path, monkeypatch, machine, me=OTHER, **flags):
+    """What `start INVITE` reads on this machine."""
+    monkeypatch.setattr(running, "measure_machine", lambda device: machine)
+    monkeypatch.setattr(join_plan.os, "urandom", lambda count: me)
+    run_file = sign_run(SPEC, OWNER)
+    link = invite_text(SPEC, OWNER, (), 1.0, options=InviteOptions(run_file=run_file))
+    config = replace(CONFIG, listen=("/ip4/127.0.0.1/tcp/0",), **flags)
+    async with asyncio.TaskGroup() as group:
+        read = partial(
+            join_plan.read_plan, Home(tmp_path / "home"), link=link, wanted=None, unix_s=1.0, group=group,
+            report=print,
+        )  # fmt: skip
+        return await running._read_able_plan(read, config)
+
+
+@pytest.mark.parametrize(
+    ("size", "me", "flags", "roles"),
+    [
+        (1 << 50, OTHER, {}, ()),
+        (EVALUATES, OTHER, {}, ("evaluate",)),
+        (EVALUATES, OTHER, {"roles": ("train",)}, ("train",)),
+        (EVALUATES, OTHER, {"roles": ("seed",)}, ("seed",)),
+        (EVALUATES, OWN, {}, ("evaluate",)),
+        (EVALUATES - 1, OTHER, {}, ("relay",)),
+        (EVALUATES - 1, OWN, {}, ()),  # round 0 is of its model
+        (EVALUATES - 1, OTHER, {"relay_only": True}, ()),
+        (RELAYS - 1, OTHER, {}, ()),
+    ],
+)
+async def test_who_names_no_role_takes_one_that_its_machine_can_do(
+    tmp_path, monkeypatch, capsys, size, me, flags, roles
+):
+    plan = await planned(tmp_path, monkeypatch, Machine(size, size, "cpu"), me, **flags)
+    assert plan.config.roles == roles
+    assert plan.config.work.relays == ("relay" in roles)
+    said = capsys.readouterr().err
+    if roles == flags.get("roles", ()):
+        assert said == ""
+    else:
+        assert said.startswith("this machine cannot train 'tiny': it needs ")
+        assert said.endswith(f" are here; it takes the role {roles[0]} (--role train insists)\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_the_role_is_of_one_start_and_with_more_memory_the_node_trains(tmp_path, monkeypatch):
+    small = await planned(tmp_path, monkeypatch, Machine(EVALUATES, EVALUATES, "cpu"))
+    assert small.config.roles == ("evaluate",)
+    small.home.make()
+    small.store()
+    later = await planned(tmp_path, monkeypatch, LARGE)
+    assert not later.is_new
+    assert later.config.work.trains
 
 
 async def test_a_person_is_asked_and_no_is_what_no_answer_means(agree, capsys):

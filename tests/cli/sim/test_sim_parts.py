@@ -1,12 +1,15 @@
 """The story and the verdict of `atoll sim`: pure parts. The verdict must be able to say no."""
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
+from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.progress import EVERY_S, Progress
 from atoll.cli.sim.report import as_json, sent
 from atoll.cli.sim.scenario import Join, Kill, Seen, Story, plan
@@ -205,3 +208,26 @@ def test_a_busy_machine_is_no_broken_promise(tmp_path):
     calm = as_json(replace(swarm, seconds=60.0, held_s=0.0, cpu_s={"daemon": 1.0, "worker": 9.0}), {})
     assert report["held_s"] == 1e3
     assert report["checks"] == calm["checks"]
+
+
+COUNTS_SIGNALS = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+print("up", flush=True)
+signal.sigwait([signal.SIGTERM])
+print("told", flush=True)
+sys.exit(1 if signal.sigtimedwait([signal.SIGTERM], 1.0) is None else 2)
+"""
+
+
+def test_a_node_that_was_told_to_end_is_not_told_again(tmp_path):
+    """A second signal ends a node at once: what only it had is gone, and the others wait for a lease."""
+    node = SimNode(0, tmp_path, tmp_path / "sim.run")
+    process = subprocess.Popen([sys.executable, "-c", COUNTS_SIGNALS], stdout=subprocess.PIPE, text=True)
+    node._process = process
+    assert process.stdout.readline() == "up\n"
+    node.terminate()
+    assert process.stdout.readline() == "told\n"  # two signals at once would be one
+    node.stop()
+    process.stdout.close()
+    assert process.returncode == 1

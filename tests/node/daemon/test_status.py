@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from atoll.node.config.node_config import NodeConfig
+from atoll.node.config.roles import Work
 from atoll.node.daemon.host_factory import make_host, route_host
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.state import Phase, config_of
@@ -22,6 +23,7 @@ from atoll.protocols.ids import RunId
 from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.worker_messages import NOTHING_YET
+from atoll.protocols.run.sections.privacy import PrivacySpec
 
 ROW = RoundStatus(
     round=0, peer="me", digest="aa", payload_bytes=19_722, bytes_up=41_500, blob_bytes_up=39_560,
@@ -150,6 +152,24 @@ def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, 
         **dict.fromkeys(parts),
     )
     assert one._trouble() == shown
+
+
+@pytest.mark.parametrize(("most", "is_spent"), [(msgspec.UNSET, False), (5.0, True)])
+def test_what_is_spent_of_privacy_is_of_the_uses_that_the_worker_counted(most, is_spent) -> None:
+    plain = preset("tiny", Identity(b"o" * 32).peer_id, 1)
+    spec = msgspec.structs.replace(plain, privacy=PrivacySpec(clip=1.0, noise=1.0, most=most))
+    parts = (
+        "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "loggers", "guest",
+        "stop_daemon",
+    )  # fmt: skip
+    plan = SimpleNamespace(run=SimpleNamespace(spec=spec), config=SimpleNamespace(work=Work()))
+    one = DaemonOperator(plan=plan, **dict.fromkeys(parts))
+    assert one._privacy(None, is_spent=is_spent) is None, "unknown is not 0"
+    found = one._privacy(4, is_spent=is_spent)
+    assert found.epsilon == pytest.approx(10.0, abs=0.01), "docs/privacy.md has this value"
+    assert (found.uses, found.most, found.spent) == (4, most or None, is_spent)
+    plan.config.work = Work(trains=False)
+    assert one._privacy(4, is_spent=is_spent) is None
 
 
 START = WorkProgress(work="opening the text", took_s=7.0, left_s=3.0)

@@ -182,3 +182,36 @@ def test_a_newcomer_beside_a_seeder_without_the_model_says_what_it_waits_for(wor
             w.check_agreement()
 
     run_virtual(story())
+
+
+SEEDERS_SLOW = pytest.mark.slow(slice="test_seeders_that_leave_in_one_moment_do_not_count_on_each_other")
+
+
+@pytest.mark.parametrize(
+    ("count", "apart_s", "latency_s"),
+    [*MOMENTS, *(pytest.param(*one, marks=SEEDERS_SLOW) for one in OTHER_MOMENTS)],
+)
+def test_seeders_that_leave_in_one_moment_do_not_count_on_each_other(world, count, apart_s, latency_s):
+    """A seeder writes nothing into the ledger. That it leaves, its lease says."""
+    numbers = range(7, 7 + count)
+
+    async def story() -> None:
+        async with world(ROUNDS, 1, latency_s=latency_s) as w:
+            w.start(0)
+            await w.until(lambda: w.nodes[0].worker.final >= 3)
+            seeders = [w.start(number, work=SEEDS) for number in numbers]
+            await w.until(lambda: all(seeder.worker.final >= 3 for seeder in seeders))
+            await w.stop(0)
+            final = newest(w, numbers)
+            late = newcomer(w, 20, [0])
+            for seeder in seeders:
+                await w.until(lambda to=seeder: late.peer in to.driver.leases.members, look_s=0.01)
+            assert late.worker.final < final
+            async with asyncio.TaskGroup() as group:
+                group.create_task(late.crash_worker(LOADS_S))
+                await stop_at_once(w, numbers, apart_s)
+            assert late.worker.final >= final
+            await w.until(lambda: late.worker.final >= final + 3, limit_s=300.0)
+            w.check_agreement()
+
+    run_virtual(story())

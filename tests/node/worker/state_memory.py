@@ -1,14 +1,15 @@
 """Memory and writes of a worker, by array: `python state_memory.py PRESET EXPERTS OVERLAP ROUNDS`; prints JSON.
 
-EXPERTS: how many of each layer are trained; 0: a dense preset. RssAnon is memory that only swapping frees; pages
+EXPERTS: how many of each layer are trained; 0: all of a dense preset. With `--slices N` the feed-forwards of a
+dense preset are cut into N, and EXPERTS of these are trained. RssAnon is memory that only swapping frees; pages
 of mapped files are not in it. `arrays` are resident anonymous bytes of each array, by
 /proc/self/pagemap, whose page numbers only root sees.
 """
 
+import argparse
 import ctypes
 import gc
 import json
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -115,13 +116,16 @@ class Peak:
         self._thread.join()
 
 
-def run_of(name: str, experts: int, overlap: int) -> RunSpec:
-    """A preset with rounds of two steps of four sequences."""
+def run_of(name: str, experts: int, overlap: int, slices: int = 0, batch: int = 4) -> RunSpec:
+    """A preset with rounds of two steps of so many sequences."""
     spec = preset(name, ME, 1)
+    if slices:
+        model = msgspec.structs.replace(spec.model, ffn_slices=slices)
+        spec = msgspec.structs.replace(spec, model=model, reduce=None)
     outer = msgspec.structs.replace(
         spec.outer, stages=(Stage(0, STEPS),), holders=int(experts > 0), overlap_steps=overlap
     )
-    inner = msgspec.structs.replace(spec.inner, batch=4)
+    inner = msgspec.structs.replace(spec.inner, batch=batch)
     data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536", tokenizer="bytes", digest=b"")
     return msgspec.structs.replace(spec, outer=outer, inner=inner, data=data)
 
@@ -141,13 +145,17 @@ def rounds(session: Session, spec: RunSpec, experts: bytes, count: int) -> Itera
         yield number
 
 
-def main(name: str, experts: int, overlap: int, count: int) -> dict[str, object]:
-    spec = run_of(name, experts, overlap)
+def main(
+    name: str, experts: int, overlap: int, count: int, *, slices: int, batch: int, frozen: str
+) -> dict[str, object]:
+    spec = run_of(name, experts, overlap, slices, batch)
     trained = bitmap_of(range(experts), splits(spec)) if experts else b""
     warm(codec_of(spec.compress.codec, spec.compress.k))
     base = settled_anon_bytes()
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        start = StartRequest(codec.encode(spec), ME, folder, "", 1, "cpu", micro_batch=1, recompute=True)
+        start = StartRequest(
+            codec.encode(spec), ME, folder, "", 1, "cpu", frozen=frozen, micro_batch=1, recompute=True
+        )
         with Peak() as peak:
             session = Session(start, saves=TimeBudget(1e-9))
             writes = [written_bytes() for _ in rounds(session, spec, trained, count)]
@@ -158,7 +166,8 @@ def main(name: str, experts: int, overlap: int, count: int) -> dict[str, object]
             for at, kind in enumerate(("written", "cancelled"))
         }
         return {
-            "preset": name, "experts": experts, "parameters": spec.model.parameters, "trained": held,
+            "preset": name, "experts": experts, "slices": slices, "frozen": frozen,
+            "parameters": spec.model.parameters, "trained": held,
             "base_mib": base >> 20, "kept_mib": (kept - base) >> 20, "peak_mib": (peak.most - base) >> 20,
             "arrays_mib": {kind: round(size / 2**20, 1) for kind, size in arrays_of(session).items()},
             "bytes_a_round_and_trained_parameter": {kind: round(size, 1) for kind, size in each.items()},
@@ -167,4 +176,11 @@ def main(name: str, experts: int, overlap: int, count: int) -> dict[str, object]
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], *map(int, sys.argv[2:5])), indent=1))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name", metavar="PRESET")
+    for number in ("experts", "overlap", "count"):
+        parser.add_argument(number, type=int)
+    parser.add_argument("--slices", type=int, default=0, help="FFN slices of a dense preset")
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step, which pass one at a time")
+    parser.add_argument("--frozen", default="float32", help="how those are stored that are not trained")
+    print(json.dumps(main(**vars(parser.parse_args())), indent=1))

@@ -74,6 +74,19 @@ def test_each_round_counts_and_a_restart_goes_on_from_there(tmp_path: Path):
     assert home.train(3).uses == 4
 
 
+def test_each_step_says_what_was_used_so_far_and_the_disk_has_as_much(tmp_path: Path):
+    """So a round that is given up has been said too."""
+    home = Small(tmp_path, spec=PRIVATE)
+    short = home.session._rounds.data.train_N[: EVERY // 2 * home.session._data.context + 1]
+    home.session._rounds.data = home.session._data = replace(home.session._data, train_N=short)
+    home.session._rounds.privacy.uses = WindowUses(home.path / FILE, TEXT, EVERY // 2)
+    seen = []
+    for event in home.session.train(home.train_ask(0)):
+        seen.append(event.uses)
+        assert event.uses <= max(on_disk(home))
+    assert seen == [1, 2, 2], "two steps that use the same two windows, and the reply"
+
+
 def test_a_round_that_a_kill_cut_off_counts_and_counts_again(tmp_path: Path):
     """Its uses are on the disk before its first step, and its second time has other noise."""
     home = Small(tmp_path, spec=PRIVATE)

@@ -34,7 +34,7 @@ ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-
 def forged(value, **changes):
     """A register that is signed but was never checked."""
     draft = replace(Register(REGISTER_VERSION, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
-    return codec.encode(replace(draft, signature=AUTHOR.sign("register/3", unsigned(draft))))
+    return codec.encode(replace(draft, signature=AUTHOR.sign("register/4", unsigned(draft))))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_golden_bytes():
         .hex()
         .startswith(
             "98"
-            "03"
+            "04"
             "c420" + "72" * 32 + "d934" + author + "01"
             "02"
             "cb403e000000000000"  # ttl 30.0
@@ -108,7 +108,7 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 1}, {"version": 2}, {"version": 4},
+        {"version": 2}, {"version": 3}, {"version": 5},
             {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
         {"seq": 1 << 48},
         {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},

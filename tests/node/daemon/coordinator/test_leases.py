@@ -170,12 +170,13 @@ def test_no_round_waits_for_an_excluded_member_from_its_round_on():
     assert set(world.later(1.0)) == {B}
 
 
-def test_who_only_observes_takes_no_place_in_a_trial(world):
+@pytest.mark.parametrize("activity", ["observing", "leaving"])
+def test_who_only_observes_takes_no_place_in_a_trial(world, activity):
     """So that evaluators and relays, which never show work, keep no newcomer that trains from being waited for."""
     observers = [PeerId(f"observer-{number}") for number in range(40)]
     world.net.began = dict.fromkeys([*observers, A, B], world.net.now)
     world.net.untried = {*observers, B}
-    world.net.activity = dict.fromkeys(observers, "observing")
+    world.net.activity = dict.fromkeys(observers, activity)
     world.later(1.0)
     assert world.leases.members[B].untried
     assert not any(world.leases.members[peer].untried for peer in observers)
@@ -213,4 +214,4 @@ def test_who_left_renews_its_lease_as_one_that_works_on_nothing():
     assert [lease.activity for lease in world.put] == ["training"], "its Leave says the rest"
     world.net.now += LEASE_S / 2
     world.leases.publish_if_due()
-    assert [lease.activity for lease in world.put] == ["training", "paused"]
+    assert [lease.activity for lease in world.put] == ["training", "leaving"]

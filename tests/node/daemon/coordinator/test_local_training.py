@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
@@ -28,6 +29,7 @@ from atoll.protocols.local.worker_messages import (
     SaveReply,
     SaveRequest,
     StartReply,
+    TrainProgress,
     TrainReply,
     TrainRequest,
 )
@@ -203,6 +205,13 @@ def test_a_fresh_worker_says_how_often_the_data_were_used(rig):
     one = rig(spec=PRIVATE)
     one.training.recover(StartReply(-1, digest(b"start"), (), 1, "cpu", uses=7))
     assert one.training.uses == 7
+
+
+def test_each_step_says_how_often_the_data_were_used(rig):
+    """The reply of its round may never come: the worker dies, or the round is given up."""
+    one = rig(spec=PRIVATE)
+    Driver.on_progress(SimpleNamespace(training=one.training), TrainProgress(ROUND, 1, 2, 1.0, 10.0, 3))
+    assert one.training.uses == 3
 
 
 @pytest.mark.parametrize("dies_at", [TrainRequest, SaveRequest])

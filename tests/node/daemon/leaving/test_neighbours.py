@@ -33,9 +33,9 @@ def staying(leases, *, newest, fresh=(), without=(), connected=PEERS):
 def test_who_left_does_not_stay_also_while_it_renews_its_lease():
     left, work = Leave(Round(2)), Follow(Round(2), b"")
     newest = {PEERS[0]: left, PEERS[1]: left, PEERS[2]: work, PEERS[3]: left}
-    leases = dict(zip(PEERS, ["paused", "observing", "paused", "training", "observing"], strict=True))
+    leases = dict(zip(PEERS, ["leaving", "observing", "paused", "training", "leaving"], strict=True))
     found = staying(leases, newest=newest, fresh=[(PEERS[3], left)])
-    assert found == {PEERS[1], PEERS[2], PEERS[4]}, "the second one is back, the third one rests"
-    assert staying(leases, newest=newest, without=PEERS[:3]) == {PEERS[3], PEERS[4]}
-    assert staying(leases, newest={}, connected=PEERS[:1]) == {PEERS[0]}
-    assert staying(leases, newest={}, fresh=[(PEERS[3], left), (PEERS[3], work)]) == set(PEERS)
+    assert found == {PEERS[1], PEERS[2]}, "the second one is back, the third one rests, the last one wrote nothing"
+    assert staying(leases, newest=newest, without=PEERS[:2]) == {PEERS[2], PEERS[3]}
+    assert staying(leases, newest={}, connected=PEERS[:2]) == {PEERS[1]}
+    assert staying(leases, newest={}, fresh=[(PEERS[3], left), (PEERS[3], work)]) == set(PEERS[1:4])

@@ -657,11 +657,21 @@ def test_a_round_that_the_worker_refuses_is_left_and_those_of_others_are_folded(
     assert node.find(StartTraining)[0].round == 1
     node.feed(TrainingRefused(Round(1), "ε would be 9", node.now))
     assert (node.state.phase, reason(node.state)) == (Phase.PAUSED, "ε would be 9")
+    assert node.state.is_spent
     assert PublishLease("paused", Round(1)) in node.said
     node.seen(B, 0)
     assert [fold.round for fold in node.find(FoldRound)] == [0]
     assert node.fold().find(StartTraining) == []
     assert node.feed(Resume(node.now)).find(StartTraining), "the worker is asked again"
+    assert not node.state.is_spent
+
+
+def test_a_pause_that_ends_is_no_refusal_any_more():
+    node = Node().ready().leases(a=0).train(0).seen(A, 0).fold()
+    node.feed(TrainingRefused(Round(1), "ε would be 9", node.now)).feed(Pause("by the user", node.now, 5.0))
+    assert node.state.is_spent, "a pause on top of it gives no ε back"
+    assert node.tick(6.0).find(StartTraining)
+    assert not node.state.is_spent
 
 
 def test_a_refusal_of_a_round_that_is_over_only_ends_training():

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.step_budget import (
+    AIM,
     LEAST_SHARE,
     PACE_LEAST,
     PACE_MOST,
@@ -22,8 +24,9 @@ from atoll.node.daemon.rounds.step_budget import (
     tempo_of,
 )
 from atoll.node.daemon.rounds.step_budget import least as least_of
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import NAMES, preset
 from tests.node.worker.session_home import ME, SPEC
+from tests.test_docs import ROOT, text_of
 
 TOKENS = 4096
 speeds = st.floats(1e-2, 1e6)
@@ -112,6 +115,43 @@ def test_thirty_times_slower_is_a_thirtieth_of_the_work():
     node = choose(large_steps(1000.0 / 30, 16), 20, [1000.0] * 4)
     assert (node.chosen, node.sequences) == (8, 1), "three quarters of it, for what such a machine does besides"
     assert (choose(large_steps(1000.0 / 3, 16), 20, [1000.0] * 4)).sequences == 16, "first of all fewer steps"
+
+
+def least_share(spec, stage):
+    """Of a round's tokens, what a member with one device takes at least."""
+    work = least_of(tempo_of(spec, 1), stage.steps)
+    return work.steps * work.sequences / (stage.steps * spec.inner.batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page_says_how_slow_a_member_of_each_preset_may_be(name):
+    spec = preset(name, ME, 1)
+    shares = [least_share(spec, stage) for stage in spec.outer.stages]
+    said = " | ".join(f"1/{1 / share:.0f}, {AIM / share:.0f} ×" for share in shares)
+    assert f"| `{name}` | {spec.inner.batch} | {said} |\n" in text_of(ROOT / "docs" / "steps.md")
+
+
+def test_fewer_least_steps_let_slower_members_in():
+    plain = preset("tiny", ME, 1)
+    spec = msgspec.structs.replace(plain, pace=msgspec.structs.replace(plain.pace, least_256=32))
+    assert [least_share(spec, stage) for stage in spec.outer.stages] == [1 / 16, 1 / 64]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("slower", [5.0, 12.0, 24.0, 30.0, 45.0, 60.0, 90.0])
+def test_a_member_that_a_preset_waits_for_takes_three_quarters_of_the_time_and_others_the_least(name, slower):
+    """Alone among members that are alike, where a step has no fixed costs."""
+    spec = preset(name, ME, 1)
+    stage = spec.outer.stages[-1]
+    whole = spec.inner.batch * spec.model.context
+    own = measured(tempo_of(spec, 1), slower * stage.steps, stage.steps, stage.steps * whole)
+    took = choose(own, stage.steps, [float(whole)] * 4)
+    time = slower * took.chosen * took.sequences / spec.inner.batch / stage.steps
+    if AIM / least_share(spec, stage) >= slower:
+        assert time <= AIM + 1e-9
+    else:
+        assert (took.chosen, took.sequences) == least_of(own, stage.steps)
+        assert time > AIM
 
 
 def test_where_no_step_may_be_left_out_and_on_several_devices_steps_are_whole():

@@ -13,6 +13,7 @@ from atoll.node.daemon.web.http_messages import HttpReply
 from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, HISTOGRAMS, Measurements, Metrics, reason_label
 from atoll.protocols.local.control_messages import Goodput, RelayUse, Status, TimeShares
 from atoll.protocols.local.durations import DurationCounts
+from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.standing import Standing
 from tests.monitoring.programs import promtool
 from tests.test_docs import ROOT, text_of
@@ -184,6 +185,18 @@ def test_what_this_node_counts_for(node):
     assert node.samples("atoll_weight_ratio") == {}, "a run without audits has none"
 
 
+def test_what_is_spent_of_privacy(node):
+    assert node.samples("atoll_privacy_epsilon") == node.samples("atoll_privacy_spent") == {}
+    spent = PrivacyNow(epsilon=4.4, delta=1e-5, uses=1, most=8.0)
+    node.now = msgspec.structs.replace(node.now, privacy=spent)
+    assert node.samples("atoll_privacy_epsilon") == {(): 4.4}
+    assert node.samples("atoll_privacy_epsilon_limit") == {(): 8.0}
+    assert node.samples("atoll_privacy_spent") == {(): 0.0}
+    node.now = msgspec.structs.replace(node.now, privacy=msgspec.structs.replace(spent, most=None, spent=True))
+    assert node.samples("atoll_privacy_epsilon_limit") == {}
+    assert node.samples("atoll_privacy_spent") == {(): 1.0}
+
+
 def test_a_node_that_has_only_begun(node):
     node.now = msgspec.structs.replace(node.now, goodput=None, train_loss=None, tokens_per_s=None)
     assert node.samples("atoll_time_seconds_total") == {}
@@ -258,8 +271,9 @@ def test_promtool_has_no_complaint(node):
     standing = Standing(peer="me", votes_in=3, weight_16=8, verdicts=4)
     relay = RelayUse(circuits=1, circuits_served=2, bytes_relayed=3, bytes_today=4, bytes_per_day=5, refused=6)
     node.now = msgspec.structs.replace(
-        node.now, val_bpb=1.5, standing=standing, relay=relay, clock_ahead_s=0.5, worker_pid=os.getppid()
-    )
+        node.now, val_bpb=1.5, standing=standing, relay=relay, clock_ahead_s=0.5, worker_pid=os.getppid(),
+        privacy=PrivacyNow(epsilon=4.4, delta=1e-5, uses=1, most=8.0),
+    )  # fmt: skip
     node.steps.add(0.5)
     families = {family.name for family in node.metrics.collect() if family.samples}
     assert {name.removesuffix("_total") for name, *_ in (*GAUGES, *COUNTERS)} <= families

@@ -12,6 +12,7 @@ from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.page_data import ResourceUse, RoundWork, RunPace
 from atoll.node.daemon.web.page_file import CHARTS, FOLDER, page
 from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
+from atoll.protocols.local.privacy_now import PrivacyNow
 
 TEXT = page().body.decode()
 SCRIPTS = re.findall(r"<script>(.*?)</script>", TEXT, re.DOTALL)
@@ -80,6 +81,7 @@ def test_the_whole_page_is_small():
         ("use", ResourceUse),
         ("found", RoundWork),
         ("pace", RunPace),
+        ("privacy", PrivacyNow),
     ],
 )
 def test_it_reads_fields_that_are_there(name, kind):
