@@ -123,7 +123,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 70_600
+BUDGET_LINES = 70_770
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -148,7 +148,8 @@ contributions that were sent before (200 lines), LoRA runs with their base and e
 Qwen2 and Gemma (90 lines), EDiT's penalty on pseudo-gradients (130 lines), CO2 and blended folds
 (90), EControl, DGC and a warm-up of k (520), SparseLoCo's own quantiser for comparison (400), loss,
 pace and size of the text in the preview of a run (80 lines), progress and estimates of starts,
-downloads and long commands (320 lines).
+downloads and long commands (320 lines), events on the page, and members that come and go (130),
+bytes of records in the preview of a run (40).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
@@ -554,12 +555,14 @@ def test_no_names_of_hosts_or_machines():
     )
     if listed.returncode != 0:
         pytest.skip("not a git checkout")
+    # PyTorch's CPU builds are on no other index, and a reader has to name it; no program of ours does
+    allowed = {("docs/start/volunteer.md", hosts[2])}
     wrong = []
     for name in listed.stdout.splitlines():
         path = ROOT / name
         if path.is_file() and path.stat().st_size < 1_000_000:
             text = path.read_bytes().decode("utf-8", errors="replace")
-            wrong += [f"{name}: {host}" for host in hosts if host in text]
+            wrong += [f"{name}: {host}" for host in hosts if host in text and (name, host) not in allowed]
     assert not wrong, "\n".join(wrong)
 
 

@@ -32,6 +32,10 @@ async def test_it_lives_and_says_nothing_wrong(node, url):
         await page.until("document.querySelectorAll('canvas').length === 4")
         node.lines.append(msgspec.structs.replace(node.lines[0], level="warning", message="the disk is slow"))
         await page.says("#lines .warning", "the disk is slow")
+        await page.says("#events .warning", "2027-01-15 08:00:00 trouble error=…:4710 is taken")
+        node.events.append(msgspec.structs.replace(node.events[0], event="joined", text="count=1"))
+        await page.says("#events", "joined count=1")
+        assert await page.page.locator("#events li").count() == 2
         assert "192.0.2" not in await page.text("body")
         assert page.complaints == []
 
@@ -69,8 +73,10 @@ async def test_text_of_peers_is_text(node, url):
     node.now = msgspec.structs.replace(node.now, name=EVIL, reason=EVIL, trouble=EVIL)
     node.known = [msgspec.structs.replace(PEER_ROW, activity=EVIL, peer=EVIL)]
     node.lines = [msgspec.structs.replace(node.lines[0], message=EVIL, level=EVIL, logger=EVIL)]
+    node.events = [msgspec.structs.replace(node.events[0], event=EVIL, text=EVIL)]
     async with tab(url) as page:
         await page.says("#title", EVIL)
+        await page.says("#events", f"{EVIL} {EVIL}")
         await page.says("#lines", EVIL)
         await page.says("#peers", EVIL)
         assert await page.page.locator("img").count() == 0
@@ -123,6 +129,7 @@ async def test_zoom_values_and_log_axis_by_keyboard_alone(node, url):
             "bytes",
             "speed",
             "showInvite",
+            "events",
             "warnings",
             "lines",
         } <= set(seen)

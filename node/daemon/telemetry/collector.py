@@ -1,23 +1,29 @@
-"""Collects where the node's time goes: readings of the worker, and what it waits for while it is idle.
+"""Samples the round's state: what the node waits for while it is idle, and which members came and went.
 
 An idle worker waits for bytes on their way (`transfer`), or for something else (`wait`). The worker cannot know
 which, so the daemon samples the round's state every SAMPLE_S and splits idle time by what it saw.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RESTING, Phase, RoundState
 from atoll.node.daemon.telemetry.durations import NodeDurations
 from atoll.node.daemon.telemetry.goodput import GoodputAccount, IdleReason
 from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.protocols.ids import PeerId
 from atoll.protocols.local.control_messages import Goodput
 from atoll.protocols.local.time_spent import TimeSpent
 
 SAMPLE_S = 0.25
 REST_S = 1.0
 """The same in phases in which nothing is awaited of a transfer."""
+MEMBERS_S = 10.0
+"""Least time between two events of members that came or went, and NAMED the most names in one: leases of many
+identities must not fill the journal."""
+NAMED = 8
 _TRANSFER_PHASES = (Phase.CATCH_UP, Phase.TRAIN, Phase.COLLECT)
 """Phases that payloads can hold up. In a pause, or while members gather, nothing waits for a transfer."""
 
@@ -36,6 +42,7 @@ class GoodputCollector:
     def __post_init__(self) -> None:
         self._account = GoodputAccount(self.now(), self.log.add_time)
         self._upload = UploadState()
+        self._members = MemberWatch(self.log)
         self.durations = NodeDurations(self.now)
         """How long steps, rounds and answers of peers took."""
 
@@ -43,6 +50,7 @@ class GoodputCollector:
         """Sample until cancelled."""
         while True:
             self.sample()
+            self._members.see(self.state().members, self.now())
             await asyncio.sleep(REST_S if self.state().phase in RESTING else SAMPLE_S)
 
     def sample(self) -> None:
@@ -63,6 +71,30 @@ class GoodputCollector:
     def report(self) -> Goodput:
         """Where the time went, for the status."""
         return self._account.report(self.now())
+
+
+@dataclass(slots=True)
+class MemberWatch:
+    """Journals `joined` and `left`: whose lease is live here and was not, or was and is not.
+
+    Members that have shown no work yet are left out: a node waits for some of them in turn.
+    """
+
+    log: RoundLog
+    _here: frozenset[PeerId] = frozenset()
+    _told_at: float = float("-inf")
+
+    def see(self, members: Mapping[PeerId, MemberView], now: float) -> None:
+        """Compare these members with those of the newest events, at most once in MEMBERS_S."""
+        if now - self._told_at < MEMBERS_S:
+            return
+        here = frozenset(peer for peer, view in members.items() if not view.untried)
+        if here == self._here:
+            return
+        for name, peers in (("joined", here - self._here), ("left", self._here - here)):
+            if peers:
+                self.log.event(name, peers=sorted(peers)[:NAMED], count=len(peers))
+        self._here, self._told_at = here, now
 
 
 @dataclass(slots=True)

@@ -81,17 +81,25 @@ class LogTail:
 
     def last(self, lines: int) -> tuple[LogLine, ...]:
         """The newest `lines` lines; `fresh` continues after them."""
-        try:
-            self._at = max(0, self._path.stat().st_size - self._most_bytes)
-        except FileNotFoundError:
-            return ()
-        skipped = self._at > 0
-        self._file_id = self._path.stat().st_ino
-        found = self.fresh()
-        return found[1 if skipped else 0 :][-lines:] if lines else ()
+        return tuple(map(log_line, self.last_bytes(lines)))
 
     def fresh(self) -> tuple[LogLine, ...]:
         """Whole lines that were written since the last call."""
+        return tuple(map(log_line, self.fresh_bytes()))
+
+    def last_bytes(self, lines: int) -> list[bytes]:
+        """The same as `last`, for files of other lines."""
+        try:
+            self._at = max(0, self._path.stat().st_size - self._most_bytes)
+        except FileNotFoundError:
+            return []
+        skipped = self._at > 0
+        self._file_id = self._path.stat().st_ino
+        found = self.fresh_bytes()
+        return found[1 if skipped else 0 :][-lines:] if lines else []
+
+    def fresh_bytes(self) -> list[bytes]:
+        """The same as `fresh`, for files of other lines."""
         try:
             with self._path.open("rb") as file:
                 status = self._path.stat()
@@ -101,13 +109,14 @@ class LogTail:
                 file.seek(self._at)
                 data = file.read(self._most_bytes)
         except FileNotFoundError:
-            return ()
+            return []
         self._at += len(data)
         *whole, self._part = (self._part + data).split(b"\n")
-        return tuple(_line(one) for one in whole if one)
+        return [one for one in whole if one]
 
 
-def _line(data: bytes) -> LogLine:
+def log_line(data: bytes) -> LogLine:
+    """A line of the log; one that is none becomes its message."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeError):

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.telemetry.contribution_reader import ContributionReader
-from atoll.node.daemon.telemetry.log_ring import LogRing
+from atoll.node.daemon.telemetry.log_ring import event_ring, log_ring
 from atoll.node.daemon.telemetry.machine_use import MachineUse
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.page_data import ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork
 from atoll.node.daemon.web.server import is_loopback
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds
@@ -45,7 +45,8 @@ class PageSource:
         self._log = log
         self._shown = ShownInvite(plan.home, plan.run.spec, plan.identity)
         self._contributions = ContributionReader(ledger, time.monotonic)
-        self._lines = LogRing(plan.home.log)
+        self._lines = log_ring(plan.home.log)
+        self._events = event_ring(log.journal)
         self._machine = MachineUse(plan.home.root, time.monotonic)
 
     def status(self) -> Status:
@@ -72,6 +73,9 @@ class PageSource:
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         return self._lines.news(after)
+
+    def event_news(self, after: int) -> tuple[int, Sequence[PageEvent]]:
+        return self._events.news(after)
 
     def invite(self) -> str:
         """A link without a permit: every user of the machine can read the page, and a permit is a secret."""

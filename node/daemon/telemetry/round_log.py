@@ -58,7 +58,7 @@ class RoundLog:
         with disk(folder):
             self.rows = RoundRows(path, peer)
             """Known rows by round; `_row` gives one that may be changed."""
-            journal = folder / "events.jsonl"
+            journal = self.journal = folder / "events.jsonl"
             if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
                 journal.replace(folder / "events.1.jsonl")
             self._events_file: TextIO = journal.open("a", encoding="utf-8")

@@ -1,10 +1,11 @@
 "use strict";
 const REASONS = ["steps", "wait", "transfer", "encode", "fold", "checkpoint", "evaluate", "audit", "recompute", "start", "down"];
-const ASK_MS = 800, ANSWER_MS = 10000, ROWS = 300, BARS = 60, AFRESH = 150, LINES = 200, WORK = 24, BIG = [1150, 240], LEFT = 44, LOW = 18, TOP = 8;
+const ASK_MS = 800, ANSWER_MS = 10000, ROWS = 300, BARS = 60, AFRESH = 150, LINES = 200, EVENTS = 50, WORK = 24, BIG = [1150, 240], LEFT = 44, LOW = 18, TOP = 8;
+const TROUBLES = ["trouble", "failed", "alone", "divergence", "equivocation", "peer_fault", "payload_damaged", "refused"];
 const LASTING = ["training", "observing", "finished"];
 const ICONS = {bad: "%23d33", warn: "%23e0a030", good: "%231b7f4b"};
 const rows = new Map(), work = new Map();
-let next = 0, logNext = 0, asked = 0, life = "", heard = 0, older = [], shown = null, isLog = false, byTokens = true;
+let next = 0, logNext = 0, eventNext = 0, asked = 0, life = "", heard = 0, older = [], shown = null, isLog = false, byTokens = true;
 
 const at = id => document.getElementById(id);
 const write = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
@@ -263,16 +264,28 @@ function left(now) {
   return LASTING.includes(now.activity) ? "" : "time left unknown";
 }
 
-function log(news) {
-  const list = at("lines"), isAtEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8;
-  if (news.next < logNext) list.replaceChildren();
-  for (const line of news.lines) {
-    list.append(html("li", `${line.time.slice(11, 23)} ${line.level} ${line.logger.replace(/^atoll\./, "")}: ${line.message}`, line.level));
-  }
-  while (list.children.length > LINES) list.firstChild.remove();
-  logNext = news.next;
-  write("linesNote", logNext ? "newest last" : "not shown to other machines");
+// Appends what is new, and follows the end where the reader is there.
+function feed(id, news, before, most, item) {
+  const list = at(id), isAtEnd = list.scrollTop + list.clientHeight >= list.scrollHeight - 8;
+  if (news.next < before) list.replaceChildren();
+  list.append(...news.lines.map(item));
+  while (list.children.length > most) list.firstChild.remove();
   if (isAtEnd && news.lines.length) list.scrollTop = list.scrollHeight;
+  return news.next;
+}
+
+function log(news) {
+  logNext = feed("lines", news, logNext, LINES, line =>
+    html("li", `${line.time.slice(11, 23)} ${line.level} ${line.logger.replace(/^atoll\./, "")}: ${line.message}`, line.level));
+  write("linesNote", logNext ? "newest last" : "not shown to other machines");
+}
+
+function events(news, isShown) {
+  eventNext = feed("events", news, eventNext, EVENTS, line => {
+    const time = new Date(line.unix_s * 1000).toISOString().slice(0, 19).replace("T", " ");
+    return html("li", `${time} ${line.event} ${line.text}`, TROUBLES.includes(line.event) ? "warning" : "");
+  });
+  write("eventsNote", eventNext ? "newest last, UTC" : isShown ? "none yet" : "not shown to other machines");
 }
 
 function draw(data) {
@@ -297,8 +310,9 @@ function keep(data) {
   const now = data.status.run + "/" + data.status.pid;
   if (now !== life && life) {
     rows.clear(); work.clear();
-    next = 0; logNext = 0; asked = 0; life = now;
+    next = 0; logNext = 0; eventNext = 0; asked = 0; life = now;
     at("lines").replaceChildren();
+    at("events").replaceChildren();
     return false;
   }
   life = now;
@@ -318,7 +332,7 @@ function keep(data) {
 async function ask() {
   if (document.hidden) return;
   const since = asked % AFRESH ? next : 0;
-  const answer = await fetch(`v1/data.json?since=${since}&log=${logNext}`, {cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS)});
+  const answer = await fetch(`v1/data.json?since=${since}&log=${logNext}&event=${eventNext}`, {cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS)});
   if (!answer.ok) throw new Error("the node answered " + answer.status);
   const data = await answer.json();
   if (!keep(data)) return;
@@ -327,6 +341,7 @@ async function ask() {
   write("silent", "");
   draw(data);
   log(data.log);
+  events(data.events, data.log.next > 0);
 }
 
 async function forever() {

@@ -83,6 +83,23 @@ class LogNews(msgspec.Struct, frozen=True):
     lines: tuple[LogLine, ...]
 
 
+class PageEvent(msgspec.Struct, frozen=True):
+    """A line of the node's journal."""
+
+    unix_s: float
+    event: str
+    text: str
+    """Its facts, `name=value` with blanks between them."""
+
+
+class EventNews(msgspec.Struct, frozen=True):
+    """Events of the node, oldest first."""
+
+    next: int
+    """Value of `event` for the next request."""
+    lines: tuple[PageEvent, ...]
+
+
 class DashboardData(msgspec.Struct, frozen=True, kw_only=True):
     """The body of `/v1/data.json`. Later versions only add fields."""
 
@@ -102,7 +119,8 @@ class DashboardData(msgspec.Struct, frozen=True, kw_only=True):
     """The worst first."""
     resources: ResourceUse
     log: LogNews
-    """Empty where the page is not served on loopback."""
+    """Like `events`, empty where the page is not served on loopback."""
+    events: EventNews
 
 
 class InviteView(msgspec.Struct, frozen=True, kw_only=True):

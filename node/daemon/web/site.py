@@ -15,7 +15,15 @@ import segno
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpReply, HttpRequest
 from atoll.node.daemon.web.metrics import Measurements, Metrics
 from atoll.node.daemon.web.older_rounds import thin
-from atoll.node.daemon.web.page_data import DashboardData, InviteView, LogNews, ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import (
+    DashboardData,
+    EventNews,
+    InviteView,
+    LogNews,
+    PageEvent,
+    ResourceUse,
+    RoundWork,
+)
 from atoll.node.daemon.web.page_file import page
 from atoll.node.daemon.web.run_pace import alarms_of, pace_of
 from atoll.protocols.errors import AtollError
@@ -47,7 +55,7 @@ class StatusSource(Protocol):
     """What the web server may read from the node."""
 
     is_local: bool
-    """Whether only this machine reaches the page: then the log and an invite are shown."""
+    """Whether only this machine reaches the page: then log, events and an invite are shown."""
 
     def status(self) -> Status:
         """The node's current status."""
@@ -72,6 +80,9 @@ class StatusSource(Protocol):
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         """Newest lines of the log after the first `after` ones, and how many there were."""
+
+    def event_news(self, after: int) -> tuple[int, Sequence[PageEvent]]:
+        """The same of the node's journal."""
 
     def invite(self) -> str:
         """A link that others join with and that is no secret. Raises ConfigError that says why there is none."""
@@ -99,14 +110,14 @@ class Site:
         return HttpRefusal(404, "nothing here").reply()
 
     async def _data_reply(self, query: dict[str, str]) -> HttpReply:
-        """`since` in the query is the first round to send, `log` the first line of the log; 0 if absent."""
-        since, log = query.get("since", "0"), query.get("log", "0")
-        if not (_NUMBER.fullmatch(since) and _NUMBER.fullmatch(log)):
-            return HttpRefusal(400, "since is a round's number, log that of a line").reply()
-        data = await self._data(int(since), int(log))
+        """The query: the first round (`since`), line of the log and event to send; 0 if absent."""
+        asked = [query.get(name, "0") for name in ("since", "log", "event")]
+        if not all(map(_NUMBER.fullmatch, asked)):
+            return HttpRefusal(400, "since is a round's number, log that of a line, event that of one").reply()
+        data = await self._data(*map(int, asked))
         return HttpReply(msgspec.json.encode(data), "application/json")
 
-    async def _data(self, since: int, log: int) -> DashboardData:
+    async def _data(self, since: int, log: int, event: int) -> DashboardData:
         source, status = self._source, self._source.status()
         peers = sorted(await source.peers(), key=lambda peer: (not peer.path, not peer.member, peer.peer))
         newest = self._newest(since)
@@ -124,6 +135,7 @@ class Site:
             alarms=alarms_of(shown),
             resources=source.resources(status.worker_pid),
             log=self._log(log),
+            events=self._events(event),
         )
 
     def _newest(self, since: int) -> Sequence[RoundStatus]:
@@ -137,6 +149,15 @@ class Site:
         count, lines = self._source.log_news(after)
         return LogNews(
             count, tuple(msgspec.structs.replace(line, message=redact_addresses(line.message)) for line in lines)
+        )
+
+    def _events(self, after: int) -> EventNews:
+        """Events name peers, addresses and reasons, as the log does."""
+        if not self._source.is_local:
+            return EventNews(0, ())
+        count, events = self._source.event_news(after)
+        return EventNews(
+            count, tuple(msgspec.structs.replace(one, text=redact_addresses(one.text)) for one in events)
         )
 
     async def _invite_reply(self) -> HttpReply:

@@ -5,13 +5,11 @@ import msgspec
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
+from atoll.node.runs.capacity.round_traffic import bitmap_of_first, record_traffic, round_bytes
 from atoll.protocols.data.file_source import COLUMN, FILE, parse_file_source
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
 from atoll.protocols.local.control_messages import Room
-from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
 
 MEMBERS = 8
@@ -57,7 +55,7 @@ class Preview(msgspec.Struct, frozen=True):
     round_known: bool
     """Whether `round_s` is what members say; otherwise it is assumed."""
     round_bytes: int
-    """Payload bytes to and from all other members together, without records."""
+    """Bytes to all other members together, and as many from them; records and leases too (round_traffic.py)."""
     rounds_day: float
     """Rounds a day, at most the rounds of the run."""
     day_up_bytes: int
@@ -92,14 +90,13 @@ def preview_of(
     """
     count = max(spec.pace.min_members, members or MEMBERS)
     experts = trained_of(spec, room, count)
-    payload = largest_payload(spec, _bitmap(spec.model, experts))
+    payload = largest_payload(spec, bitmap_of_first(spec.model, experts))
     known_s, round_s = round_s, round_s or round_time_s(spec, config)
     rounds_day = min(float(spec.outer.rounds), DAY_S / round_s)
-    each_way = round_bytes(spec, count, experts)
     trained, _ = parts_of(spec.model, experts)
     moments = _MOMENT_PARAMETER_BYTES * trained if spec.start and spec.start.moments and config.work.trains else 0
-    if not config.work.has_model:  # entries and registers alone
-        each_way = 0
+    records_only = int(record_traffic(spec, count, round_s))
+    each_way = round_bytes(spec, count, round_s, experts) if config.work.has_model else records_only
     each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
     rounds = _OPEN_ROUNDS + (spec.pace.excise_rounds or 0)
     base = 4 * spec.model.base.parameters if spec.base else 0
@@ -113,7 +110,7 @@ def preview_of(
         if config.work.has_model
         else 0,
         payload_bytes=payload,
-        exchange_bytes=exchange_bytes(spec, _bitmap(spec.model, experts)),
+        exchange_bytes=exchange_bytes(spec, bitmap_of_first(spec.model, experts)),
         members=count,
         members_known=members is not None,
         round_s=round_s,
@@ -129,17 +126,6 @@ def preview_of(
         whole_payload_bytes=largest_payload(spec),
         whole_exchange_bytes=exchange_bytes(spec),
     )
-
-
-def round_bytes(spec: RunSpec, members: int, experts: int | None = None) -> int:
-    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced.
-
-    Where rounds exchange fragments, their mean. `experts`: of each layer, that a member trains; None: all.
-    """
-    payload = exchange_bytes(spec, _bitmap(spec.model, experts)) // spec.outer.fragments
-    if spec.reduce is None or members <= spec.reduce.above:
-        return payload * (members - 1)
-    return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)
 
 
 def round_time_s(spec: RunSpec, config: NodeConfig) -> float:
@@ -161,11 +147,6 @@ def _passed(model: ModelSpec) -> int:
     met = min(model.experts.per_token, model.experts.count)
     trained, _ = parts_of(model, met)
     return trained
-
-
-def _bitmap(model: ModelSpec, experts: int | None) -> bytes:
-    """The bitmap of the first `experts` experts. All bitmaps with as many experts have one payload size."""
-    return ALL if experts is None else bitmap_of(range(experts), model.expert_count)
 
 
 def _text(source: str) -> str:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.runs import presets
-from atoll.node.runs.capacity.join_preview import round_bytes
+from atoll.node.runs.capacity.round_traffic import payload_traffic
 from atoll.node.runs.presets import finer, fragmented
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
@@ -69,7 +69,7 @@ def test_a_preset_in_fragments_has_a_lower_peak_and_the_same_bytes(name):
     assert largest_payload(parts) < 0.5 * largest_payload(spec)
     assert abs(exchange_bytes(parts) - exchange_bytes(spec)) < 100
     whole = msgspec.structs.replace(spec, reduce=None)
-    assert 4 * round_bytes(parts, 8) == pytest.approx(round_bytes(whole, 8), rel=0.01)
+    assert 4 * payload_traffic(parts, 8) == pytest.approx(payload_traffic(whole, 8), rel=0.01)
     assert 0.85 < parts.steps(parts.outer.rounds - 1) * 4 / spec.steps(spec.outer.rounds - 1) < 1.15
 
 

@@ -6,11 +6,14 @@ from statistics import median
 import pytest
 
 from atoll.node.daemon.telemetry.run_outlook import outlook_of
+from atoll.node.runs.capacity.round_traffic import payload_traffic, round_bytes
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.registers import Lease
 
 ROUND_S, ROUNDS, SHARE = 10.0, 30, 0.1
 """Each figure of a preview is within this share of the truth."""
+COUNTED = 0.25
+"""So is what it says of records and leases, which are a small part of the bytes, within this one."""
 
 
 def test_round_members_loss_and_pace_are_those_of_the_run(world):
@@ -34,3 +37,32 @@ def test_round_members_loss_and_pace_are_those_of_the_run(world):
     assert seen.round == pytest.approx(median(row.round for row in trained), rel=SHARE)
     assert seen.loss == pytest.approx(median(row.train_loss for row in trained), rel=SHARE)
     assert seen.pace_s == pytest.approx(pace_s, rel=SHARE)
+
+
+@pytest.mark.parametrize(
+    ("members", "train_s", "lease_s"), [(2, 2.0, 20.0), (3, 10.0, 60.0), (4, 60.0, 20.0), (6, 5.0, 20.0)]
+)
+def test_the_bytes_of_a_round_are_those_that_a_node_sends_and_receives(world, members, train_s, lease_s):
+    """The payload is as large as that of the preset `tiny`, where records weigh most."""
+
+    async def story():
+        async with world(4000, members, vocab=16384, lease_s=lease_s) as w:
+            for number in range(members):
+                w.start(number, train_s=train_s)
+            await w.until(lambda: w.newest() >= 5)
+            first, began_s = w.newest(), asyncio.get_running_loop().time()
+            await w.until(lambda: w.newest() >= first + 12)
+            round_s = (asyncio.get_running_loop().time() - began_s) / (w.newest() - first)
+            logs = [node.driver.context.log for node in w.nodes.values()]
+            rows = [log.rows[number] for log in logs for number in range(first, first + 10)]
+            up, down = (sum(getattr(row, name) for row in rows) / len(rows) for name in ("bytes_up", "bytes_down"))
+            return w.spec, up, down, round_s
+
+    spec, up, down, round_s = run_virtual(story())
+    said, payloads = round_bytes(spec, members, round_s), payload_traffic(spec, members)
+    print(
+        f"{members} members, {round_s:.2f} s: said {said}, sent {up:.0f}, received {down:.0f}, {payloads} payload"
+    )
+    assert said == pytest.approx(up, rel=SHARE)
+    assert said == pytest.approx(down, rel=SHARE)
+    assert said - payloads == pytest.approx(up - payloads, rel=COUNTED)

@@ -1,6 +1,7 @@
 """The collector: what the worker says, what the round machine is in, and the round's row, put together."""
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase, RoundConfig
 from atoll.node.daemon.telemetry import collector as module
-from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.daemon.telemetry.collector import MEMBERS_S, NAMED, GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.time_spent import TimeSpent
@@ -94,3 +95,23 @@ async def test_it_looks_by_itself(rig, monkeypatch):
     rig.now += 5.0
     rig.keeper.on_spent(TimeSpent(wait_ns=5 * S))
     assert rig.keeper.report().total.transfer_s == 5.0
+
+
+def test_members_that_come_and_go_are_journalled(rig, tmp_path):
+    def told() -> list[tuple[str, list[str], int]]:
+        found = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+        return [(one["event"], one["peers"], one["count"]) for one in found]
+
+    watch, view = module.MemberWatch(rig.log), MemberView("training", Round(0), 0.0)
+    watch.see({}, 50.0)
+    watch.see({YOU: replace(view, untried=True)}, 50.0)
+    assert told() == []
+    watch.see({YOU: view}, 50.0)
+    assert told() == [("joined", [YOU], 1)]
+    many = {PeerId(f"p{number:03}"): view for number in range(100)}
+    watch.see(many, 50.0 + MEMBERS_S / 2)
+    assert len(told()) == 1, "leases of many identities must not fill the journal"
+    watch.see(many, 50.0 + MEMBERS_S)
+    assert told()[1:] == [("joined", sorted(many)[:NAMED], 100), ("left", [YOU], 1)]
+    watch.see(many, 50.0 + 3 * MEMBERS_S)
+    assert len(told()) == 3

@@ -143,6 +143,17 @@ def test_rounds_before_another_are_those_of_the_log(source):
     assert [row.round for row in page.rounds_before(3)] == [0, 1, 2]
 
 
+def test_events_of_this_start_and_of_those_before_are_there(tmp_path, ledger, source):
+    page, _ = source()
+    page._log.event("trouble", error="the disk is full")
+    page._log.event("training", round=4)
+    count, events = page.event_news(0)
+    assert [(one.unix_s, one.event, one.text) for one in events] == [(0.0, "trouble", "error=the disk is full")]
+    assert page.event_news(count) == (1, ())
+    again, _ = source()
+    assert [one.event for one in again.event_news(0)[1]] == ["trouble"]
+
+
 def test_an_address_that_others_reach_is_not_local(source):
     assert source()[0].is_local
     assert not source(web="0.0.0.0:4780")[0].is_local

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from atoll.node.daemon.web.page_data import ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import (
     Goodput,
@@ -67,6 +67,7 @@ class Node:
         self.late: dict[int, tuple[str, ...]] = {}
         """Authors of contributions beside those of a round's set, by round."""
         self.lines = [LOG_LINE]
+        self.events = [PageEvent(1.8e9, "trouble", "error=192.0.2.9:4710 is taken")]
         self.link = LINK
 
     def status(self) -> Status:
@@ -100,6 +101,9 @@ class Node:
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         return len(self.lines), self.lines[after:]
+
+    def event_news(self, after: int) -> tuple[int, Sequence[PageEvent]]:
+        return len(self.events), self.events[after:]
 
     def invite(self) -> str:
         if not self.link:

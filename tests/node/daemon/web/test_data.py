@@ -116,6 +116,7 @@ def test_nothing_new_keeps_the_cursor():
 async def test_a_cursor_that_is_none(node, since):
     assert (await reply(node, since=since)).status == 400
     assert (await reply(node, log=since)).status == 400
+    assert (await reply(node, event=since)).status == 400
 
 
 async def test_the_log_comes_once_without_addresses_and_on_this_machine_only(node):
@@ -127,6 +128,18 @@ async def test_the_log_comes_once_without_addresses_and_on_this_machine_only(nod
     node.is_local = False
     elsewhere = await ask(node)
     assert (elsewhere.log.next, elsewhere.log.lines) == (0, ())
+
+
+async def test_events_come_once_without_addresses_and_on_this_machine_only(node):
+    first = await ask(node)
+    assert [(one.event, one.text) for one in first.events.lines] == [("trouble", "error=…:4710 is taken")]
+    node.events.append(msgspec.structs.replace(node.events[0], event="final", text="round=3"))
+    news = await ask(node, event=str(first.events.next))
+    assert [(one.event, one.text) for one in news.events.lines] == [("final", "round=3")]
+    assert (await ask(node, event=str(news.events.next))).events.lines == ()
+    node.is_local = False
+    elsewhere = await ask(node)
+    assert (elsewhere.events.next, elsewhere.events.lines) == (0, ())
 
 
 async def test_an_invite_is_shown_on_this_machine_only_and_its_code_is_of_the_link(node):

@@ -10,11 +10,11 @@ from atoll.node.runs.capacity.join_preview import (
     ROUND_FLOOR_S,
     THREAD_FLOPS,
     preview_of,
-    round_bytes,
     round_time_s,
     steps_time_s,
 )
 from atoll.node.runs.capacity.memory_model import Free, needs_of
+from atoll.node.runs.capacity.round_traffic import COPY_SHARE, payload_traffic, record_traffic
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.coverage import largest_payload
@@ -68,7 +68,8 @@ def test_traffic_is_payloads_to_and_from_every_other_member():
     payload = largest_payload(spec)
     assert (costs.payload_bytes, costs.members) == (payload, MEMBERS)
     assert costs.rounds_day == pytest.approx(min(spec.outer.rounds, 86400 / costs.round_s))
-    assert costs.day_up_bytes == costs.day_down_bytes == int(payload * 7 * costs.rounds_day)
+    assert costs.day_up_bytes == costs.day_down_bytes == int(costs.round_bytes * costs.rounds_day)
+    assert costs.round_bytes == int(COPY_SHARE * 7 * payload + record_traffic(spec, MEMBERS, costs.round_s))
     assert costs.join_bytes == 4 * spec.model.parameters
     assert (costs.experts, costs.needs) == (None, costs.whole)
     assert costs.whole_payload_bytes == payload
@@ -83,7 +84,8 @@ def test_of_a_mixture_a_member_has_its_share_and_sends_it():
     assert costs.needs.host < costs.whole.host
     assert costs.payload_bytes == largest_payload(spec, bitmap_of((3, 11), 16))
     assert costs.whole_payload_bytes == largest_payload(spec) > 3 * costs.payload_bytes
-    assert costs.round_bytes == 7 * costs.payload_bytes
+    sent = COPY_SHARE * 7 * costs.payload_bytes
+    assert costs.round_bytes == int(sent + record_traffic(spec, MEMBERS, costs.round_s))
     assert costs.disk_bytes < costs_of(shared(holders=0)).disk_bytes
 
 
@@ -92,7 +94,8 @@ def test_a_share_is_said_in_fragments_too():
     parts = msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, fragments=3))
     costs, whole = costs_of(parts), costs_of(spec)
     assert costs.payload_bytes < whole.payload_bytes
-    assert costs.round_bytes == 7 * (costs.exchange_bytes // 3)
+    sent = COPY_SHARE * 7 * (costs.exchange_bytes // 3)
+    assert costs.round_bytes == int(sent + record_traffic(spec, MEMBERS, costs.round_s))
     assert 0 < costs.exchange_bytes - whole.exchange_bytes < 200, "headers"
     assert costs.whole_exchange_bytes > 3 * costs.exchange_bytes
 
@@ -138,17 +141,25 @@ def test_a_round_longer_than_a_day():
     costs = costs_of(preset("1b", OWNER, 1))
     assert costs.round_s > 86400
     assert 0 < costs.rounds_day < 1
-    assert 0 < costs.day_up_bytes < costs.payload_bytes * 7
+    assert 0 < costs.day_up_bytes < costs.round_bytes
 
 
 def test_a_reduced_round_costs_the_same_however_many_they_are():
     spec = preset("50m", OWNER, 1)
     payload = largest_payload(spec)
-    each = {members: round_bytes(spec, members) for members in (15, 16, 17, 64)}
+    each = {members: payload_traffic(spec, members) for members in (15, 16, 17, 64)}
     assert each[16] - each[15] == payload
     assert payload < each[17] == each[64] < each[15] / 4
     whole = msgspec.structs.replace(spec, reduce=None)
-    assert round_bytes(whole, 64) == 63 * payload
+    assert payload_traffic(whole, 64) == 63 * payload
+
+
+def test_records_and_leases_count_and_alone_there_are_none():
+    spec = preset("tiny", OWNER, 1)
+    assert record_traffic(spec, 1, 1e4) == 0.0
+    fast, slow = (record_traffic(spec, 3, round_s) for round_s in (1.0, 600.0))
+    assert 0.05 < fast / payload_traffic(spec, 3) < 0.2
+    assert slow > payload_traffic(spec, 3), "a round of ten minutes has thirty leases of each"
 
 
 def test_more_members_where_the_run_waits_for_more():
@@ -191,5 +202,8 @@ def test_who_does_not_train_needs_no_more_than_its_role(role, text, keeps):
     assert room is None, "it offers to train no experts"
     costs = preview_of(spec, config, room)
     assert costs.text == text
-    assert bool(costs.disk_bytes) == bool(costs.join_bytes) == bool(costs.day_down_bytes) == keeps
+    assert bool(costs.disk_bytes) == bool(costs.join_bytes) == keeps
+    records = int(record_traffic(spec, MEMBERS, costs.round_s))
+    assert (costs.round_bytes > records) == keeps, "records and leases alone"
+    assert costs.round_bytes >= records
     assert costs.needs == needs_of(spec, config)
