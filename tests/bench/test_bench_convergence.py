@@ -277,7 +277,7 @@ def test_the_page_follows_from_the_lines_and_says_what_was_not_run(tmp_path):
     page = (tmp_path / "a" / "convergence.md").read_text(encoding="utf-8")
     assert "average-float32 H=15," in page.split("**Not run:**")[1]
     assert "| rounds of that comparison | >= 300 | 100 | **missed** |" in page
-    assert "Sizes that were not run: tiny, 125m." in page
+    assert "Sizes that were not run: tiny, 10m, 125m." in page
     assert all(f"]({name})" in page for name in files[:2])
     assert max(map(len, (line for line in page.splitlines() if not line.startswith("|")))) <= 100
 

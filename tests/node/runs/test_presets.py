@@ -46,9 +46,9 @@ def test_rounds_of_dense_runs_are_reduced_above_sixteen_members(name):
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
-def test_muon_trains_the_preset_for_which_it_was_measured(name):
+def test_muon_trains_the_presets_for_which_it_was_measured(name):
     inner = presets.preset(name, OWNER, 3).inner
-    assert (inner.optimizer, inner.muon_lr) == (("muon", 2.0) if name == "tiny" else ("adamw", 1.0))
+    assert (inner.optimizer, inner.muon_lr) == (("muon", 2.0) if name in ("tiny", "10m") else ("adamw", 1.0))
     assert inner.decay_256 == (54 if name == "tiny" else msgspec.UNSET)
     plain = {"optimizer": "adamw", "muon_lr": 1.0, "decay_256": msgspec.UNSET}
     assert presets.with_adamw(inner) == msgspec.structs.replace(inner, **plain)

@@ -283,9 +283,10 @@ def test_one_expert_more_never_needs_less(experts, frozen, on_host, device, shar
 
 def test_a_member_of_a_zeroth_order_run_needs_what_one_that_validates_needs():
     spec = preset("10m", OWNER, 1)
+    spec = msgspec.structs.replace(spec, inner=with_adamw(spec.inner))
     scalar = msgspec.structs.replace(
         spec,
-        inner=msgspec.structs.replace(with_adamw(spec.inner), optimizer="spsa"),
+        inner=msgspec.structs.replace(spec.inner, optimizer="spsa"),
         compress=msgspec.structs.replace(spec.compress, codec="scalar"),
     )
     watching = msgspec.structs.replace(CPU, roles=("evaluate",))
