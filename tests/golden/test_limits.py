@@ -29,6 +29,7 @@ FOREIGN_DECODERS = {
     "node/checkpoint/universal.py": "JSON with a cap, and without floats",
     "node/daemon/loggers/child.py": "events of this node's own daemon",
     "node/daemon/telemetry/log_ring.py": "this node's own log and journal",
+    "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",
     "node/daemon/telemetry/round_rows.py": "this node's own log",
     "node/learning/data/documents.py": "the user's own text",
