@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.run.run_spec import Stage
 from atoll_bench.experts import experts_gpu as gpu
 from atoll_bench.experts import experts_owner as owner
@@ -132,6 +132,11 @@ def test_only_out_of_memory_is_an_outcome(tmp_path, monkeypatch):
 
     refuse(torch.OutOfMemoryError("no room"))
     assert gpu.trained_under(tmp_path / "a", spec_of("moe-smoke"), "all", "cpu", 0) == gpu.Outcome(0, True, 0)
+    refuse(LocalFault("out of memory: it does not hold one sequence of a step"))
+    assert gpu.trained_under(tmp_path / "c", spec_of("moe-smoke"), "all", "cpu", 0) == gpu.Outcome(0, True, 0)
+    refuse(LocalFault("the disk is full"))
+    with pytest.raises(LocalFault, match="disk"):
+        gpu.trained_under(tmp_path / "d", spec_of("moe-smoke"), "all", "cpu", 0)
     refuse(RuntimeError("something else"))
     with pytest.raises(RuntimeError, match="something else"):
         gpu.trained_under(tmp_path / "b", spec_of("moe-smoke"), "all", "cpu", 0)

@@ -3,7 +3,6 @@
 import msgspec
 import torch
 
-from atoll.node.learning.inner.passes import is_out_of_memory
 from atoll.node.worker.session import Session
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.worker_messages import StartRequest, TrainProgress, TrainReply, TrainRequest
@@ -43,7 +42,7 @@ def train(start: StartRequest, ask: TrainRequest, cap: int) -> Outcome:
                 steps = ask.steps
         session.close()
     except (torch.OutOfMemoryError, LocalFault) as error:
-        if not (is_out_of_memory(error) or "out of memory" in str(error)):
+        if isinstance(error, LocalFault) and "out of memory" not in str(error):
             raise
         short = True
     return Outcome(steps, short, torch.cuda.max_memory_allocated(start.device) if on_gpu else 0)

@@ -84,7 +84,9 @@ class Node:
             view=lambda: SimpleNamespace(left=()),
             finality=SimpleNamespace(voters=(), books={}),
             finalizer=SimpleNamespace(has_model=True, applied=4, final_sets={}),
-            contributions=SimpleNamespace(me=PeerId("me"), later=lambda above: [], find=lambda names: []),
+            contributions=SimpleNamespace(
+                me=PeerId("me"), newest_own=lambda: Round(5), later=lambda above: [], find=lambda names: []
+            ),
             reducer=NoReduction(),
         )
         network = SimpleNamespace(carry=lambda *_: parts["carry"].serve(), read_to=0, leases=self._leases)
