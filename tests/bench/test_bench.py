@@ -249,10 +249,12 @@ def test_rows_of_a_gpu_are_judged_where_there_is_one_and_not_reached_where_there
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_compress_on_a_gpu_that_is_not_there_is_a_line(atoll):
-    ran = atoll("bench", "compress", "--quick", "--device", "cuda")
+@pytest.mark.parametrize("name", ["compress", "step", "slices", "convergence"])
+def test_a_bench_on_a_gpu_that_is_not_there_is_a_line(atoll, name):
+    ran = atoll("bench", name, "--quick", "--device", "cuda")
     assert ran.code == 78
     assert "no CUDA device" in ran.err or "no triton" in ran.err
+    assert "Traceback" not in ran.err
 
 
 @pytest.mark.slow(

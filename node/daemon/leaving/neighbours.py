@@ -27,7 +27,8 @@ class SwarmNeighbours:
         leases = {peer: lease for peer, (lease, _) in self.net.leases().items() if peer in connected}
         # A seeder that leaves says it by its lease alone. A member that waits for long says it there too, since a
         # lease that is newer than its Leave would count as a return.
-        return {p: lease for p, lease in leases.items() if not left.get(p) and lease.activity != "leaving"}
+        staying = (peer for peer, lease in leases.items() if not left.get(peer) and lease.activity != "leaving")
+        return {peer: leases[peer] for peer in staying}
 
     def neighbours(self) -> list[PeerId]:
         """Return the connected peers."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.gpu.encoding import EncodeArrays, blank_payload, encode_rows
-from atoll.protocols.errors import ConfigError
+from atoll.node.worker.multi_device.group import check_device
 from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import codec_pace as pace
 from atoll_bench.compress.codec_pace import BETA, K, Paces
@@ -58,8 +58,7 @@ def measure(chunks: int, same_chunks: int, turns: int, say: Callable[[str], None
 
     `extra_bytes`: the most that the encoder allocates. Raises ConfigError where there is no such device.
     """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("there is no CUDA device here")
+    check_device(device)
     paces, began = Paces(), time.perf_counter()
     work = Work(chunks, device)
     settle(device)

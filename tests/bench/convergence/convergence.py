@@ -13,6 +13,7 @@ from pathlib import Path
 
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
+from atoll.node.worker.multi_device.group import check_device
 from atoll.protocols.errors import ConfigError, Divergence
 from atoll_bench.convergence.arms import SIZES, Arm, spec_of
 from atoll_bench.convergence.parts import Wanted, arms, next_arm
@@ -53,6 +54,7 @@ async def measure(
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder:
         path = Path(store or folder) / FILE
         found = read_lines(path)
+        check_device(device)
         _check(wanted)
         if not report:
             found += await _train_parts(wanted, path, (number, parts), minutes, device, say)

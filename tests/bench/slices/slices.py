@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from atoll.node.runs.capacity.memory_model import FROZEN_BYTES, parts_of
+from atoll.node.worker.multi_device.group import check_device
 from atoll.p2p.system.atomic_files import write_whole
 from atoll_bench.child import started
 from atoll_bench.reference_arms.baselines import Point
@@ -50,8 +51,9 @@ async def measure(
     """Rows of costs; with `loss` of each length of a round, the mixed swarm at the first length only.
 
     `store`: a folder for the curves of arms that are trained. `device` takes their steps; the costs are those of
-    a CPU. Raises LocalFault.
+    a CPU. Raises ConfigError for a device that is not here, LocalFault.
     """
+    check_device(device)
     name, lengths, total = ("tiny", (1,), 2) if quick else (preset, STEPS, TOTALS.get(preset, TOTALS["10m"]))
     drawn = range(1, 1 + (1 if quick else seeds))
     arms = [

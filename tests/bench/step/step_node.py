@@ -55,11 +55,12 @@ async def memory(
 ) -> dict[str, float]:
     """Peak bytes of a worker that trains, folds, changes its experts and validates; and what was said of it.
 
-    On a GPU: those of the device, `micro` sequences at once at the end, and `host` bytes of the process.
+    On a GPU those of the device, and `host`: those of the process.
     """
     spec = spec_of(name, batch, shared=experts is not None)
     threads = 1 if device == "cpu" else GPU_THREADS
-    settings = NodeConfig(device=device, threads=threads, **config)
+    # What is said counts no encoder on the device where the node may choose.
+    settings = NodeConfig(device=device, threads=threads, exchange_on="host", **config)
     with tempfile.TemporaryDirectory(prefix="atoll-step-") as home:
         start = StartRequest(
             codec.encode(spec),
