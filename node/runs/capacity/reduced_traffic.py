@@ -18,7 +18,7 @@ from atoll.protocols.run.slices import ReduceSpec, even_count, slice_span
 
 ASK_BYTES = 90
 """A question for rows or for an opening, and what frames it and its answer."""
-COPY_BYTES = 110
+COPY_BYTES = 70
 """Manifest, requests and frames of one Reduction's payload, which is a blob."""
 KEPT_BITS = 19
 """Bits of a value of the error feedback in an opening: its largest value decides, 17 to 20 were seen."""
