@@ -30,8 +30,8 @@ PROMISES = [
     "all rounds final and folded", "all nodes at the last round", "bytes per payload copy",
     "payload smaller than fp32",
 ]  # fmt: skip
-ROUNDS = 16
-"""Enough for a kill, a return and a late join, which come in the first half, and to learn something."""
+ROUNDS = 24
+"""Enough for a kill, a return and a late join, and to learn something."""
 LEARNED = 0.93
 """Share of the unigram entropy that a short run gets below."""
 GONE_S = 40.0

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numba.core.caching import NullCache
-from numba.core.registry import CPUDispatcher
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
@@ -23,8 +21,6 @@ from tests.plain.codecs import Refused, decode, encode
 from tests.plain.folds import apply_update
 
 torch.set_num_threads(1)
-WRITERS = {"encode_dense", "select_chunks", "_encode_chunks", "write_chunks"}
-"""Kernels that get no byte of a peer: encoders."""
 CHUNKS = 2
 NOTHING = torch.zeros((CHUNKS, 4096), dtype=torch.int32)
 SPARSE_K = (1, 2, 3, 7, 8, 9, 15, 16, 63, 64, 65, 127, 1000, 2047, 2048, 2049, 4095, 4096)
@@ -153,29 +149,6 @@ def bits(codec, seed, data):
     judged(*codec, bytes(payload[:cut]) + bytes(max(0, cut - len(payload))))
 
 
-class ReadOnly:
-    """A cache of machine code that takes nothing new: what is compiled here has checks, and is slow."""
-
-    def __init__(self, cache: Any) -> None:
-        self.load_overload, self.cache_path = cache.load_overload, cache.cache_path
-
-    def save_overload(self, _signature: Any, _code: Any) -> None:
-        """Keep nothing."""
-
-
-def kernels() -> list[CPUDispatcher]:
-    """All compiled functions of the learning, and our own."""
-    ours = ("atoll.node.learning", "__main__")
-    modules = [module for name, module in sys.modules.items() if name.startswith(ours)]
-    return [each for module in modules for each in vars(module).values() if isinstance(each, CPUDispatcher)]
-
-
-def compile_readers_here() -> None:
-    """Have readers compiled in this process, with checks. Writers come as they were kept, to save their time."""
-    for kernel in kernels():
-        kernel._cache = ReadOnly(kernel._cache) if kernel.__name__ in WRITERS else NullCache()
-
-
 @compiled
 def value_at(values: Any, at: Any) -> Any:
     """What a kernel does with an index that nobody bounded."""
@@ -183,14 +156,11 @@ def value_at(values: Any, at: Any) -> Any:
 
 
 def main() -> None:
-    compile_readers_here()
     with contextlib.suppress(IndexError):
         sys.exit(f"indices are not looked at: {value_at(np.zeros(4, np.uint8), 4)}")
     for attack in (bodies, sections, scales, bits):
         attack()
         print(attack.__name__, "stood", flush=True)
-    kept = {kernel.__name__ for kernel in kernels() if sum(kernel.stats.cache_hits.values())}
-    assert kept <= WRITERS, f"machine code without checks: {kept}"
 
 
 if __name__ == "__main__":
