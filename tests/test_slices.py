@@ -61,7 +61,7 @@ def case_of(test: str, slow: tuple[list[str], dict[str, str]] | None, is_measure
 def cases(request) -> list[Case]:
     """All cases; where not all were collected, those of files with a slow case, and those of their slices."""
     config = request.config
-    if [Path(name).absolute() for name in config.args] == [ROOT / "tests"]:
+    if [Path(name).resolve() for name in config.args] == [ROOT / "tests"]:
         marks = config.stash[MARKS].items()
         return [
             case_of(test, (list(slow.args), dict(slow.kwargs)) if slow else None, is_measure)
