@@ -16,7 +16,7 @@ WORKERS ?= 3
 # Every process of a test would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup test fast slow measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test page-test docs package-test bench clean
+.PHONY: setup test suite fast slow measure check lint mutants simulate chaos signals swarm swarm-moe rig clean-rig compose-test page-test docs package-test bench clean
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
@@ -34,7 +34,11 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(BIN)/atoll node kernels
 	touch $(STAMP)
 
-test: lint  ## Everything that CI runs; the swarms come first. Of long suites a slice: it says which (`make slow`)
+# Style and types beside the tests: mypy takes one core for a minute, and the other one would wait.
+test: $(STAMP)  ## Everything that CI runs; the swarms come first. Of long suites a slice: it says which (`make slow`)
+	$(MAKE) --jobs 2 lint suite
+
+suite: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 fast: $(STAMP)  ## The tests without real swarms

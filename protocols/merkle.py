@@ -42,6 +42,15 @@ def path_of(levels: Sequence[Sequence[Digest]], first: int, count: int) -> bytes
     return path
 
 
+def path_digests(total: int, first: int, count: int) -> int:
+    """How many digests `path_of` gives for `count` leaves from `first` of a tree of `total` leaves."""
+    start, stop, width, found = first, first + count, total, 0
+    while width > 1:
+        found += (start & 1) + (stop & 1 and stop < width)
+        start, stop, width = start >> 1, (stop + 1) >> 1, (width + 1) >> 1
+    return found
+
+
 class MerklePart:
     """The part of a tree that follows from neighbouring leaves and their path."""
 

@@ -3,6 +3,9 @@
 The workers of `make test` take one test or group after the other. With the long ones first, thousands of short
 ones are left to fill the end of each worker; with the long ones last, one worker would be idle for minutes.
 
+The tests of a module with fixtures of its own (a site, a wheel, a trained model) run on one worker, else each
+worker would make them.
+
 Of long suites `make test` runs a slice: what is marked `slow` is left out, and a line at the end says what.
 """
 
@@ -29,13 +32,33 @@ left_out: Counter[str] = Counter()
 """Slow cases that are not run, by file; with pytest-xdist as its workers tell."""
 
 
+MARKS = pytest.StashKey[dict[str, tuple[pytest.Mark | None, bool]]]()
+"""Of each collected test, by id, also of those that are not run: its mark `slow`, and whether it is a measure."""
+
+
+# First, because a worker of pytest-xdist writes the groups that it finds into the ids.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[MARKS] = {
+        item.nodeid: (item.get_closest_marker("slow"), item.get_closest_marker("measure") is not None)
+        for item in items
+    }
     # Groups run on one worker, whole; pytest-xdist hands out in this order.
     long = ("swarm", "xdist_group")
     items.sort(key=lambda item: not any(item.get_closest_marker(mark) for mark in long))
+    for item in items:
+        if shares_fixtures(item) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
     if "not slow" in config.option.markexpr and not config.option.keyword:
         slow = (item for item in items if item.get_closest_marker("slow"))
         left_out.update(item.nodeid.partition("::")[0] for item in slow)
+
+
+def shares_fixtures(item: pytest.Item) -> bool:
+    """Whether a test needs a fixture that is made once for all tests of its module."""
+    known = getattr(item, "_fixtureinfo", None)
+    found = known.name2fixturedefs.values() if known is not None else ()
+    return any(each.scope == "module" for fixtures in found for each in fixtures)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from tests.conftest import MARKS
 from tests.mutants.mutant import ROOT, exists, read_mutants
 
 COLLECT = """
@@ -55,9 +57,22 @@ def case_of(test: str, slow: tuple[list[str], dict[str, str]] | None, is_measure
     return Case(test, names, is_measure)
 
 
+@pytest.fixture(scope="module")
+def cases(request) -> list[Case]:
+    """All cases; where not all were collected, those of files with a slow case, and those of their slices."""
+    config = request.config
+    if [Path(name).resolve() for name in config.args] == [ROOT / "tests"]:
+        marks = config.stash[MARKS].items()
+        return [
+            case_of(test, (list(slow.args), dict(slow.kwargs)) if slow else None, is_measure)
+            for test, (slow, is_measure) in marks
+        ]
+    return cases_of_files()
+
+
 @cache
-def cases() -> list[Case]:
-    """Of all files with a slow case, and of those that the slices are in."""
+def cases_of_files() -> list[Case]:
+    """See `cases`."""
     tests = (ROOT / "tests").rglob("test_*.py")
     files = sorted(file.relative_to(ROOT).as_posix() for file in tests if "mark.slow(" in file.read_text())
     found = collected([file for file in files if file != "tests/test_slices.py"])
@@ -65,24 +80,25 @@ def cases() -> list[Case]:
     return [*found, *collected(sorted(others))]
 
 
-def run_here(name: str) -> bool:
-    """Whether `make test` runs a case of this test."""
-    here = (case.test for case in cases() if case.slice is None and not case.is_measure)
-    return any(test == name or test.startswith(f"{name}[") for test in here)
+@pytest.fixture(scope="module")
+def here(cases) -> set[str]:
+    """Tests of which `make test` runs a case, with the case and without."""
+    ids = {case.test for case in cases if case.slice is None and not case.is_measure}
+    return ids | {test.partition("[")[0] for test in ids}
 
 
-def test_each_slow_case_is_stood_for_by_tests_that_run_here():
-    slow = [case for case in cases() if case.slice is not None]
+def test_each_slow_case_is_stood_for_by_tests_that_run_here(cases, here):
+    slow = [case for case in cases if case.slice is not None]
     assert len(slow) > 20
-    assert [(case.test, name) for case in slow for name in case.slice or () if not run_here(name)] == []
+    assert [(case.test, name) for case in slow for name in case.slice or () if name not in here] == []
 
 
-def test_no_mutant_needs_a_slow_case():
+def test_no_mutant_needs_a_slow_case(cases, here):
     """pytest would leave it out, and the mutant would survive."""
-    files = {case.test.partition("::")[0] for case in cases()}
+    files = {case.test.partition("::")[0] for case in cases}
     named = {test for mutant in read_mutants() for test in mutant.tests if test.partition("::")[0] in files}
     assert named
-    assert [test for test in named if exists(test) and not run_here(test)] == []
+    assert [test for test in named if exists(test) and test not in here] == []
 
 
 def test_make_slow_runs_what_make_test_leaves_out():
@@ -96,3 +112,14 @@ def test_make_slow_runs_what_make_test_leaves_out():
 def test_a_group_has_its_name_in_the_ids_of_its_tests(request):
     """By that pytest-xdist keeps it on one worker: its fixtures are made once, and swarms run one at a time."""
     assert request.node.nodeid.endswith("@slices")
+
+
+@pytest.fixture(scope="module")
+def made_once() -> object:
+    return object()
+
+
+def test_a_module_with_fixtures_of_its_own_is_a_group(request, made_once):
+    """Without, each worker would make them: a site, a wheel and a trained model up to three times."""
+    (group,) = request.node.iter_markers("xdist_group")
+    assert group.args == ("tests/test_slices.py",)

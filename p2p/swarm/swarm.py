@@ -160,10 +160,11 @@ class Swarm:
             self.replication.pass_on(author)
 
     def require(self, entries: Iterable[Digest]) -> None:
-        """A ballot or a final set names these entries, which are not here: ask for them, whoever wrote them."""
-        entries = list(entries)
-        if entries:
-            self.newcomers.require(entries)
+        """A ballot or a final set names these entries: ask for those that are not here, whoever wrote them."""
+        # The caller knows contributions only; a reduced round's ballot names Reductions, which mostly are here.
+        lacking = [entry for entry in entries if self.ledger.get(entry) is None]
+        if lacking:
+            self.newcomers.require(lacking)
             self.sync_soon()
 
     def fetch_orphans(self, wanted: WantedEntries | None) -> None:

@@ -69,7 +69,7 @@ def plan_of(
     count = min(even_count(len(able)), chunks)
     if len(authors) <= spec.above or not count:
         return all_gather(chunks)
-    spans = tuple(_span(number, count, chunks) for number in range(count))
+    spans = tuple(slice_span(number, count, chunks) for number in range(count))
     return SlicePlan(tuple(sorted(authors)), _reducers(run, able, count), spans)
 
 
@@ -79,7 +79,8 @@ def even_count(members: int) -> int:
     return members >> drop << drop
 
 
-def _span(number: int, count: int, chunks: int) -> Span:
+def slice_span(number: int, count: int, chunks: int) -> Span:
+    """The chunks of slice `number` of `count`."""
     return Span(number * chunks // count, (number + 1) * chunks // count)
 
 

@@ -3,8 +3,8 @@
     python -m tests.chaos [--only kills,power] [--seed 1] [--full] [--keep FOLDER]
     python -m tests.chaos --judge FOLDER        the homes in FOLDER, of any run that is over
 
-Prints a line for each case, and how to play it again where it failed. Exit code 1 if a promise is broken, or a
-case could not be run or shows nothing; 2 where there is nothing to judge.
+Prints a line for each case, and how to play it again where it failed. Exit code 1 if a promise is broken, if a
+node left a traceback in a log, or if a case could not be run or shows nothing; 2 where there is nothing to judge.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from tests.chaos import disk_cases, kill_cases, memory_cases, net_cases, power_c
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 from tests.chaos.soak import soak
+from tests.tracebacks import tracebacks
 
 Case = Callable[[Path, int, bool], Result]
 """Plays in a folder, by a seed, in full or in short."""
@@ -77,16 +78,23 @@ def played(case: Case, name: str, given: argparse.Namespace) -> Result:
     """Play a case, print its lines, and return what came of it."""
     began = time.monotonic()
     with folder_of(name, given.keep) as folder:
-        try:
-            result = case(folder, given.seed, given.full)
-        except NotRun as reason:
-            result = Result(name, given.seed, str(reason), is_run=False)
-        except (AtollError, AssertionError) as error:
-            result = Result(name, given.seed, "it came to no end", [str(error)])
+        result = outcome(case, name, folder, given.seed, full=given.full)
     result.seen += f" ({time.monotonic() - began:.0f} s)"
     words = [" --full"] if given.full else []
     words += [f" --minutes {given.minutes:g}"] if given.minutes and name == "soak" else []
     print("\n".join(result.lines("".join(words))), flush=True)
+    return result
+
+
+def outcome(case: Case, name: str, folder: Path, seed: int, *, full: bool = False) -> Result:
+    """Play a case in a folder; what came of it, tracebacks in the logs of its nodes included."""
+    try:
+        result = case(folder, seed, full)
+    except NotRun as reason:
+        return Result(name, seed, str(reason), is_run=False)
+    except (AtollError, AssertionError) as error:
+        result = Result(name, seed, "it came to no end", [str(error)])
+    result.broken += tracebacks(folder)
     return result
 
 
@@ -102,16 +110,17 @@ def folder_of(name: str, keep: Path | None) -> Iterator[Path]:
 
 
 def judged(folder: Path) -> int:
-    """Print the oracle's verdict over the homes in a folder; the exit code."""
+    """Print the oracle's verdict over the homes in a folder, and the tracebacks there; the exit code."""
     try:
         verdict = judge(read_homes(folder))
     except AtollError as error:
         print(error.line(), file=sys.stderr)
         return 2
-    for violation in verdict.violations:
-        print(violation)
+    broken = [*map(str, verdict.violations), *tracebacks(folder)]
+    for line in broken:
+        print(line)
     print(verdict.line)
-    return 1 if verdict.violations else 0
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":

@@ -75,7 +75,6 @@ def eio(folder: Path, seed: int, full: bool) -> Result:
                 continue
             words = went_on(swarm)
             ended += bool(words)
-            broken += [f"{step.name} ({step.role}): {words}"] if "Traceback" in words else []
             broken += [f"{step.name} ({step.role}): {line}" for line in violations(swarm, folder)]
     return Result("eio", seed, f"{len(known)} steps; {ended} times the node ended with one line", broken)
 

@@ -39,7 +39,6 @@ def oom(folder: Path, seed: int, full: bool) -> Result:
         seen = f"the kernel ended {times} processes, further final rounds on all {took_s:.0f} s later"
         if full:
             broken += starved(swarm, group, folder)
-        broken += ["a traceback"] if "Traceback" in said(folder) else []
     result = judged("oom", seed, folder, seen)
     result.broken += broken
     return result

@@ -5,10 +5,12 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from atoll.cli.sim.homes import History, read_home
 from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.oracle import judge
+from atoll.cli.sim.swarm import Swarm
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.worker.session import Session
@@ -19,6 +21,7 @@ from atoll_bench.goodput.storm import town, wait_for_all
 from tests.chaos.loop_image import in_copy, mounted
 from tests.chaos.report import Result
 from tests.chaos.stopped import stopped
+from tests.tracebacks import tracebacks
 from tests.waiting import poll
 
 SNAPSHOTS, FULL_SNAPSHOTS = 5, 200
@@ -29,35 +32,63 @@ STARTS_EVERY = 20
 RUN = ("pace.lease_s=4", "outer.stages=[[0,4]]")
 """Short rounds, and the node that starts alone goes on alone soon."""
 VICTIM = 1
+HELD = 20
+"""Copies that wait to be looked at: meanwhile the swarm trains, and takes the CPU of those who look."""
+
+
+class Loss(NamedTuple):
+    """A power loss that was not looked at yet."""
+
+    number: int
+    image: Path
+    """What the victim's disk would hold."""
+    other: History
+    """What the other node knew at that instant."""
 
 
 def power(folder: Path, seed: int, full: bool) -> Result:
     """Copies of the victim's disk at random instants, each opened by the code that a start runs."""
     rng, many = random.Random(f"power {seed}"), FULL_SNAPSHOTS if full else SNAPSHOTS
-    home, copy = folder / "homes" / f"node-{VICTIM}", folder / "copy.img"
+    home = folder / "homes" / f"node-{VICTIM}"
     (folder / "homes").mkdir()
-    broken: list[str] = []
-    newest = 0
-    with (
-        mounted(folder / "disk.img", home),
-        town(2, seed, folder / "homes", changes=RUN) as swarm,
-    ):
-        wait_for_all(swarm, 1)
-        for number in range(many):
-            time.sleep(BETWEEN_S * rng.random())
-            with stopped(swarm.nodes.values()):
-                copy_of(folder / "disk.img", copy)
-                other = read_home(swarm.nodes[0].home)
-            starts = number % STARTS_EVERY == 0
-            found = in_copy(copy, home, lambda other=other, starts=starts: opened(home, other, starts))
-            broken += [f"snapshot {number}: {line}" for line in found]
-            newest = max((row.round for row in other.rows if row.final), default=newest)
-            if (number + 1) % 20 == 0:
-                print(f"{number + 1} snapshots, {len(broken)} lines broken", flush=True)
-        wait_for_all(swarm, newest)
+    broken, waiting, newest = list[str](), list[Loss](), 0
+    with mounted(folder / "disk.img", home):
+        with town(2, seed, folder / "homes", changes=RUN) as swarm:
+            wait_for_all(swarm, 1)
+            for number in range(many):
+                time.sleep(BETWEEN_S * rng.random())
+                waiting.append(lost(swarm, folder, number))
+                newest = max((row.round for row in waiting[-1].other.rows if row.final), default=newest)
+                if len(waiting) == HELD:
+                    broken += looked_at(waiting, home)
+            wait_for_all(swarm, newest)
+        # Without the swarm, which would train meanwhile. The victim's logs are on its disk, which is mounted here.
+        broken += looked_at(waiting, home)
+        broken += tracebacks(home)
     last = judge([read_home(path) for path in sorted((folder / "homes").glob("node-0"))])
     broken += map(str, last.violations)
     return Result("power", seed, f"{many} snapshots until final round {newest}", broken)
+
+
+def lost(swarm: Swarm, folder: Path, number: int) -> Loss:
+    """Stop all processes and copy the victim's disk."""
+    image = folder / f"copy-{number}.img"
+    with stopped(swarm.nodes.values()):
+        copy_of(folder / "disk.img", image)
+        return Loss(number, image, read_home(swarm.nodes[0].home))
+
+
+def looked_at(losses: list[Loss], home: Path) -> list[str]:
+    """Return what is wrong with the copies, and remove them."""
+    broken = []
+    print(f"{len(losses)} snapshots to look at", flush=True)
+    for number, image, other in losses:
+        starts = number % STARTS_EVERY == 0
+        found = in_copy(image, home, lambda other=other, starts=starts: opened(home, other, starts))
+        broken += [f"snapshot {number}: {line}" for line in found]
+        image.unlink()
+    losses.clear()
+    return broken
 
 
 def copy_of(image: Path, copy: Path) -> None:
@@ -100,7 +131,5 @@ def _whole_start(home: Path) -> Sequence[str]:
             "a further round is final", lambda: node.running and (node.status() or {"final": -1})["final"] > before
         )
     finally:
-        words = node.last_words()
         node.stop()
-    text = (home / "out.log").read_text(errors="replace")
-    return [f"a traceback: {words}"] if "Traceback" in text else []
+    return tracebacks(home)

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.xdist_group("swarm")]
 def test_a_power_loss_at_random_instants(tmp_path, monkeypatch):
     """Fails, and never skips, where loop mounts cannot be had."""
     monkeypatch.setattr(power_cases, "SNAPSHOTS", 3)
-    result = power_cases.power(tmp_path, 7, full=False)
+    result = chaos.outcome(power_cases.power, "power", tmp_path, 7)
     assert result.broken == [], "\n".join(result.lines())
     assert result.is_run
 
@@ -50,6 +50,46 @@ def test_the_exit_code_is_the_verdict(case, code, said, monkeypatch, capsys):
     monkeypatch.setitem(chaos.CASES, "power", case)
     assert chaos.main(["--only", "power"]) == code
     assert said in capsys.readouterr().out
+
+
+LOG = """the node is up
+Traceback (most recent call last):
+  File "driver.py", line 3, in run
+    raise ValueError
+ValueError: round 3
+Traceback (most recent call last):
+  File "driver.py", line 3, in run
+ValueError: round 3
+"""
+JSON_LOG = r'{"level": "error", "message": "failed\nTraceback (most recent call last):\n  File\nKeyError: 3"}'
+
+
+def leaves_tracebacks(folder, seed, full):
+    run = folder / "homes" / "node-1" / "runs" / "abc"
+    run.mkdir(parents=True)
+    (run.parents[1] / "out.log").write_text(LOG)
+    (run.parents[1] / "node.log.1").write_text(JSON_LOG)
+    (run / "worker.log").write_text("Fatal Python error: Aborted\n\nCurrent thread\n")
+    (run / "notes.txt").write_text(LOG)
+    return Result("power", seed, "fine")
+
+
+def test_a_traceback_in_a_log_of_any_node_breaks_a_case(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(chaos.CASES, "power", leaves_tracebacks)
+    assert chaos.main(["--only", "power", "--keep", str(tmp_path / "kept")]) == 1
+    assert [line.strip() for line in capsys.readouterr().out.splitlines()[1:4]] == [
+        'homes/node-1/node.log.1: a traceback, KeyError: 3"}',
+        "homes/node-1/out.log: a traceback, ValueError: round 3",
+        "homes/node-1/runs/abc/worker.log: Fatal Python error: Aborted",
+    ]
+
+
+def test_a_case_that_came_to_no_end_tells_the_tracebacks_too(tmp_path):
+    def case(folder, seed, full):
+        leaves_tracebacks(folder, seed, full)
+        raise LocalFault("node 1 ended")
+
+    assert len(chaos.outcome(case, "power", tmp_path, 1).broken) == 4
 
 
 def test_homes_can_be_judged_by_themselves(homes, tmp_path, capsys):  # noqa: F811

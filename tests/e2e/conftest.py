@@ -15,6 +15,7 @@ import pytest
 from atoll.cli.client import ask
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
+from tests.tracebacks import tracebacks
 from tests.waiting import HANGS_S, poll
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
@@ -159,9 +160,7 @@ class Node:
 
     def clean(self) -> None:
         """No traceback anywhere that a user looks."""
-        for path in (self.home.log, *self.home.runs.glob("*/worker.log")):
-            text = path.read_text(errors="replace") if path.exists() else ""
-            assert "Traceback" not in text, text[-3000:]
+        assert tracebacks(self.home.root) == []
         assert "Traceback" not in self.said(), self.said()[-3000:]
 
     def _log(self, name: str) -> str:

@@ -12,6 +12,8 @@ SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",6
 WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 
+ARRIVAL = "tests/node/virtual/test_virtual_arrival.py::test_a_group_arrives_together_and_the_slowest_is_in_it"
+
 
 def slow(rule: str, more: tuple[str, ...], by: str):
     """A case whose rule has the same law of two members, a kill and a late join in `by`, without processes."""
@@ -19,10 +21,10 @@ def slow(rule: str, more: tuple[str, ...], by: str):
 
 
 CASES = [
-    # In `make test`: all that a payload, a late fold and a blend can have; state in the fold and in the error
-    # feedback; steps by arrival, which only real nodes and virtual ones have. The preset's rule is in other files.
+    # In `make test`: all that a payload, a late fold and a blend can have. The preset's rule is in other files.
     ("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend")),
-    (
+    # State in the fold and in the error feedback.
+    slow(
         "slowmo",
         (
             "outer.momentum_256=255",
@@ -30,8 +32,9 @@ CASES = [
             "compress.feedback_rule=econtrol",
             "compress.feedback=1",
         ),
+        f"{WORKER}, {FEEDBACK}",
     ),
-    ("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512")),
+    slow("sgd", ("pace.arrival=group", "pace.least_256=64", "pace.most_256=512"), ARRIVAL),
     slow("average", (*DENSE, "outer.alpha_256=256"), WORKER),
     slow("nesterov", (*DENSE, "outer.alpha_256=179"), WORKER),
     slow("slowmo", ("outer.momentum_256=128",), WORKER),

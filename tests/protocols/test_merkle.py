@@ -5,7 +5,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.merkle import MerklePart, check_path, leaf_of, levels_of, path_of
+from atoll.protocols.merkle import MerklePart, check_path, leaf_of, levels_of, path_digests, path_of
 
 
 @st.composite
@@ -31,6 +31,7 @@ def test_every_run_of_leaves_verifies_and_holds_the_paths_of_its_leaves(run):
     levels = tree_of(total)
     path = path_of(levels, first, count)
     assert len(path) <= 2 * 32 * total.bit_length()
+    assert len(path) == 32 * path_digests(total, first, count)
     check_path(levels[-1][0], total, first, levels[0][first : first + count], path)
     part = MerklePart(total, first, levels[0][first : first + count], path)
     for leaf in range(first, first + count):

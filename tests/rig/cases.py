@@ -1,6 +1,7 @@
 """The published figures of the network: `python -m tests.rig.cases [--attempts 10] [--only punch,relay,nodes]`.
 
-Prints one row per case, its bar, and what was measured. Exit code 1 if a bar is missed, 2 if the lab cannot run. A
+Prints one row per case, its bar, and what was measured; then a row of tracebacks in its logs. Exit code 1 if a bar
+is missed, 2 if the lab cannot run. A
 case that cannot run here says so, and is no pass. The published figures are of 100 attempts.
 """
 
@@ -11,26 +12,43 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from atoll_lab.capability import missing
 from atoll_lab.lab import Nat
 from atoll_lab.namespaces import LabError
+from atoll_lab.sweep import scratch
 from tests.rig import node_cases, punch_cases, upnp_cases, wan_cases
 from tests.rig.__main__ import STOPPED, stop
 from tests.rig.remote import OrderFailed
 from tests.rig.tables import Row
+from tests.tracebacks import tracebacks
 
 
-def groups(attempts: int) -> dict[str, Callable[[], Sequence[Row]]]:
-    """Return the cases by name."""
+def groups(attempts: int) -> dict[str, Callable[[Path], Sequence[Row]]]:
+    """Return the cases by name. Each plays in a folder, with all of its logs there."""
     return {
-        "punch": lambda: [punch_cases.punched(attempts)],
-        "relay": lambda: [punch_cases.relayed(nat, attempts) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],
-        "nodes": lambda: node_cases.all_rows(max(3, attempts // 10)),
+        "punch": lambda folder: [punch_cases.punched(attempts, folder)],
+        "relay": lambda folder: [punch_cases.relayed(nat, attempts, folder) for nat in (Nat.SYMMETRIC, Nat.NOUDP)],
+        "nodes": lambda folder: node_cases.all_rows(max(3, attempts // 10), folder),
         "upnp": upnp_cases.mapped,
-        "cap": lambda: [wan_cases.capped()],
+        "cap": lambda folder: [wan_cases.capped(folder)],
         "wan": wan_cases.all_rows,
     }
+
+
+def played(name: str, case: Callable[[Path], Sequence[Row]]) -> list[Row]:
+    """Play a case in a folder of its own. Return its rows, and one of the tracebacks in its logs."""
+    with scratch() as folder:
+        try:
+            rows = list(case(Path(folder)))
+        except (LabError, OrderFailed) as error:
+            rows = [Row(name, "", f"ended: {error}", holds=False)]
+        found = tracebacks(Path(folder))
+    # What was not run left no logs, and none of these is a pass.
+    if any(row.holds is not None for row in rows):
+        rows.append(Row(f"{name}: tracebacks in the logs", "0", "; ".join(found) or "0", not found))
+    return rows
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,10 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{time.strftime('%Y-%m-%d')}, load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     rows: list[Row] = []
     for name in given.only.split(","):
-        try:
-            found = groups(given.attempts)[name]()
-        except (LabError, OrderFailed) as error:
-            found = [Row(name, "", f"ended: {error}", holds=False)]
+        found = played(name, groups(given.attempts)[name])
         rows += found
         for row in found:
             print(row, flush=True)

@@ -12,7 +12,6 @@ from typing import NamedTuple
 from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
 from atoll_lab.namespaces import LabError
 from atoll_lab.node import LabNode, until
-from atoll_lab.sweep import scratch
 from tests.rig.tables import Row
 
 LINK = LinkSpec(delay_s=0.015)
@@ -81,12 +80,12 @@ class Town:
 
 
 @contextmanager
-def town() -> Iterator[Town]:
-    """Yield a town in a lab of its own, with all nodes training."""
+def town(folder: Path) -> Iterator[Town]:
+    """Yield a town in a lab of its own, with all nodes training and their homes in `folder`."""
     kinds = {"home1": Nat.CONE, "home2": Nat.SYMMETRIC, "home3": Nat.CONE}
     hosts = {"seed": Public(LINK), "other": Public(LINK), **{n: Home(k, LINK) for n, k in kinds.items()}}
-    with scratch() as folder, Lab(LabSpec(hosts)) as lab:
-        found = Town(lab, Path(folder))
+    with Lab(LabSpec(hosts)) as lab:
+        found = Town(lab, folder)
         found.start()
         yield found
 
@@ -185,9 +184,9 @@ def from_cache(t: Town, count: int) -> Row:
     return Row("dead seed, joined from the cache", "100 %", text, len(seconds) == count)
 
 
-def all_rows(rejoins: int) -> list[Row]:
+def all_rows(rejoins: int, folder: Path) -> list[Row]:
     """Return the rows of all cases, run in one town."""
-    with town() as t:
+    with town(folder) as t:
         rows = meet(t)
         rows += routers(t)
         rows.append(relay_killed(t))

@@ -4,6 +4,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -20,9 +21,9 @@ _NUMBERS = itertools.count(1)
 class Trio:
     """One public seed and two homes."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: Lab, folder: Path) -> None:
         self.lab = lab
-        self.seed, self.first, self.second = (Remote(lab[name]) for name in ("seed", "home1", "home2"))
+        self.seed, self.first, self.second = (Remote(lab[name], folder) for name in ("seed", "home1", "home2"))
         self.seed.new(0, 4001, relay=True)
 
     def fresh(self) -> None:
@@ -35,11 +36,11 @@ class Trio:
 
 
 @contextmanager
-def trio(first: Nat, second: Nat) -> Iterator[Trio]:
-    """Yield a trio in a lab of its own."""
+def trio(first: Nat, second: Nat, folder: Path) -> Iterator[Trio]:
+    """Yield a trio in a lab of its own; its logs are in `folder`."""
     spec = LabSpec({"seed": Public(LINK), "home1": Home(first, LINK), "home2": Home(second, LINK)})
     with Lab(spec) as lab:
-        yield Trio(lab)
+        yield Trio(lab, folder)
 
 
 class Attempts(NamedTuple):
@@ -53,10 +54,10 @@ class Attempts(NamedTuple):
     failures: list[str]
 
 
-def attempts(first: Nat, second: Nat, count: int) -> Attempts:
+def attempts(first: Nat, second: Nat, count: int, folder: Path) -> Attempts:
     """Connect fresh homes so many times; the echo of each is compared."""
     found = Attempts(count, [], Counter(), [])
-    with trio(first, second) as t:
+    with trio(first, second, folder) as t:
         for _ in range(count):
             t.fresh()
             try:
@@ -68,15 +69,15 @@ def attempts(first: Nat, second: Nat, count: int) -> Attempts:
     return found
 
 
-def punched(count: int) -> Row:
+def punched(count: int, folder: Path) -> Row:
     """Measure two homes behind port-keeping routers."""
-    found = attempts(Nat.CONE, Nat.CONE, count)
+    found = attempts(Nat.CONE, Nat.CONE, count, folder)
     return judged("home–home, punchable, one public seed", "direct <= 5 s p50, >= 95 %", "punched", found)
 
 
-def relayed(second: Nat, count: int) -> Row:
+def relayed(second: Nat, count: int, folder: Path) -> Row:
     """Measure a home that cannot be punched; 1 MiB goes there and back each time."""
-    found = attempts(Nat.CONE, second, count)
+    found = attempts(Nat.CONE, second, count, folder)
     return judged(f"home–home, one {second}", "relayed <= 10 s, all", "relayed", found)
 
 

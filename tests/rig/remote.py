@@ -19,13 +19,15 @@ class OrderFailed(Exception):
 class Remote:
     """Sends orders to a peer process and waits for answers."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, folder: Path) -> None:
+        """Start the peer; what it prints to stderr is in `folder`."""
         self.host = host
         self.peer = ""
-        self._process = host.run(
-            [sys.executable, "-m", "tests.rig.peer"],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+        with (folder / f"{host.name}.log").open("ab") as log:
+            self._process = host.run(
+                [sys.executable, "-m", "tests.rig.peer"],
+                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
 
     def do(self, name: str, **order: Any) -> Any:
         """Send an order and return its answer. Raises OrderFailed, LabError."""

@@ -110,9 +110,9 @@ def test_slow_pairs_are_a_miss():
     assert not judged("homes", "", "relayed", Attempts(2, [1.9, 10.1], paths, [])).holds
 
 
-def test_a_case_that_was_not_run_is_no_pass(monkeypatch, capsys):
+def test_a_case_that_was_not_run_is_no_pass(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(upnp_cases, "shutil", SimpleNamespace(which=lambda _: None))
-    (row,) = upnp_cases.mapped()
+    (row,) = upnp_cases.mapped(tmp_path)
     assert row.holds is None
     assert str(row).startswith("NOT RUN")
     monkeypatch.setattr(cases, "missing", lambda: None)
@@ -123,5 +123,16 @@ def test_a_case_that_was_not_run_is_no_pass(monkeypatch, capsys):
 @pytest.mark.parametrize(("holds", "status"), [(True, 0), (False, 1), (None, 0)])
 def test_a_miss_is_the_exit_status(monkeypatch, holds, status):
     monkeypatch.setattr(cases, "missing", lambda: None)
-    monkeypatch.setattr(cases, "groups", lambda attempts: {"punch": lambda: [Row("homes", "", "", holds)]})
+    monkeypatch.setattr(cases, "groups", lambda attempts: {"punch": lambda folder: [Row("homes", "", "", holds)]})
     assert cases.main(["--only", "punch"]) == status
+
+
+def test_a_traceback_in_a_log_of_a_case_is_a_miss(monkeypatch, capsys):
+    def case(folder):
+        (folder / "home1.log").write_text("Traceback (most recent call last):\n  File\nKeyError: 'peer'\n")
+        return [Row("homes", "", "", holds=True)]
+
+    monkeypatch.setattr(cases, "missing", lambda: None)
+    monkeypatch.setattr(cases, "groups", lambda attempts: {"punch": case})
+    assert cases.main(["--only", "punch"]) == 1
+    assert "home1.log: a traceback, KeyError: 'peer'" in capsys.readouterr().out

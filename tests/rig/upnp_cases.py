@@ -5,7 +5,6 @@ The router runs miniupnpd (Debian's miniupnpd-nftables); without it the case is 
 
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,17 +62,13 @@ def gateway(router: Router, folder: Path) -> Iterator[None]:
         process.wait(timeout=10)
 
 
-def mapped() -> list[Row]:
+def mapped(folder: Path) -> list[Row]:
     """Return the time until the home is public, and whether a peer that never met it can dial it then."""
     if shutil.which("miniupnpd") is None:
         return [Row(CASE, BAR, "apt-get install miniupnpd-nftables", None)]
     hosts = {"seed": Public(), "other": Public(), "stranger": Public(), "home1": Home(Nat.CONE)}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Lab(LabSpec(hosts)) as lab,
-        gateway(lab.router("home1"), Path(folder)),
-    ):
-        seed, other, stranger, home = (Remote(lab[name]) for name in hosts)
+    with Lab(LabSpec(hosts)) as lab, gateway(lab.router("home1"), folder):
+        seed, other, stranger, home = (Remote(lab[name], folder) for name in hosts)
         for number, remote in enumerate((seed, other, stranger)):
             remote.new(number, 4001)
         began = time.monotonic()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from atoll_lab.lab import Home, Lab, LabSpec, LinkSpec, Nat, Public
 from atoll_lab.node import LabNode, until
-from atoll_lab.sweep import scratch
 from tests.rig.remote import Remote
 from tests.rig.tables import Row
 from tests.rig.topologies import path_link
@@ -56,17 +55,17 @@ def pace(nodes: Sequence[LabNode]) -> tuple[float, float]:
     return (after - before) * 3600 / gone_s, waited_s / max(trained_s + waited_s, 1e-9)
 
 
-def measured(link: LinkSpec) -> tuple[float, float]:
-    """Return the pace of four nodes on such links."""
-    with scratch() as folder, Lab(spec(link)) as lab:
-        return pace(started(lab, Path(folder)))
+def measured(link: LinkSpec, folder: Path) -> tuple[float, float]:
+    """Return the pace of four nodes on such links, with homes in `folder`."""
+    with Lab(spec(link)) as lab:
+        return pace(started(lab, folder))
 
 
-def capped() -> Row:
+def capped(folder: Path) -> Row:
     """Return what home1's link carries with headers, over any ten seconds, while it sends as fast as it may."""
     link = LinkSpec(delay_s=0.015)
     with Lab(LabSpec({"seed": Public(link), "home1": Home(Nat.CONE, link)})) as lab:
-        seed, home = Remote(lab["seed"]), Remote(lab["home1"])
+        seed, home = Remote(lab["seed"], folder), Remote(lab["home1"], folder)
         seed.new(1, 4001)
         home.new(2, 20_000, up="5mbit")
         home.meet(seed)
@@ -83,11 +82,11 @@ def capped() -> Row:
     return Row("upload cap 5 Mbit/s, bytes on the link", "<= 105 % over any 10 s", text, 0.7 < max(shares) <= 1.05)
 
 
-def all_rows() -> list[Row]:
+def all_rows(folder: Path) -> list[Row]:
     """Return the rows of all cases, with and without an internet between the nodes."""
-    near = measured(LinkSpec())
-    far = measured(path_link("100mbit/20mbit", "60ms", "0ms", "0%"))
-    lossy = measured(path_link("100mbit/20mbit", "60ms", "0ms", "1%"))
+    near = measured(LinkSpec(), folder / "near")
+    far = measured(path_link("100mbit/20mbit", "60ms", "0ms", "0%"), folder / "far")
+    lossy = measured(path_link("100mbit/20mbit", "60ms", "0ms", "1%"), folder / "lossy")
     rows = []
     for name, (an_hour, waited) in {
         "no shaping": near,

@@ -16,6 +16,7 @@ from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.run.experts import bitmap_of
 from atoll.protocols.run.run_spec import open_run
 from atoll_bench.reference_arms.baselines import unigram_bits_per_byte
+from tests.tracebacks import tracebacks
 from tests.waiting import HANGS_S, poll
 
 pytestmark = pytest.mark.xdist_group("swarm")
@@ -29,6 +30,8 @@ PROMISES = [
     "all rounds final and folded", "all nodes at the last round", "bytes per payload copy",
     "payload smaller than fp32",
 ]  # fmt: skip
+ROUNDS = 24
+"""Enough for a kill, a return and a late join, and to learn something."""
 LEARNED = 0.93
 """Share of the unigram entropy that a short run gets below."""
 GONE_S = 40.0
@@ -50,8 +53,7 @@ def simulated(tmp_path: Path, words: str) -> dict[str, Any]:
     assert [check for check in report["checks"] if not check["ok"]] == []
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    for home in folder.glob("node-*"):
-        assert "Traceback" not in (home / "out.log").read_text(), home
+    assert tracebacks(folder) == []
     assert not processes_in(tmp_path)
     return report
 
@@ -87,7 +89,7 @@ def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
 @pytest.mark.swarm
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
-    words = "-n 3 --rounds 24 --steps 6 --seed 5 --data synthetic:markov --kill --late-join"
+    words = f"-n 3 --rounds {ROUNDS} --steps 6 --seed 5 --data synthetic:markov --kill --late-join"
     report = simulated(tmp_path, words)
     names = [check["name"] for check in report["checks"]]
     assert names[:4] == PROMISES
@@ -98,7 +100,7 @@ def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     assert 1.0 < sent["per_copy"] <= 1.05, sent
     assert sent["payloads"] > 1.0, "a payload goes to more than one other node"
     assert len(report["nodes"]) == 4
-    assert [entry["round"] for entry in report["rounds"]] == list(range(24))
+    assert [entry["round"] for entry in report["rounds"]] == list(range(ROUNDS))
     assert all(set(node) >= FIELDS for entry in report["rounds"] for node in entry["nodes"])
     assert 0.0 < max(report["goodput"].values()) < 1.0, report["goodput"]
     text = load_corpus("synthetic:markov", "", tmp_path).val

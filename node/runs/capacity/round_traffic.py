@@ -1,16 +1,15 @@
 """How many bytes a member sends in a round, and receives: payloads, records, registers and what goes on beside.
 
 The sizes below are of frames, means of whole nodes on virtual time (tests/node/virtual/test_virtual_outlook.py,
-which fails if the sum is off by more than a tenth). Payloads are exact arithmetic of the RunSpec. Of
-reduced rounds openings, proofs and what a slice costs that counts raw are not in it: the sum is too low there.
+which fails if the sum is off by more than a tenth). Payloads are exact arithmetic of the RunSpec; those of reduced
+rounds are in `reduced_traffic.py`.
 """
 
+from atoll.node.runs.capacity.reduced_traffic import is_reduced, reduced_traffic, reductions_of
 from atoll.p2p.gossip.push_trees import ID_BYTES, SENDERS
 from atoll.protocols.ledger.coverage import exchange_bytes
-from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
 
 COPY_SHARE = 1.005
@@ -19,6 +18,10 @@ ENTRIES = 4
 """Entries that a member writes in a round: contribution, acknowledgement, votes."""
 ENTRIES_BYTES = 1066
 """All of these together, each in a notice."""
+ROOT_BYTES = 34
+"""The Merkle root of a payload's rows, which contributions have in runs that may reduce."""
+REDUCTION_BYTES = 400
+"""A Reduction in a notice, which each reducer writes in a reduced round."""
 LEASE_BYTES = 263
 """A lease in a notice. One begins each round, and one is due every third of `pace.lease_s`."""
 EXCHANGE_BYTES_S = 25.2
@@ -28,14 +31,11 @@ PING_BYTES_S = 8.0
 
 
 def payload_traffic(spec: RunSpec, members: int, experts: int | None = None) -> int:
-    """Payload bytes of a round, each way: everybody's, or in a reduced round one and as much again, reduced.
+    """Payload bytes of a round that is not reduced, each way: everybody's.
 
     Where rounds exchange fragments, their mean. `experts`: of each layer, that a member trains; None: all.
     """
-    payload = exchange_bytes(spec, bitmap_of_first(spec.model, experts)) // spec.outer.fragments
-    if spec.reduce is None or members <= spec.reduce.above:
-        return payload * (members - 1)
-    return payload + payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.reduce.k)
+    return exchange_bytes(spec, bitmap_of_first(spec.model, experts)) // spec.outer.fragments * (members - 1)
 
 
 def record_traffic(spec: RunSpec, members: int, round_s: float) -> float:
@@ -44,15 +44,20 @@ def record_traffic(spec: RunSpec, members: int, round_s: float) -> float:
     A record reaches a member from SENDERS neighbours; the others announce its id alone.
     """
     others, leases = members - 1, 1 + int(3 * round_s / spec.pace.lease_s)
-    pushed = min(SENDERS, others) * others * (ENTRIES_BYTES + leases * LEASE_BYTES)
-    announced = ID_BYTES * members * (ENTRIES + leases) * max(0, others - SENDERS)
+    reductions = reductions_of(spec.reduce, members) / members
+    written = ENTRIES_BYTES + (ROOT_BYTES if spec.reduce else 0) + reductions * REDUCTION_BYTES
+    pushed = min(SENDERS, others) * others * (written + leases * LEASE_BYTES)
+    announced = ID_BYTES * members * (ENTRIES + reductions + leases) * max(0, others - SENDERS)
     exchanged = EXCHANGE_BYTES_S * members * min(others, 1) * round_s
     return pushed + announced + exchanged + PING_BYTES_S * others * round_s
 
 
 def round_bytes(spec: RunSpec, members: int, round_s: float, experts: int | None = None) -> int:
     """All bytes of a round, each way, of a member with a model."""
-    return int(COPY_SHARE * payload_traffic(spec, members, experts) + record_traffic(spec, members, round_s))
+    records = record_traffic(spec, members, round_s)
+    if is_reduced(spec, members):
+        return int(reduced_traffic(spec, members) + records)
+    return int(COPY_SHARE * payload_traffic(spec, members, experts) + records)
 
 
 def bitmap_of_first(model: ModelSpec, experts: int | None) -> bytes:

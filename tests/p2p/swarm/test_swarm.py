@@ -227,6 +227,25 @@ def test_entries_are_never_skipped_by_a_slow_reader(tmp_path: Path) -> None:
     assert run_virtual(main()) == list(range(19))
 
 
+def test_what_a_ballot_names_is_asked_for_unless_it_is_here(tmp_path: Path, monkeypatch) -> None:
+    """Each ballot of a reduced round names all Reductions: readers would exchange with all their neighbours."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            entry = one.publish(ack(1))
+            await world.until_equal()
+            asked: list[PeerId] = []
+            monkeypatch.setattr(two.replication.anti_entropy, "ask", asked.append)
+            two.require([entry.id])
+            assert not asked
+            two.require([entry.id, digest(b"an entry that is not here")])
+            assert asked == [peer(1)]
+
+    run_virtual(main())
+
+
 def test_an_equivocator_is_known_to_all_and_relays_are_innocent(tmp_path: Path) -> None:
     liar = Identity(bytes([9]) * 32)
     branches = [sign_entry(RUN, liar, 0, b"", ack(number)) for number in (1, 2)]

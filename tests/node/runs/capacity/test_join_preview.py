@@ -1,5 +1,7 @@
 """The preview's arithmetic, against itself. That of memory: test_footprint.py."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -14,11 +16,14 @@ from atoll.node.runs.capacity.join_preview import (
     steps_time_s,
 )
 from atoll.node.runs.capacity.memory_model import Free, needs_of
-from atoll.node.runs.capacity.round_traffic import COPY_SHARE, payload_traffic, record_traffic
+from atoll.node.runs.capacity.reduced_traffic import reduced_traffic
+from atoll.node.runs.capacity.round_traffic import COPY_SHARE, payload_traffic, record_traffic, round_bytes
 from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import bitmap_of
+from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import StartSpec
 
 OWNER = peer_id_of(bytes(range(32)))
@@ -144,14 +149,30 @@ def test_a_round_longer_than_a_day():
     assert 0 < costs.day_up_bytes < costs.round_bytes
 
 
-def test_a_reduced_round_costs_the_same_however_many_they_are():
+def test_a_reduced_round_costs_nearly_the_same_however_many_they_are():
     spec = preset("50m", OWNER, 1)
-    payload = largest_payload(spec)
-    each = {members: payload_traffic(spec, members) for members in (15, 16, 17, 64)}
-    assert each[16] - each[15] == payload
-    assert payload < each[17] == each[64] < each[15] / 4
+    payload, round_s = largest_payload(spec), 60.0
+    assert payload_traffic(spec, 16) - payload_traffic(spec, 15) == payload
+    moved = {m: round_bytes(spec, m, round_s) - record_traffic(spec, m, round_s) for m in (16, 17, 64, 256)}
+    assert moved[16] == pytest.approx(COPY_SHARE * 15 * payload, rel=1e-6)
+    assert moved[17] == pytest.approx(reduced_traffic(spec, 17), rel=1e-6)
+    # Openings are as many for any number of members, so many pay less each.
+    assert 2 * payload < moved[256] < moved[64] < moved[17] < moved[16] / 3
+    unopened = msgspec.structs.replace(spec, reduce=msgspec.structs.replace(spec.reduce, sample_256=0))
+    rows_and_reduced = payload + payload_bytes("sparse2", arena_of(spec.model).chunks, spec.reduce.k)
+    assert reduced_traffic(unopened, 64) == pytest.approx(rows_and_reduced, rel=0.03)
     whole = msgspec.structs.replace(spec, reduce=None)
-    assert payload_traffic(whole, 64) == 63 * payload
+    assert round_bytes(whole, 64, round_s) > 63 * payload
+
+
+def test_the_largest_model_is_counted_at_once():
+    """The preview is part of `join`: Merkle paths of millions of chunks are not all looked at."""
+    spec = preset("50m", OWNER, 1)
+    large = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, ffn=1 << 20))
+    assert arena_of(large.model).chunks > 1 << 20
+    began_s = time.process_time()
+    assert reduced_traffic(large, 512) > 0.0
+    assert time.process_time() - began_s < 1.0
 
 
 def test_records_and_leases_count_and_alone_there_are_none():
