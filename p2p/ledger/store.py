@@ -16,6 +16,7 @@ from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.newcomers import Newcomers
+from atoll.p2p.ledger.proofs import Proof, ProofTable, contradicts
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
@@ -116,7 +117,8 @@ class Ledger:
             """The rounds whose records are here, and what stands for those before."""
             self.history.shrink()
             self._feeds = self.history.read_feeds()
-            self._forked = {PeerId(author) for (author,) in self._db.rows("SELECT author FROM proofs")}
+            self._proofs = ProofTable(self._db)
+            self._forked = self._proofs.authors()
             if gate is not None:
                 gate.restore(self._feeds, [e.body for e in self.entries(kind=Admit) if isinstance(e.body, Admit)])
             self._reset_newcomers()
@@ -200,6 +202,9 @@ class Ledger:
 
     def cut(self, cut: Cut, entries: Collection[Entry] = ()) -> None:
         """Put a summary in place of the records of old rounds: `RecordHistory.cut`. Raises DiskFault."""
+        for entry in entries:
+            for _, here in self._select("author = ? AND seq = ?", entry.author, entry.seq):
+                self.add_proof(self._decode(here), entry)  # else the other history stays without a word
         self.history.cut(cut, entries)
         self._feeds = self.history.read_feeds()
 
@@ -231,10 +236,10 @@ class Ledger:
 
     def wanted(self) -> dict[PeerId, int]:
         """`vector`, with CLOSED for authors of which no more entries are accepted."""
-        return {
-            author: CLOSED if author in self._forked or self._is_full(author, feed) else feed.next
-            for author, feed in self._feeds.items()
+        ends = {
+            author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in self._feeds.items()
         }
+        return ends | dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
 
     @property
     def is_closed(self) -> bool:
@@ -339,22 +344,29 @@ class Ledger:
         """Authors that signed two histories; no more of their entries are accepted."""
         return frozenset(self._forked)
 
-    def proof(self, author: PeerId) -> tuple[bytes, bytes] | None:
+    def proof(self, author: PeerId) -> Proof | None:
         """Two signed entries of `author` that cannot belong to one feed; None without a proof."""
-        rows = self._db.rows("SELECT first, second FROM proofs WHERE author = ?", author)
-        return (rows[0][0], rows[0][1]) if rows else None
+        return self._proofs.get(author)
+
+    def proofs_beyond(self, known: Collection[PeerId], most: int) -> list[Proof]:
+        """At most `most` proofs for a peer that has those of `known`."""
+        return self._proofs.offered(self._forked.difference(known), most, self._is_accepted)
 
     def add_proof(self, first: Entry, second: Entry) -> bool:
         """Store a proof of two verified entries that a peer found. False if it proves nothing new."""
         author = first.author
-        if author in self._forked or not self.admits(author) or not contradicts(first, second):
+        # Of those that showed no work nobody could store the proofs of a flood. An author of a final set is proven
+        # everywhere: excluded or not, and also where a summary stands for its feed.
+        is_known = author in self._feeds or self._is_accepted(author)
+        if author in self._forked or not is_known or not contradicts(first, second):
             return False
-        if self.newcomers is not None and author not in self._feeds:
-            return False  # of those that showed no work nobody could store the proofs of a flood
         with self._db.transaction():
-            self._write_proof(first, second)
-        self._forked.add(first.author)
+            self._proofs.write(first, second)
+        self._forked.add(author)
         return True
+
+    def _is_accepted(self, author: PeerId) -> bool:
+        return self.admits(author) if self.newcomers is None else self.newcomers.is_accepted(author)
 
     def _judge(self, entry: Entry, feed: FeedEnd) -> _Verdict:
         if entry.author in self._forked:
@@ -390,7 +402,7 @@ class Ledger:
 
     def _prune(self, author: PeerId, batch: _Batch) -> None:
         self._db.write("DELETE FROM entries WHERE author = ?", author)
-        self._db.write("DELETE FROM proofs WHERE author = ?", author)
+        self._proofs.forget(author)
         self.history.forget(author)
         batch.feeds[author] = _NOTHING
         batch.forks.pop(author, None)
@@ -448,19 +460,11 @@ class Ledger:
         rows = self._select("author = ? AND seq = ?", entry.author, at)
         if not rows:
             raise damaged(self._db.path, f"entry {at} of {short(entry.author)} is gone")
-        self._write_proof(self._decode(rows[0][1]), entry)
+        self._proofs.write(self._decode(rows[0][1]), entry)
 
     def _last(self, author: PeerId) -> int:
         rows = self._db.rows("SELECT MAX(seq) FROM entries WHERE author = ?", author)
         return int(rows[0][0])
-
-    def _write_proof(self, first: Entry, second: Entry) -> None:
-        self._db.write(
-            "INSERT OR IGNORE INTO proofs VALUES (?, ?, ?)",
-            first.author,
-            encode_entry(first),
-            encode_entry(second),
-        )
 
     def _orphans_of(self, author: PeerId) -> int:
         return int(self._db.rows("SELECT COUNT(*) FROM orphans WHERE author = ?", author)[0][0])
@@ -477,16 +481,6 @@ class Ledger:
             return codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
         except DecodeError as error:
             raise damaged(self._db.path, str(error)) from error
-
-
-def contradicts(first: Entry, second: Entry) -> bool:
-    """Whether two verified entries prove that their author signed two histories."""
-    if first.author != second.author:
-        return False
-    if first.seq == second.seq:
-        return first.id != second.id
-    low, high = sorted((first, second), key=lambda entry: entry.seq)
-    return high.seq == low.seq + 1 and high.previous != low.id
 
 
 def _kind(body: type[Any]) -> str:

@@ -137,8 +137,7 @@ class LedgerSync:
         proofs: list[tuple[bytes, bytes]] = []
         if theirs is not None:
             batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
-            lacking = [author for author in forked if author not in theirs.forked]
-            proofs = [proof for author in lacking[:_PROOFS] if (proof := ledger.proof(author))]
+            proofs = ledger.proofs_beyond(theirs.forked, _PROOFS)
         refusal = ledger.refusal(peer)
         return Exchange(ledger.wanted(), ledger.is_closed, forked, tuple(batch), tuple(proofs), refusal)
 

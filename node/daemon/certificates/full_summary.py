@@ -3,9 +3,12 @@
 Beside what `summary.py` holds it names where each feed goes on. An author's newest contribution that counts is the
 floor of its feed. The entry's id fixes the whole feed below it, so what is said about these records is the same on
 all nodes: which of them outlive a cut. The records themselves are signed, and are fetched by their ids.
+
+An author that is proven to have signed two histories has no floor: nodes hold different ones, and nobody adds to
+either. What later rounds need of it is fetched by name, as where a feed holds the other history.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,7 +41,7 @@ class FullSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     version: int
     summary: Summary
     floors: tuple[Floor, ...]
-    """Of each author of a final set. Feeds of others are no part of it: no cut touches them."""
+    """Of each author of a final set but those with two histories. No cut touches the feeds of others."""
     reducers: ReducerHistory
 
     @property
@@ -93,12 +96,20 @@ class SummaryMaker:
             self._counted.setdefault(author, []).append(entry)
 
     def make(
-        self, state: FinalityState, authors: Iterable[PeerId], reducers: ReducerHistory
+        self,
+        state: FinalityState,
+        authors: Iterable[PeerId],
+        reducers: ReducerHistory,
+        proven: Collection[PeerId] = (),
     ) -> FullSummary | None:
         """The summary of all final rounds; None where the feeds here are not those that the final sets name.
 
-        That is so only where an author signed two histories, and a set names the one that is not here.
+        `proven`: authors whose two histories are proven here. The summary is None only where a set names the
+        history of an author that is not here, and the proof has not come: it spreads in seconds, so nodes differ
+        in one summary for each such author at most.
         """
+        for author in proven:
+            self._counted.pop(author, None)
         summary = summarize(state, authors)
         if summary is None:
             return None

@@ -128,7 +128,11 @@ class LedgerHistory:
 
     def certify(self, state: FinalityState, reducers: ReducerHistory | None) -> Digest | None:
         """The blob id of the summary of all final rounds (`Summarize`); None where this node cannot make it."""
-        full = self._maker.make(state, self._authors, reducers) if reducers is not None else None
+        if reducers is None:
+            return None
+        # Not those of the state: a replay makes the summaries before it learns of proofs.
+        proven = self.ledger.equivocators()
+        full = self._maker.make(state, self._authors, reducers, proven)
         if full is None:
             return None
         if not self.keeps_all:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.full_summary import decode_full
 from atoll.node.daemon.consensus import machine
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Body, Contribution, Entry, encode_entry, sign_entry
@@ -51,10 +52,10 @@ def sign_two_histories(w, liar, others, alone):
 
 
 @pytest.mark.slow(
-    slice="tests/node/daemon/certificates/test_full_summary.py::test_a_floor_is_the_last_place_that_counts_and_never_falls"
+    slice="tests/node/daemon/certificates/test_proven.py::test_ledgers_are_cut_again_and_all_write_the_same_bytes"
 )
-def test_it_neither_stops_the_run_nor_falsifies_a_summary_nor_keeps_newcomers_out(world):
-    """The final set names the history that the run's owner lacks, so the owner names no summary any more."""
+def test_it_stops_neither_the_run_nor_its_cuts_and_keeps_no_newcomer_out(world):
+    """The final set names the history that the run's owner lacks. Without a rule for proofs nobody cut again."""
 
     async def story() -> None:
         async with world(200, 4, adjust=certifying) as w:
@@ -75,7 +76,16 @@ def test_it_neither_stops_the_run_nor_falsifies_a_summary_nor_keeps_newcomers_ou
             assert all(node.swarm.ledger.equivocators() == {liar.peer} for node in others)
             assert others[0].swarm.ledger.orphans(), "it got what the final set names by name only"
             late = w.start(4, recent=(KEPT, EVERY))
-            await w.until(lambda: late.worker.final >= at + 30, 600.0)
+            others.append(late)  # its first summary is older than the proof
+            await w.until(lambda: known_final(others) >= at + KEPT + 3 * EVERY, 600.0)
+            assert min(node.driver.history.last_gone for node in others) > at, "ledgers are cut behind the fork"
+            later = w.start(5, recent=(KEPT, EVERY))
+            others.append(later)  # it gets the proof, and never the feed
+            await w.until(lambda: later.worker.final >= known_final(others[:3]) - 1 > at + 2 * KEPT, 600.0)
+            assert later.swarm.ledger.equivocators() == {liar.peer}
+            assert liar.peer not in later.swarm.ledger.vector()
+            for node in others:
+                assert liar.peer not in decode_full(node.swarm.ledger.history.links[-1].summary).places
             w.check_agreement()
             for node in w.nodes.values():
                 found = map(json.loads, (node.home / "events.jsonl").read_text().splitlines())

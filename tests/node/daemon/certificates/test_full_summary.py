@@ -54,6 +54,9 @@ class Feeds:
 class CertNode(Node):
     """Summarizes its chain, cuts its ledger behind summaries, and begins again with the newest one."""
 
+    proven: frozenset = frozenset()
+    """Authors whose two histories are proven here."""
+
     def __init__(self, number, probation=1, excise_rounds=0):
         self.cut_at, self.full, self.whole, self.old_finals = -1, None, [], {}
         self.places, self.gone = {}, set()
@@ -92,7 +95,7 @@ class CertNode(Node):
         match action:
             case FinalizeRound(_, names):
                 super().do(action)
-                authors = {entry: author for each in self.rounds.values() for author, entry in each.items()}
+                authors = self.authors_of_entries()
                 self.authors.update(authors[name] for name in names)
                 self.maker.on_counted((authors[name], name) for name in names)
             case EnterEpoch(_, _, voters):
@@ -107,13 +110,22 @@ class CertNode(Node):
         if self.state.live and self.fulls and self.fulls[0].summary.round + KEPT <= self.state.last_final:
             self.cut(self.fulls.pop(0))
 
+    def authors_of_entries(self):
+        return {entry: author for each in self.rounds.values() for author, entry in each.items()}
+
     def summarize(self, state):
-        full = self.maker.make(state, self.authors, ReducerHistory())
-        chain = tuple(segment.epoch for segment in state.chain), state.last_final
+        full = self.maker.make(state, self.authors, ReducerHistory(), self.proven)
+        if full is None:
+            self.on_none()
+            return
+        chain = tuple(segment.epoch for segment in state.chain), state.last_final, *sorted(self.proven)
         assert MADE.setdefault(chain, full.blob) == full.blob, "two summaries of one chain"
         self.fulls.append(decode_full(encode_full(full)))
         SEEN["made"] += 1
         self.feed(SummaryMade(state.last_final, full.blob))
+
+    def on_none(self):
+        raise AssertionError("all feeds are here")
 
     def cut(self, full):
         """As p2p/ledger/history.py does."""

@@ -12,7 +12,7 @@ from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
-from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote
+from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote, sign_entry
 from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.daemon.consensus.epoch_world import World
 
@@ -127,4 +127,8 @@ def test_a_ledger_is_cut_behind_a_summary_that_others_can_be_convinced_of(tmp_pa
     # An author of which a final set names what no feed here holds.
     again.on_counted([(ME.peer_id, digest(b"orphan"))])
     assert again.certify(states[30], ReducerHistory()) is None
+    # With the proof that it signed two histories it needs no floor.
+    twin = sign_entry(CERTIFYING.id, ME, 3, entries[2].id, Ack(Round(3), digest(b"other"), digest(b"state")))
+    assert opened.add_proof(entries[3], twin)
+    assert again.certify(states[30], ReducerHistory()) is not None
     opened.close()
