@@ -19,8 +19,9 @@ ENTRIES = 4
 """Entries that a member writes in a round: contribution, acknowledgement, votes."""
 ENTRIES_BYTES = 1066
 """All of these together, each in a notice."""
-LEASE_BYTES = 263
-"""A lease in a notice. One begins each round, and one is due every third of `pace.lease_s`."""
+LEASE_BYTES = 264
+"""A lease in a notice, without a name, which adds at most an eighth where a letter is one byte. One begins each
+round, and one is due every third of `pace.lease_s`."""
 EXCHANGE_BYTES_S = 25.2
 """Bytes a second for each author: exchanges of ledger and registers, which name the newest of everybody."""
 PING_BYTES_S = 8.0

@@ -40,13 +40,14 @@ def test_round_members_loss_and_pace_are_those_of_the_run(world):
 
 
 @pytest.mark.parametrize(
-    ("members", "train_s", "lease_s"), [(2, 2.0, 20.0), (3, 10.0, 60.0), (4, 60.0, 20.0), (6, 5.0, 20.0)]
+    ("members", "train_s", "lease_s", "name"),
+    [(2, 2.0, 20.0, ""), (3, 10.0, 60.0, ""), (4, 60.0, 20.0, ""), (4, 60.0, 20.0, "x" * 32), (6, 5.0, 20.0, "")],
 )
-def test_the_bytes_of_a_round_are_those_that_a_node_sends_and_receives(world, members, train_s, lease_s):
-    """The payload is as large as that of the preset `tiny`, where records weigh most."""
+def test_the_bytes_of_a_round_are_those_that_a_node_sends_and_receives(world, members, train_s, lease_s, name):
+    """The payload is as large as that of the preset `tiny`, where records weigh most; names are no part of it."""
 
     async def story():
-        async with world(4000, members, vocab=16384, lease_s=lease_s) as w:
+        async with world(4000, members, vocab=16384, lease_s=lease_s, name=name) as w:
             for number in range(members):
                 w.start(number, train_s=train_s)
             await w.until(lambda: w.newest() >= 5)
