@@ -1,6 +1,7 @@
 """Values as people read them, and as scripts do. Pure but for `print_json`, `print_table` and `give_report`."""
 
 import math
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,16 @@ def give_report(report: Any, show: Callable[[], None], *, as_json: bool, report_
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Left-aligned columns on stdout, two blanks between."""
     lines = [list(head), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+    widths = [max(columns_of(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+        padded = (cell + " " * (width - columns_of(cell)) for cell, width in zip(line, widths, strict=True))
+        click.echo("  ".join(padded).rstrip())
+
+
+def columns_of(text: str) -> int:
+    """Columns of a terminal that a text takes: two for a wide letter, none for a mark over another one."""
+    marks = sum(unicodedata.category(letter) in ("Mn", "Me") for letter in text)
+    return len(text) - marks + sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
 
 
 def size(count: float | None) -> str:
@@ -106,6 +114,11 @@ def progress_parts(now: Status) -> list[str]:
     return parts
 
 
+def called(peer: str, name: str) -> str:
+    """`…FhPUSkaS otter`: the tail of a PeerID, then what it announces itself as, which is no identity."""
+    return f"…{short(peer)} {name}".rstrip()
+
+
 def members_line(now: Status) -> str:
     """`4 members, 3 connections (2 direct, 1 relayed)`."""
     ways = ", ".join(f"{count} {path}" for path, count in sorted(now.paths.items()) if count)
@@ -128,9 +141,9 @@ def gives(now: Status) -> str:
 
 
 def validation_line(now: Status) -> str:
-    """`2.412 bits per byte of round 17, by …FhPUSkaS`; of this node's own nobody is named."""
+    """`2.412 bits per byte of round 17, by …FhPUSkaS otter`; of this node's own nobody is named."""
     of = "" if now.val_round is None else f" of round {now.val_round}"
-    by = f", by …{short(now.val_by)}" if now.val_by else ""
+    by = f", by {called(now.val_by, now.names.get(now.val_by, ''))}" if now.val_by else ""
     return f"{number(now.val_bpb)} bits per byte{of}{by}"
 
 

@@ -23,6 +23,7 @@ from atoll.cli.client import stream
 from atoll.cli.commands.status import one_line
 from atoll.cli.formatting import (
     agreed_line,
+    called,
     gives,
     goodput_line,
     members_line,
@@ -38,7 +39,6 @@ from atoll.cli.formatting import (
 from atoll.cli.page.browser import open_page
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
-from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Status, Watch
 
 RETRY_S = 0.2
@@ -126,12 +126,12 @@ def render(now: Status) -> RenderableType:
         what, done, of = "step", now.step, now.steps
     table.add_row(Text(what, "dim"), ProgressBar(total=max(1, of), completed=done, width=40))
     for label, text in _rows(now):
-        table.add_row(Text(label, "dim"), text)
+        table.add_row(Text(label, "dim"), Text(text))  # a member's name is no markup
     parts: list[RenderableType] = [head, table]
     if now.trouble:
         parts.append(Text(now.trouble, "bold red"))
-    title = f"atoll {now.name or short(now.peer)} · {now.run_name} · {place_in_run(now)}"
-    return Panel(Group(*parts), title=title, subtitle="Ctrl-C stops in good order")
+    title = f"atoll {called(now.peer, now.name)} · {now.run_name} · {place_in_run(now)}"
+    return Panel(Group(*parts), title=Text(title), subtitle="Ctrl-C stops in good order")
 
 
 def is_news(now: Status, before: Status | None, since_s: float) -> bool:

@@ -26,6 +26,7 @@ def preview_lines(
     return [
         f"run        {spec.name}  {short(spec.id)}  by {spec.owner}",
         f"invite     {_source(spec, invite, unix_s)}",
+        *([f"name       {config.name}, announced to all members"] if config.name else []),
         *([f"roles      {', '.join(config.roles)}"] if config.roles else []),
         *([f"           {config.work.instead}"] if config.work.instead else []),
         f"model      {model_size(spec)}, context {spec.model.context}, {spec.outer.rounds} rounds",

@@ -149,7 +149,8 @@ Qwen2 and Gemma (90 lines), EDiT's penalty on pseudo-gradients (130 lines), CO2 
 (90), EControl, DGC and a warm-up of k (520), SparseLoCo's own quantiser for comparison (400), loss,
 pace and size of the text in the preview of a run (80 lines), progress and estimates of starts,
 downloads and long commands (320 lines), events on the page, and members that come and go (130),
-bytes of records in the preview of a run (40), and of rounds that are reduced (100).
+bytes of records in the preview of a run (40), and of rounds that are reduced (100), names that
+nodes announce (100).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

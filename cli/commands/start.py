@@ -55,7 +55,7 @@ GROUPS = {
 @run_option
 @network_options
 @guest_options
-@click.option("--name", help="Shown in status.")
+@click.option("--name", help="Announced to all members; none by default.")
 @click.option(
     "--role",
     "roles",

@@ -8,6 +8,7 @@ import click
 from atoll.cli.client import call, stream
 from atoll.cli.formatting import (
     agreed_line,
+    called,
     gives,
     goodput_line,
     members_line,
@@ -34,7 +35,7 @@ from atoll.protocols.local.progress import RateNow
 from atoll.protocols.local.standing import LedgerUse, Standing
 
 UNHEALTHY = 4
-_PEERS = "peer,path,rtt,activity,round,final,tokens/s,heard,faults,counts,address"
+_PEERS = "peer,name,path,rtt,activity,round,final,tokens/s,heard,faults,counts,address"
 _ROUNDS = "round,digest,final,by,loss,val bpb,payload,up,down,train,wait,ahead,goodput"
 PEER_HEAD, ROUND_HEAD = _PEERS.split(","), _ROUNDS.split(",")
 
@@ -198,7 +199,7 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     if now.standing is not None and now.standing.why:
         yield f"counts    {now.standing.why}"
     for each in now.diminished:
-        yield f"member    {short(each.peer)}: {each.why}"
+        yield f"member    {called(each.peer, now.names.get(each.peer, ''))}: {each.why}"
     yield f"traffic   up {size(now.bytes_up)}, down {size(now.bytes_down)}, payload {size(now.payload_bytes)}"
     yield f"sent      {sent_line(now.sent)}"
     if now.limits is not None:
@@ -263,6 +264,7 @@ def peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
     """A peer as a row below PEER_HEAD."""
     return (
         short(row.peer),
+        row.name or "–",
         row.path or "–",
         span(row.rtt_s),
         _activity(row),

@@ -32,6 +32,7 @@ TAIL_BYTES = 1 << 20
 """Of each log."""
 ROUNDS = 200
 KEY_BYTES = 32
+_OWN_NAME = re.compile(r"(?m)^(\s*name\s*=\s*).+$")
 READ_ME = (
     "look into it before you send it: secrets, invites and addresses are taken out, words that you wrote are not"
 )
@@ -46,7 +47,7 @@ READ_ME = (
 def bundle(home: Home, as_json: bool, output: Path | None) -> None:
     """Write versions, doctor, status, rounds, logs and settings into one file for a bug report.
 
-    Keys, invites, addresses, PeerIDs and names of this machine are taken out.
+    Keys, invites, addresses, PeerIDs, names of members and of this machine are taken out.
     """
     path = output or Path(f"atoll-bundle-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     if path.exists():
@@ -89,9 +90,11 @@ def _parts(home: Home) -> Iterator[tuple[str, str]]:
     yield "doctor.json", _json(_tried(lambda: findings(home)))
     yield "status.json", _json(_tried(lambda: _status(home)))
     yield "rounds.json", _json(_tried(lambda: _rounds(home)))
-    for name in (home.log.name, CRASH_LOG, "doctor.log", "config.toml"):
+    for name in (home.log.name, CRASH_LOG, "doctor.log"):
         if (home.root / name).exists():
             yield name, _tail(home.root / name)
+    if home.config_toml.exists():
+        yield home.config_toml.name, _OWN_NAME.sub(r'\1"<name>"', _tail(home.config_toml))
     for path in sorted(home.runs.glob("*/worker.log")):
         yield f"worker-{path.parent.name[:8]}.log", _tail(path)
 
@@ -117,7 +120,8 @@ def _version(name: str) -> str | None:
 
 def _status(home: Home) -> Any:
     try:
-        return call(home, control_messages.GetStatus(), control_messages.Status)
+        now = call(home, control_messages.GetStatus(), control_messages.Status)
+        return msgspec.structs.replace(now, name="", names={})
     except NotRunning:
         return last_status(home)
 

@@ -10,12 +10,11 @@ from textual.widgets import DataTable, Footer, Log, Sparkline, Static, TabbedCon
 
 from atoll.cli.client import call
 from atoll.cli.commands.status import PEER_HEAD, ROUND_HEAD, facts, peer_cells, round_cells
-from atoll.cli.formatting import place_in_run
+from atoll.cli.formatting import called, place_in_run
 from atoll.cli.model_source import printable
 from atoll.cli.top.reading import Chart, Reading, loss_chart, read_node, speed_chart
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
-from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
 
 PAGES = ("now", "peers", "rounds", "log")
@@ -95,7 +94,7 @@ class NodeScreen(App[None]):
         if not self.query("#head"):  # an answer that came while the screen closes
             return
         now = reading.status
-        title = f"atoll {now.name or short(now.peer)} · {now.run_name} · {place_in_run(now)} · {now.activity}"
+        title = f"atoll {called(now.peer, now.name)} · {now.run_name} · {place_in_run(now)} · {now.activity}"
         self.query_one("#head", Static).update(printable(title))
         self._alarm(now.trouble)
         self._draw_chart("loss", loss_chart(reading.rounds))

@@ -24,6 +24,7 @@ from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.system.control_group import usable_cpus
 from atoll.protocols.errors import ConfigError, check_range
+from atoll.protocols.ledger.peer_names import composed, name_fault
 from atoll.protocols.run.experts import MAX_EXPERTS
 
 MAX_DEVICES = 64
@@ -63,7 +64,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Local choices of one node. Every key has a default; the file may be absent."""
 
     name: str = ""
-    """Shown to the operator; empty: the tail of the PeerID."""
+    """What the node announces itself as to all members of its run, beside its PeerID; empty: nothing. At most 32
+    letters, digits and signs, from left to right."""
     roles: tuple[Role, ...] = ()
     """What the node does for the run (docs/roles.md); empty: it trains if it can. `train`; `evaluate`: validates
     final rounds; `seed`: keeps the model and payloads for others; `relay`: as `relay`, and alone without the
@@ -167,8 +169,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """Raise ConfigError, with the key's name, for values that cannot work."""
         if len(set(self.roles)) < len(self.roles):
             raise ConfigError("roles: one is named twice")
-        if len(self.name) > 64 or not (self.name.isprintable()):
-            raise ConfigError("name must have at most 64 printable characters")
+        if fault := name_fault(composed(self.name)):
+            raise ConfigError(f"name: {fault}")
         check_devices(self.device)
         if self.shard and len(devices_of(self.device)) == 1:
             raise ConfigError("shard is for several devices", hint="for example --device cuda:0,cuda:1")
@@ -249,7 +251,8 @@ def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}" if path.exists() else str(error), hint=error.hint) from error
     device = config.device if config.device != "auto" else "cuda" if _cuda_here() else "cpu"
-    return msgspec.structs.replace(config, device=device, threads=config.threads or usable_cpus())
+    threads = config.threads or usable_cpus()
+    return msgspec.structs.replace(config, device=device, threads=threads, name=composed(config.name))
 
 
 def check_values(values: dict[str, Any]) -> NodeConfig:

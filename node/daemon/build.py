@@ -83,22 +83,22 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     folder = plan.home.run(plan.run.spec.id)
     make_folder(folder)
     limited, routed, swarm = _build_network(plan, folder)
-    me = plan.identity.peer_id
+    me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
-    context = RunContext(plan.run.spec, me, log, time.monotonic, len(devices_of(plan.config.device)))
-    copy = Path(plan.config.data).expanduser() if plan.config.data else None
-    text = RunText(context, net, limit_bytes=plan.config.shard_bytes, folder=copy)
+    context = RunContext(plan.run.spec, me, log, time.monotonic, len(devices_of(config.device)), name=config.name)
+    copy = Path(config.data).expanduser() if config.data else None
+    text = RunText(context, net, limit_bytes=config.shard_bytes, folder=copy)
     trainer, driver, goodput = _build_training(plan, context, swarm=swarm, net=net, text=text)
     driver.on_other_chain = on_other_chain
     if plan.run.spec.history:
         fetcher = fetcher_of(plan.run.spec, swarm, lambda: driver.finality.last_final)
         net.bring_summary = lambda: begin_with_summary(fetcher, lambda: on_other_chain(None))
-    web = WebServer(parse_listen_address(plan.config.web), lambda request: site.answer(request), time.monotonic)
-    loggers = loggers_of(plan.config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
-    guest = GuestWatch(read_guest(plan.config.guest), MachineSensors(MachineFiles()), driver.hold)
+    web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
+    loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
+    guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
     operator = DaemonOperator(
         plan=plan,
         log=log,

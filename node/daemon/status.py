@@ -32,6 +32,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
+from atoll.protocols.local.mentioned import names_in
 from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.standing import LedgerUse
@@ -82,19 +83,19 @@ class DaemonOperator:
     def status(self) -> control_messages.Status:
         """The status of the node at this moment."""
         node, log, config = self.control.view(), self.log, self.plan.config
-        spec, me = self.plan.run.spec, self.plan.identity.peer_id
+        spec, me, live = self.plan.run.spec, self.plan.identity.peer_id, self.swarm.live(Lease)
         own, (final, agreed) = log.newest_trained(), self._agreed()
         blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
         number = min(self._round(final), spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
         progress = node.progress
         at_work = progress if node.round.phase is Phase.TRAIN else None
-        return control_messages.Status(
+        now = control_messages.Status(
             version=self.version,
             pid=os.getpid(),
             uptime_s=time.monotonic() - self.started_s,
             peer=me,
-            name=config.name or f"…{me[-8:]}",
+            name=config.name,
             addresses=self.swarm.addresses,
             run=spec.id.hex(),
             run_name=spec.name,
@@ -108,7 +109,7 @@ class DaemonOperator:
             digest=agreed.digest if agreed else "",
             contributors=tuple(agreed.contributors) if agreed else (),
             experts=node.experts,
-            members=len(self.swarm.live(Lease).keys() - node.left),
+            members=len(live.keys() - node.left),
             peers=len(self.swarm.neighbours()),
             paths=dict(Counter(peer.path for peer in self.swarm.peers() if peer.connected and peer.path)),
             train_loss=at_work.loss if at_work else own.train_loss if own else None,
@@ -139,6 +140,7 @@ class DaemonOperator:
             **self._network(),
             **self._standings(),
         )
+        return replace(now, names=names_in(now, live))
 
     def _agreed(self) -> tuple[int, control_messages.RoundStatus | None]:
         """The newest final round that this node has, and its row; -1 and None before the first."""
@@ -366,4 +368,5 @@ class DaemonOperator:
             tokens_per_s=lease.tokens_per_s if lease else None,
             heard_s=max(0.0, self.plan.run.spec.pace.lease_s - left_s) if lease else None,
             faults=row.faults,
+            name=lease.name if lease else "",
         )

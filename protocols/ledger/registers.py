@@ -13,6 +13,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RecordRound, RunId
+from atoll.protocols.ledger.peer_names import PeerName, name_fault
 from atoll.protocols.run.experts import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
 from atoll.protocols.wires import REGISTER
@@ -23,7 +24,7 @@ MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""
 LOSS_END = 1e6
 """A lease says no loss from here on."""
-_DOMAIN = "register/4"
+_DOMAIN = "register/5"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done", "leaving"]
 """`leaving`: it ends as soon as others have what it alone has. Nobody that leaves too counts on it."""
@@ -52,6 +53,8 @@ class Lease(msgspec.Struct, frozen=True, array_like=True, tag="lease", forbid_un
     """Mean training loss of the newest round that it trained, nats per token; 0: none. A claim, as all of this."""
     round_s: Annotated[float, Meta(ge=0, lt=1e9)] = 0.0
     """Seconds from the start of one round to that of the next, a mean of its newest; 0: not known yet."""
+    name: PeerName = ""
+    """What its operator calls it (`peer_names.name_fault` says what is legal); empty: nothing."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True, tag="holding", forbid_unknown_fields=True):
@@ -124,7 +127,10 @@ def decode_register(data: bytes, run: RunId) -> Register:
     reg = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
     if reg.version != REGISTER_VERSION or reg.run != run:
         raise DecodeError("register of another version or run")
-    if isinstance(reg.value, Lease) and len(reg.value.snapshot) not in (0, DIGEST_BYTES):
-        raise DecodeError("lease: a digest has 32 bytes")
+    if isinstance(reg.value, Lease):
+        if len(reg.value.snapshot) not in (0, DIGEST_BYTES):
+            raise DecodeError("lease: a digest has 32 bytes")
+        if fault := name_fault(reg.value.name):
+            raise DecodeError(f"lease: the name: {fault}")
     verify(reg.author, _DOMAIN, unsigned(reg), reg.signature)
     return reg

@@ -184,7 +184,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     peer: str
     """PeerID of this node."""
     name: str
-    """Name of the node in its configuration."""
+    """What the node announces itself as; empty: nothing."""
     addresses: tuple[str, ...]
     """Listen multiaddrs without `/p2p/…`; empty until the network is up."""
     run: str
@@ -314,6 +314,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     privacy: PrivacyNow | None = None
     """What our contributions say of our data; null where the run has no privacy, where nothing is trained, and
     before the worker has said it."""
+    names: dict[str, str] = {}
+    """By PeerID: what members that this status mentions announce themselves as. Claims."""
 
 
 class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -347,6 +349,8 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Votes to exclude it, by the voters of the round that is decided next."""
     standing: Standing | None = None
     """What it counts for; null from an older daemon, and for a peer that is no member."""
+    name: str = ""
+    """What it announces itself as, in its lease. A claim: others may announce the same."""
 
 
 class PeerList(msgspec.Struct, frozen=True, tag="peers"):

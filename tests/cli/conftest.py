@@ -48,7 +48,7 @@ STATUS = Status(
 )  # fmt: skip
 PEER_ROW = PeerStatus(
     peer=PEER, path="punched", maddr="/ip4/127.0.0.1/udp/4710/quic-v1", rtt_s=0.012, member=True,
-    activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0,
+    activity="training", round=7, final=5, tokens_per_s=7000.0, heard_s=0.5, faults=0, name="seal",
 )  # fmt: skip
 ROUND_ROW = RoundStatus(
     round=6, peer=PEER, digest="cd" * 32, set="ef" * 32, final=False, contributors=(PEER,), train_loss=2.5,

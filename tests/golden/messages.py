@@ -198,7 +198,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Excise(ROUND, OTHER.peer_id, "noise", Round(7)),
 )
 VALUES = (
-    registers.Lease("training", ROUND, 6, A, 6, 1234.5, 2.5, 3.25),
+    registers.Lease("training", ROUND, 6, A, 6, 1234.5, 2.5, 3.25, "otter"),
     registers.Holding(b"\x03", 8, ((2, A),)),
     registers.Addresses((PLACE,)),
     registers.Validation(ROUND, A, 2.5),

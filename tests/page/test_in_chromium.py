@@ -20,7 +20,7 @@ TAB_STOPS = 40
 
 async def test_it_lives_and_says_nothing_wrong(node, url):
     async with tab(url) as page:
-        await page.says("#title", "otter · run tiny")
+        await page.says("#title", "…sCdFk6TW otter · run tiny")
         await page.says("#runText", "round 7 of 54")
         await page.until("document.querySelectorAll('canvas').length === 3")  # no validation yet
         assert "nothing yet" in await page.text("#valid")
@@ -70,8 +70,13 @@ async def test_alarms_have_colours_and_words(node, url):
 
 async def test_text_of_peers_is_text(node, url):
     """The name, the reason and the log could hold what a peer wrote."""
-    node.now = msgspec.structs.replace(node.now, name=EVIL, reason=EVIL, trouble=EVIL)
-    node.known = [msgspec.structs.replace(PEER_ROW, activity=EVIL, peer=EVIL)]
+    node.now = msgspec.structs.replace(
+        node.now, name=EVIL, reason=EVIL, trouble=EVIL, val_by=OTHER, names={OTHER: EVIL}
+    )
+    node.known = [
+        msgspec.structs.replace(PEER_ROW, activity=EVIL, peer=EVIL),
+        msgspec.structs.replace(PEER_ROW, peer=OTHER, name=EVIL),
+    ]
     node.lines = [msgspec.structs.replace(node.lines[0], message=EVIL, level=EVIL, logger=EVIL)]
     node.events = [msgspec.structs.replace(node.events[0], event=EVIL, text=EVIL)]
     async with tab(url) as page:
@@ -79,6 +84,8 @@ async def test_text_of_peers_is_text(node, url):
         await page.says("#events", f"{EVIL} {EVIL}")
         await page.says("#lines", EVIL)
         await page.says("#peers", EVIL)
+        await page.says("#peers", f"…{OTHER[-8:]} {EVIL}")  # never without the tail of its PeerID
+        await page.says("#facts", f" by …{OTHER[-8:]} {EVIL}")
         assert await page.page.locator("img").count() == 0
         assert await page.page.title() != "owned"
         assert page.complaints == []

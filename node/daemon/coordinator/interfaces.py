@@ -38,6 +38,8 @@ class RunContext:
     """Devices that share each of this node's steps."""
     kept: set[Digest] = field(default_factory=set)
     """Blobs that no part deletes: files that travel with the run."""
+    name: str = ""
+    """What the node announces itself as; empty: nothing."""
 
     def __post_init__(self) -> None:
         self.kept.update(self.spec.given)

@@ -33,7 +33,6 @@ class MemberLeases:
     loss: Callable[[], float]
     round_s: Callable[[], float]
     is_excluded: Callable[[PeerId, int], bool]
-    """Returns whether a peer is excluded from a round."""
     trials: Trials
     """Chooses whom this node waits for of those that have shown no work."""
     members: dict[PeerId, MemberView] = field(default_factory=dict)
@@ -77,8 +76,7 @@ class MemberLeases:
         members = self._with_losses(self._without_leavers(members))
         shortage = self.assignment.shortage(members)
         if members != self.members or shortage != self._shortage:
-            self.members = members
-            self._shortage = shortage
+            self.members, self._shortage = members, shortage
             self.feed_round(LeasesChanged(members, self.context.now(), shortage))
 
     def on_entry(self, author: PeerId, *, is_leave: bool) -> None:
@@ -110,8 +108,7 @@ class MemberLeases:
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""
-        self._activity = activity
-        self._round = number
+        self._activity, self._round = activity, number
         self.publish()
 
     def leave(self) -> None:
@@ -139,6 +136,7 @@ class MemberLeases:
             tokens_per_s=self.tokens_per_s(),
             loss=self.loss(),
             round_s=self.round_s(),
+            name=self.context.name,
         )
         self.net.put_lease(lease, self.context.spec.pace.lease_s)
         self.assignment.publish()

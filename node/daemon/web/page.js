@@ -10,6 +10,8 @@ let next = 0, logNext = 0, eventNext = 0, asked = 0, life = "", heard = 0, older
 const at = id => document.getElementById(id);
 const write = (id, text) => { if (at(id).textContent !== text) at(id).textContent = text; };
 const tail = peer => peer ? "…" + peer.slice(-8) : "–";
+// A name is a claim that others may make too: the PeerID stands before it.
+const called = (peer, name) => tail(peer) + (name ? " " + name : "");
 const exact = (value, digits) => value === null ? "–" : value.toFixed(digits);
 
 function short(value, unit = "") {
@@ -144,7 +146,7 @@ function shares(now) {
 function facts(now, goodput) {
   pairs("facts", [
     ["final round", now.final < 0 ? "–" : String(now.final)], ["goodput", goodput],
-    ["training loss", exact(now.train_loss, 3)], ["validation, bits/byte", exact(now.val_bpb, 3) + (now.val_by ? " by " + tail(now.val_by) : "")], ["roles", now.roles.join(", ")],
+    ["training loss", exact(now.train_loss, 3)], ["validation, bits/byte", exact(now.val_bpb, 3) + (now.val_by ? " by " + called(now.val_by, now.names[now.val_by]) : "")], ["roles", now.roles.join(", ")],
     ["validated rounds", String(now.validated)], ["served", short(now.blob_bytes_up, "B")], ["relayed", now.relay ? short(now.relay.bytes_relayed, "B") : "–"],
     ["tokens/s", short(now.tokens_per_s)], ["members", String(now.members)], ["connections", String(now.peers)],
     ["sent", short(now.bytes_up, "B")], ["received", short(now.bytes_down, "B")], ["payload", short(now.payload_bytes, "B")],
@@ -202,12 +204,12 @@ function newestLoss(peer, list) {
 function swarm(now, list, known) {
   const last = list.filter(row => row.digest || work.has(row.round)).slice(-WORK);
   const me = {
-    peer: now.peer, path: "this node", rtt_s: null, member: true, activity: now.activity, round: now.round,
+    peer: now.peer, name: now.name, path: "this node", rtt_s: null, member: true, activity: now.activity, round: now.round,
     tokens_per_s: now.tokens_per_s, heard_s: null, faults: 0, standing: now.standing,
   };
   const named = new Set([now.peer, ...known.map(peer => peer.peer)]);
   const gone = [...new Set(last.flatMap(row => row.contributors))].filter(peer => !named.has(peer)).map(peer => ({
-    peer, path: "", rtt_s: null, member: false, activity: "", round: null, tokens_per_s: null, heard_s: null, faults: 0, standing: null,
+    peer, name: "", path: "", rtt_s: null, member: false, activity: "", round: null, tokens_per_s: null, heard_s: null, faults: 0, standing: null,
   }));
   const line = peer => {
     const row = html("tr"), newest = html("td");
@@ -217,7 +219,7 @@ function swarm(now, list, known) {
       exact(newestLoss(peer.peer, last), 3), short(peer.tokens_per_s), newest, span(peer.rtt_s), span(peer.heard_s), String(peer.faults),
       peer.standing ? peer.standing.why || "in full" : "–",
     ];
-    const name = html("td", tail(peer.peer));
+    const name = html("td", called(peer.peer, peer.name));
     name.title = peer.peer;
     row.append(name, ...cells.map(cell => typeof cell === "string" ? html("td", cell) : cell));
     return row;
@@ -291,7 +293,7 @@ function events(news, isShown) {
 function draw(data) {
   const now = data.status;
   shown = data;
-  write("title", `${now.name || tail(now.peer)} · run ${now.run_name}`);
+  write("title", `${called(now.peer, now.name)} · run ${now.run_name}`);
   write("activity", now.activity);
   write("reason", now.reason ? "– " + now.reason : "");
   write("eta", left(now));

@@ -22,8 +22,9 @@ ROOT_BYTES = 34
 """The Merkle root of a payload's rows, which contributions have in runs that may reduce."""
 REDUCTION_BYTES = 400
 """A Reduction in a notice, which each reducer writes in a reduced round."""
-LEASE_BYTES = 263
-"""A lease in a notice. One begins each round, and one is due every third of `pace.lease_s`."""
+LEASE_BYTES = 264
+"""A lease in a notice, without a name, which adds at most an eighth where a letter is one byte. One begins each
+round, and one is due every third of `pace.lease_s`."""
 EXCHANGE_BYTES_S = 25.2
 """Bytes a second for each author: exchanges of ledger and registers, which name the newest of everybody."""
 PING_BYTES_S = 8.0

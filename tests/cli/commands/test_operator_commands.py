@@ -55,6 +55,16 @@ def test_status_says_what_and_why(atoll, daemon):
             {"val_bpb": 2.5, "val_round": 4, "val_by": "12D3KooWpeer-abcdefgh"},
             "model     loss 2.500, validation 2.500 bits per byte of round 4, by …abcdefgh",
         ),
+        (
+            {"val_bpb": 2.5, "val_round": 4, "val_by": "12D3KooWpeer-abcdefgh"}
+            | {"names": {"12D3KooWpeer-abcdefgh": "seal"}},
+            "model     loss 2.500, validation 2.500 bits per byte of round 4, by …abcdefgh seal",
+        ),
+        (
+            {"diminished": (Standing(peer="12D3KooWpeer-abcdefgh", why="1 of 3 rounds"),)}
+            | {"names": {"12D3KooWpeer-abcdefgh": "seal"}},
+            "member    …abcdefgh seal: 1 of 3 rounds",
+        ),
         ({"members": 1, "peers": 1, "paths": {}}, "swarm     1 member, 1 connection"),
         (
             {"activity": "finished", "round": 53, "reason": "the run is complete"},
@@ -174,7 +184,7 @@ def test_health_check_fails_when_the_node_needs_help(atoll, daemon):
 
 
 def test_peers(atoll, daemon):
-    assert "punched" in atoll("peers").out
+    assert "CdFk6TW  seal  punched" in atoll("peers").out
     rows = json.loads(atoll("peers", "--json").out)["peers"]
     assert [row["path"] for row in rows] == ["punched"]
     assert set(rows[0]) == set(PeerStatus.__struct_fields__)
@@ -406,7 +416,7 @@ def test_who_counts_less_than_in_full_is_shown_in_a_line_each(atoll, daemon):
     daemon.operator.state = replace(now, standing=own, diminished=(idle,))
     shown = atoll("status").out
     assert "counts    votes after 3 more final rounds with its work (probation)\n" in shown
-    assert "member    efghidle: no weight: 9 verdicts\n" in shown
+    assert "member    …efghidle: no weight: 9 verdicts\n" in shown
     assert json.loads(atoll("status", "--json").out)["diminished"][0]["weight_16"] == 0
 
 

@@ -15,6 +15,8 @@ from atoll.p2p.system.key_file import load_or_create
 INVITE = "atoll:aeaqgc2lxyz234567abcdefghijklmnopqrstuvwxyz234567"
 HOST, IP4, IP6 = "otter.example.net", "203.0.113.77", "2001:db8:77::1"
 OTHER = "12D3KooWJ5vB4gBiGCNCsqcMSLcYcDoqEEjRDA3cgQvCh6jzTfTi"
+NAMES = "walrus", "narwhal"
+"""What this node and the other one announce: no secrets, but a report has no PeerIDs either."""
 PLACES = f"/ip4/{IP4}/tcp/4710/p2p/{OTHER}", f"/dns4/{HOST}/tcp/4710/p2p/{OTHER}", f"/ip6/{IP6}/tcp/4710"
 
 
@@ -36,19 +38,21 @@ def planted(daemon, monkeypatch) -> list[str]:
     daemon.operator.state = msgspec.structs.replace(
         daemon.operator.state,
         peer=key.peer_id, addresses=PLACES, observed=PLACES, seeds={PLACES[1]: f"{HOST} refuses"}, trouble=text,
-        contributors=(OTHER,),
+        contributors=(OTHER,), name=NAMES[0], names={OTHER: NAMES[1]},
     )  # fmt: skip
     daemon.operator.rows = [msgspec.structs.replace(row, contributors=(OTHER,)) for row in daemon.operator.rows]
     line = json.dumps({"time": "2026-01-02T03:04:05.678+00:00", "level": "info", "logger": "x", "message": text})
     home.log.write_text(f"{line}\n")
     (home.root / "crash.log").write_text(f"Traceback\n{text}\n")
-    home.config_toml.write_text(f'# {text}\nseeds = ["{PLACES[0]}", "{PLACES[1]}"]\nport = 4710\n')
+    home.config_toml.write_text(
+        f'# {text}\nseeds = ["{PLACES[0]}", "{PLACES[1]}"]\nport = 4710\nname = "{NAMES[0]}"\n'
+    )
     folder = home.runs / ("ab" * 32)
     folder.mkdir()
     (folder / "worker.log").write_text(text)
     (folder / "invite").write_text(INVITE)
     monkeypatch.setattr(bundle, "findings", lambda _: [Finding("seeds", "fail", text)])
-    return secrets
+    return [*secrets, *NAMES]
 
 
 def test_no_secret_and_no_address_is_in_any_part(atoll, daemon, planted, tmp_path):

@@ -30,7 +30,7 @@ async def test_it_shows_what_the_node_says_and_follows(daemon):
     screen = screen_of(daemon)
     async with screen.run_test(size=(120, 50)) as pilot:
         await pilot.pause()
-        assert text_of(screen, "#head") == "atoll otter · tiny · round 7 of 54 · collecting"
+        assert text_of(screen, "#head") == "atoll …sCdFk6TW otter · tiny · round 7 of 54 · collecting"
         assert "final round 5, digest cdcdcdcdcdcdcdcd by 1" in text_of(screen, "#facts")
         assert text_of(screen, "#loss-label") == "loss 2.500 nats per token, 2.500 … 2.500 in 2 rounds"
         assert text_of(screen, "#speed-label").startswith("speed 29257 tokens/s")
@@ -93,7 +93,7 @@ async def test_words_of_strangers_obey_nothing(daemon):
     """Neither markup of the library nor control characters of the terminal."""
     bad = "[red]x[/red] \x1b]0;title\x07"
     daemon.operator.state = msgspec.structs.replace(STATUS, name=bad, trouble=bad)
-    daemon.operator.peer_row = msgspec.structs.replace(daemon.operator.peer_row, maddr=bad)
+    daemon.operator.peer_row = msgspec.structs.replace(daemon.operator.peer_row, maddr=bad, name="[/red]")
     screen = screen_of(daemon)
     async with screen.run_test(size=(300, 50)) as pilot:
         await pilot.press("tab")
@@ -101,6 +101,7 @@ async def test_words_of_strangers_obey_nothing(daemon):
             "".join(part.text for part in line) for line in screen.screen._compositor.render_strips()
         )
     assert "[red]x[/red] \ufffd]0;title\ufffd" in shown
+    assert "sCdFk6TW  [/red]" in shown
     assert "\x1b" not in shown
 
 

@@ -36,6 +36,13 @@ def test_flags_win_over_the_file_and_absent_flags_do_not(write):
     assert (config.name, config.threads, config.eval_every) == ("otter", 2, 5)
 
 
+def test_a_name_is_composed_and_none_is_the_default(tmp_path):
+    """It is announced: nothing of the machine is taken for it, and its form is the one that peers accept."""
+    path = tmp_path / "config.toml"
+    assert load_config(path).name == ""
+    assert load_config(path, {"name": "Zoe\u0308"}).name == "Zo\u00eb"
+
+
 def test_flags_of_a_table_win_over_its_keys_and_leave_the_others(write):
     path = write('[guest]\nhours = "22:00-07:00"\nnice = 5\n[limits]\nup = "1mbit"\n')
     config = load_config(path, {"nice": 19, "battery": "pause", "idle_after": None, "down": "2mbit"})
@@ -55,6 +62,8 @@ def test_flags_of_a_table_win_over_its_keys_and_leave_the_others(write):
         ("[guest]\nnice = 50", "guest.nice = 50 is outside 0 … 19"),
         ('guest = "night"', "(key guest)"),
         ('[limits]\nupp = "1mbit"', "unknown key limits.upp; did you mean up?"),
+        (f'name = "{"x" * 33}"', "name: it has 33 characters; at most 32 are legal"),
+        ('name = "\\u202eretto"', "name: U+202E is not legal"),
         ("relay_only = true\nrelay = true", "cannot go with relay"),
         ('relay_only = true\nroles = ["relay"]', "cannot go with relay"),
         ('roles = ["train", "train"]', "named twice"),

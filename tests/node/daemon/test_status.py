@@ -20,6 +20,7 @@ from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
+from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.local.progress import WorkProgress
 from atoll.protocols.local.worker_messages import NOTHING_YET
@@ -28,6 +29,10 @@ from atoll.protocols.run.sections.privacy import PrivacySpec
 ROW = RoundStatus(
     round=0, peer="me", digest="aa", payload_bytes=19_722, bytes_up=41_500, blob_bytes_up=39_560,
     blob_payload_up=39_444,
+)  # fmt: skip
+PARTS = (
+    "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "loggers", "guest",
+    "stop_daemon",
 )  # fmt: skip
 OUTSIDE, LOOPBACK = "/ip4/0.0.0.0/tcp/4710", "/ip4/127.0.0.1/tcp/4710"
 
@@ -55,6 +60,15 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     assert shown["port_map"] == ports
     assert shown["sent"] == sent_per_round([ROW], 4 * plan.run.spec.model.parameters)
     assert 50 < shown["sent"].below_fp32 < 60
+
+
+def test_a_peer_has_the_name_of_its_lease() -> None:
+    spec, others = preset("tiny", Identity(b"o" * 32).peer_id, 1), dict.fromkeys(PARTS)
+    one = DaemonOperator(plan=SimpleNamespace(run=SimpleNamespace(spec=spec)), **others)
+    view = SimpleNamespace(peer="them", path="direct", maddr="", rtt_s=None, faults=0)
+    lease = Lease("training", 3, 2, b"", -1, 10.0, name="otter")
+    assert one._peer_row(view, lease, 5.0).name == "otter"
+    assert one._peer_row(view, None, 0.0).name == ""
 
 
 def test_before_the_first_step_of_a_round_the_speed_is_that_of_the_newest_one() -> None:
@@ -158,12 +172,8 @@ def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, 
 def test_what_is_spent_of_privacy_is_of_the_uses_that_the_worker_counted(most, is_spent) -> None:
     plain = preset("tiny", Identity(b"o" * 32).peer_id, 1)
     spec = msgspec.structs.replace(plain, privacy=PrivacySpec(clip=1.0, noise=1.0, most=most))
-    parts = (
-        "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "loggers", "guest",
-        "stop_daemon",
-    )  # fmt: skip
     plan = SimpleNamespace(run=SimpleNamespace(spec=spec), config=SimpleNamespace(work=Work()))
-    one = DaemonOperator(plan=plan, **dict.fromkeys(parts))
+    one = DaemonOperator(plan=plan, **dict.fromkeys(PARTS))
     assert one._privacy(None, is_spent=is_spent) is None, "unknown is not 0"
     found = one._privacy(4, is_spent=is_spent)
     assert found.epsilon == pytest.approx(10.0, abs=0.01), "docs/privacy.md has this value"

@@ -470,7 +470,7 @@ class Node:
         opening = opening_entry(spec, self.peer, self.world.invite, 0)
         net = SwarmNetwork(swarm, host, self.peer, loop.time, opening, folder=self.home)
         driver = build_driver(
-            RunContext(self.world.spec, self.peer, log, loop.time),
+            RunContext(self.world.spec, self.peer, log, loop.time, name=self.world.name),
             net,
             self.worker,
             self.home / "spool",
@@ -509,15 +509,15 @@ class World:
         self, root: Path, rounds: int, members: int, latency_s: float = 0.02, loss: float = 0.0,
         room: int | None = None, target: int = 8,
         worker: Callable[[Path, PeerId, float, RunSpec], Any] = FakeWorker,
-        adjust: Callable[[RunSpec], RunSpec] = lambda spec: spec, **more: Any,
+        adjust: Callable[[RunSpec], RunSpec] = lambda spec: spec, name: str = "", **more: Any,
     ) -> None:  # fmt: skip
-        """`room`: experts that a node may train; `target`: connections that a node wants to have.
+        """`room`: experts that a node may train; `target`: connections that a node wants to have; `name`: of all.
 
         `more`: overlap_steps, holders, reduce, vocab, and keys of PaceSpec. `adjust`: the rest of the RunSpec.
         `worker`: what stands for the worker process.
         """
         self.worker = worker
-        self.room, self.target = room, target
+        self.room, self.target, self.name = room, target, name
         self.root = root
         self.network = MemoryNetwork(seed=1, latency_s=latency_s, loss=loss)
         self.spec = adjust(run_spec(Identity(bytes([1]) * 32).peer_id, rounds, members, **more))

@@ -64,10 +64,12 @@ def moved(world, members, rounds, train_s, **more):
 
 
 @pytest.mark.parametrize(
-    ("members", "train_s", "lease_s"), [(2, 2.0, 20.0), (3, 10.0, 60.0), (4, 60.0, 20.0), (6, 5.0, 20.0)]
+    ("members", "train_s", "lease_s", "name"),
+    [(2, 2.0, 20.0, ""), (3, 10.0, 60.0, ""), (4, 60.0, 20.0, ""), (4, 60.0, 20.0, "x" * 32), (6, 5.0, 20.0, "")],
 )
-def test_the_bytes_of_a_round_are_those_that_a_node_sends_and_receives(world, members, train_s, lease_s):
-    spec, up, down, round_s = moved(world, members, 10, train_s, lease_s=lease_s)
+def test_the_bytes_of_a_round_are_those_that_a_node_sends_and_receives(world, members, train_s, lease_s, name):
+    """Names are no part of what is said."""
+    spec, up, down, round_s = moved(world, members, 10, train_s, lease_s=lease_s, name=name)
     said, payloads = round_bytes(spec, members, round_s), payload_traffic(spec, members)
     print(
         f"{members} members, {round_s:.2f} s: said {said}, sent {up:.0f}, received {down:.0f}, {payloads} payload"

@@ -25,7 +25,7 @@ from atoll.protocols.ledger.registers import (
 
 AUTHOR = Identity(bytes(range(32)))
 RUN = RunId(b"r" * 32)
-LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5, 2.25, 3.5)
+LEASE = Lease("training", 4, 3, b"s" * 32, 2, 812.5, 2.25, 3.5, "Zoë")
 HOLDING = Holding(b"\x03", 8)
 FOUND = Validation(3, b"s" * 32, 2.5)
 ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-v1"))
@@ -34,7 +34,7 @@ ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-
 def forged(value, **changes):
     """A register that is signed but was never checked."""
     draft = replace(Register(REGISTER_VERSION, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
-    return codec.encode(replace(draft, signature=AUTHOR.sign("register/4", unsigned(draft))))
+    return codec.encode(replace(draft, signature=AUTHOR.sign("register/5", unsigned(draft))))
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_golden_bytes():
         .hex()
         .startswith(
             "98"
-            "04"
+            "05"
             "c420" + "72" * 32 + "d934" + author + "01"
             "02"
             "cb403e000000000000"  # ttl 30.0
-            "99"
+            "9a"
             "a56c65617365"
             "a8747261696e696e67"
             "04"
@@ -81,6 +81,7 @@ def test_golden_bytes():
             "cb4089640000000000"
             "cb4002000000000000"
             "cb400c000000000000"
+            "a45a6fc3ab"
             "c440"
         )
     )
@@ -93,6 +94,7 @@ def test_golden_bytes():
             "round": (-1, 1 << 24), "final": (-2, 1 << 24), "snapshot": (b"x",), "snapshot_round": (-2, 1 << 24),
             "tokens_per_s": (-1.0, math.nan, math.inf, 1e12), "activity": ("sleeping",),
             "loss": (-0.1, math.nan, math.inf, 1e6), "round_s": (-0.1, math.nan, math.inf, 1e9),
+            "name": ("x" * 33, " x", "x\x1b[2J", "\u202eretto", "e\u0301", 7, b"x", None),
         }.items() for value in values),
         Validation(1 << 24, b"s" * 32, 1.0), Validation(3, b"s" * 31, 1.0), Validation(3, b"", 1.0),
         *(Validation(3, b"s" * 32, bpb) for bpb in (-0.1, 1e6, math.inf, math.nan)),
@@ -108,7 +110,7 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 2}, {"version": 3}, {"version": 5},
+        {"version": 3}, {"version": 4}, {"version": 6},
             {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
         {"seq": 1 << 48},
         {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},

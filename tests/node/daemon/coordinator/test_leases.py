@@ -50,7 +50,7 @@ class World:
         self.net = Net()
         self.told: list[LeasesChanged] = []
         self.excluded: dict[PeerId, int] = {}
-        context = SimpleNamespace(now=lambda: self.net.now, spec=SPEC)
+        context = SimpleNamespace(now=lambda: self.net.now, spec=SPEC, name="otter")
         self.leases = MemberLeases(
             context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
@@ -205,6 +205,10 @@ def test_a_node_at_rest_announces_a_new_snapshot_at_once(activity, announced):
     for _ in range(3):
         world.leases.publish_if_due()
     assert [lease.snapshot_round for lease in world.put] == announced
+
+
+def test_a_lease_has_the_name_that_the_operator_chose():
+    assert [lease.name for lease in Published().put] == ["otter"]
 
 
 def test_who_left_renews_its_lease_as_one_that_works_on_nothing():

@@ -110,3 +110,11 @@ async def test_it_is_the_root(site):
     answer = await site.answer(HttpRequest("/", {}, "*/*"))
     assert answer == page()
     assert answer.content_type.startswith("text/html")
+
+
+def test_a_name_stands_after_the_tail_of_its_peer_id():
+    """In the one function that the page shows names with; tests/page has it in a browser."""
+    assert "const called = (peer, name) => tail(peer) + " in SCRIPT
+    uses = re.findall(r"^.*\b(?:now|peer)\.names?\b.*$", SCRIPT, re.MULTILINE)
+    assert len(uses) == 4
+    assert [line for line in uses if "called(" not in line and "name: now.name" not in line] == []
