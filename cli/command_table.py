@@ -14,6 +14,7 @@ COMMANDS = {
     "stop": ("atoll.cli.commands.steer:stop", "Stop the node in good order."),
     "pause": ("atoll.cli.commands.steer:pause", "Finish the round at hand and start no other."),
     "resume": ("atoll.cli.commands.steer:resume", "Go on after a pause."),
+    "limit": ("atoll.cli.commands.steer:limit", "Limit the running node's traffic."),
     "status": ("atoll.cli.commands.status:status", "What the node does now, and why."),
     "top": ("atoll.cli.top.command:top", "A full screen of the running node, with keys."),
     "logs": ("atoll.cli.commands.logs:logs", "The node's log."),
@@ -51,7 +52,7 @@ COMMANDS = {
 """Commands without a noun, in the order of `--help`."""
 NOUNS = {
     "node": {
-        **{name: name for name in ("start", "stop", "pause", "resume", "status", "top", "logs")},
+        **{name: name for name in ("start", "stop", "pause", "resume", "limit", "status", "top", "logs")},
         **{name: name for name in ("web", "id", "config", "service", "kernels", "bundle", "doctor")},
     },
     "peer": {"list": "peers", "exclude": "run exclude"},

@@ -37,6 +37,7 @@ from atoll.cli.formatting import (
     validation_line,
 )
 from atoll.cli.page.browser import open_page
+from atoll.cli.page.web import steering_url
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 from atoll.protocols.local.control_messages import Status, Watch
@@ -74,7 +75,7 @@ def shown(
         show = _plain_lines
     else:
         show = _live_panel
-    page = PageLine(opens=opens)
+    page = PageLine(opens=opens, open_url=lambda url: open_page(steering_or_plain(url, home)))
 
     def show_until_unread() -> None:
         with suppress(BrokenPipeError):  # `start | head`: nobody reads any more, and the node works on
@@ -87,6 +88,14 @@ def shown(
     finally:
         ended.set()
         thread.join(JOIN_S)
+
+
+def steering_or_plain(url: str, home: Home) -> str:
+    """The page's address with a token, or without where the node does not answer."""
+    try:
+        return steering_url(url, home)
+    except AtollError:
+        return url
 
 
 class PageLine:

@@ -1,6 +1,4 @@
-"""`pause`, `resume`, `stop`, `eval`: what the operator tells the node to do."""
-
-from datetime import datetime, timedelta
+"""`pause`, `resume`, `limit`, `stop`, `eval`: what the operator tells the node to do."""
 
 import click
 import msgspec
@@ -27,13 +25,8 @@ def pause(length: int | None, home: Home, as_json: bool, reason: str) -> None:
 
     For a length of time (30m, 2h, 1d), or until `atoll resume` or the next start.
     """
-    end = ""
-    if length is not None:
-        at = datetime.now() + timedelta(seconds=length)
-        end = f", until {at:%H:%M}" if length < 86400 else f", until {at:%Y-%m-%d %H:%M}"
-    request = control_messages.PauseNode(reason + end, None if length is None else float(length))
-    answer = call(home, request, control_messages.CommandDone)
-    _done(control_messages.CommandDone(answer.message + end), as_json)
+    request = control_messages.PauseNode(reason, None if length is None else float(length))
+    _done(call(home, request, control_messages.CommandDone), as_json)
 
 
 @click.command()
@@ -42,6 +35,23 @@ def pause(length: int | None, home: Home, as_json: bool, reason: str) -> None:
 def resume(home: Home, as_json: bool) -> None:
     """Go on after a pause, at the round where the others are."""
     _done(call(home, control_messages.ResumeNode(), control_messages.CommandDone), as_json)
+
+
+@click.command()
+@home_option
+@json_option
+@click.option("--up", metavar="RATE", help="Of all that the node sends: 20mbit, 2.5MB/s, none, or off.")
+@click.option("--down", metavar="RATE", help="Of all that it receives.")
+@click.option("--reset", is_flag=True, help="As configured again.")
+def limit(home: Home, as_json: bool, up: str | None, down: str | None, reset: bool) -> None:
+    """Limit the running node's traffic, until it ends; `config set limits.up RATE` does so for good.
+
+    A direction without a rate is as configured. `off`: no large transfers.
+    """
+    if reset == (up is not None or down is not None):
+        raise click.UsageError("give --up or --down with a rate, or --reset")
+    request = control_messages.SetLimits(_rate(up), _rate(down))
+    _done(call(home, request, control_messages.CommandDone), as_json)
 
 
 @click.command()
@@ -94,6 +104,10 @@ def _sample(home: Home) -> str:
 
     model = open_model(home, last_run(home).spec.id.hex())
     return printable(model.generate(model.tokens_of(""), TextOptions()).text)
+
+
+def _rate(text: str | None) -> str | None:
+    return "" if text == "none" else text
 
 
 def _done(answer: control_messages.CommandDone, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from atoll.cli.options import home_option, json_option
 from atoll.cli.page.browser import open_page
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError, LocalFault
-from atoll.protocols.local.control_messages import GetStatus, Status
+from atoll.protocols.local.control_messages import GetPageToken, GetStatus, PageToken, Status
 
 
 @click.command()
@@ -18,13 +18,23 @@ from atoll.protocols.local.control_messages import GetStatus, Status
 def web(home: Home, as_json: bool, no_open: bool) -> None:
     """Open the page of the running node in a browser."""
     url = page_url(call(home, GetStatus(), Status), home)
-    is_opened = not no_open and open_page(url)
+    steering = steering_url(url, home)
+    is_opened = not no_open and open_page(steering)
     if as_json:
-        print_json({"type": "web", "url": url, "opened": is_opened})
+        # An address that was opened is used up.
+        print_json({"type": "web", "url": url, "opened": is_opened, "steering": "" if is_opened else steering})
         return
-    click.echo(url)
+    click.echo(url if is_opened else steering)
     if not no_open and not is_opened:
         click.echo("no browser was found here: open the address on this machine", err=True)
+    if not is_opened and steering != url:
+        click.echo("it works once and soon, and then that page may pause and limit the node", err=True)
+
+
+def steering_url(url: str, home: Home) -> str:
+    """The address with a one-time token in its fragment, which no browser sends; without where there is none."""
+    token = call(home, GetPageToken(), PageToken).token
+    return f"{url}#token={token}" if token else url
 
 
 def page_url(now: Status, home: Home) -> str:

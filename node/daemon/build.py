@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +27,9 @@ from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.measured import NodeMeasurements
 from atoll.node.daemon.telemetry.page_source import PageSource
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.server import WebServer, parse_listen_address
+from atoll.node.daemon.web.page_access import PageAccess
+from atoll.node.daemon.web.page_control import PageControl
+from atoll.node.daemon.web.server import WebServer, has_loopback, parse_listen_address
 from atoll.node.daemon.web.site import Site
 from atoll.node.guest.sensors import MachineFiles, MachineSensors
 from atoll.node.guest.watch import GuestWatch
@@ -99,6 +102,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
+    access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(
         plan=plan,
         log=log,
@@ -110,12 +114,13 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         trainer=trainer,
         goodput=goodput,
         web=web,
+        access=access,
         loggers=loggers,
         guest=guest,
         stop_daemon=stop,
     )
     measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
-    site = Site(PageSource(plan, swarm.ledger, log, operator), measured)
+    site = Site(PageSource(plan, swarm.ledger, log, operator), measured, PageControl(access, operator))
     log.listeners += goodput.durations.on_event, loggers.on_event
     swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(

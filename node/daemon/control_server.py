@@ -9,17 +9,17 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Protocol
 
 from atoll.node.config.home import socket_address
 from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.p2p.host.framing import check_open
-from atoll.protocols.errors import AtollError, DecodeError, LocalFault
+from atoll.protocols.errors import AtollError, LocalFault
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.control_lines import REQUEST_MAX_BYTES, decode_ask, encode_answer, refusal
+from atoll.protocols.local.operator import Operator, answer_ask
 
 log = logging.getLogger(__name__)
 
@@ -31,34 +31,6 @@ FOLLOW_POLL_S = 0.25
 HEARTBEAT_S = 5.0
 LINES_PER_ANSWER = 500
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: Linux' struct ucred
-
-
-class Operator(Protocol):
-    """The reports and orders that the daemon offers. A method may raise AtollError: the user sees its line."""
-
-    def status(self) -> control_messages.Status:
-        """The node's status now."""
-
-    async def peers(self) -> Sequence[control_messages.PeerStatus]:
-        """A row for each known peer."""
-
-    def rounds(self, last: int) -> Sequence[control_messages.RoundStatus]:
-        """Rows of the newest `last` rounds, oldest first."""
-
-    async def stop(self, *, finish: bool) -> str:
-        """Begin to stop; return at once with a line for the user."""
-
-    async def pause(self, reason: str, for_s: float | None) -> str:
-        """Start no further round, for so many seconds or until `resume`; return a line for the user."""
-
-    async def resume(self) -> str:
-        """Go on after a pause; return a line for the user."""
-
-    async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
-        """Exclude a member from the run; return a line for the user."""
-
-    async def evaluate(self) -> control_messages.EvaluationResult:
-        """Validation loss of the current weights."""
 
 
 class ControlServer:
@@ -124,33 +96,12 @@ class ControlServer:
                     async for lines in _log_lines(LogTail(self._log_path), ask):
                         yield lines
                 case _:
-                    yield await self._answer(ask)
+                    yield await answer_ask(self._operator, ask)
         except AtollError as error:
             yield refusal(error)
         except Exception as error:  # a bug in a report must not end the training
             log.exception("control request failed")
             yield refusal(LocalFault(f"internal error: {error!r}", hint="see `atoll logs`"))
-
-    async def _answer(self, ask: control_messages.Ask) -> control_messages.Answer:
-        match ask:
-            case control_messages.GetStatus():
-                return self._operator.status()
-            case control_messages.GetPeers():
-                return control_messages.PeerList(tuple(await self._operator.peers()))
-            case control_messages.GetRounds():
-                return control_messages.RoundList(tuple(self._operator.rounds(ask.last)))
-            case control_messages.StopNode():
-                return control_messages.CommandDone(await self._operator.stop(finish=ask.finish))
-            case control_messages.PauseNode():
-                return control_messages.CommandDone(await self._operator.pause(ask.reason, ask.for_s))
-            case control_messages.ResumeNode():
-                return control_messages.CommandDone(await self._operator.resume())
-            case control_messages.ExcludePeer():
-                line = await self._operator.exclude(ask.peer, ask.first, ask.reason, ask.since)
-                return control_messages.CommandDone(line)
-            case control_messages.EvaluateModel():
-                return await self._operator.evaluate()
-        raise DecodeError(f"{type(ask).__name__} is not served")
 
 
 async def _send(writer: asyncio.StreamWriter, answer: control_messages.Answer) -> None:

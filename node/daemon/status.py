@@ -1,4 +1,4 @@
-"""What the daemon's user may see and do (`control_server.Operator`): views of the parts, orders to the driver."""
+"""What the daemon's user may see and do (`protocols.local.operator`): views of the parts, orders to the driver."""
 
 import importlib.metadata
 import os
@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from msgspec.structs import replace
@@ -20,10 +21,12 @@ from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.telemetry.run_outlook import rate_now
+from atoll.node.daemon.web.page_access import TOKEN_S, PageAccess
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
 from atoll.p2p.discovery.seed_table import short_text
+from atoll.p2p.limits.config import GivenRates
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
@@ -60,6 +63,13 @@ def speed_of(row: control_messages.RoundStatus | None) -> float | None:
     return row.tokens / row.train_s if row and row.tokens and row.train_s > 0 else None
 
 
+def until(for_s: float | None, now: datetime) -> str:
+    """The end of a pause for its reason, in the user's time; empty for one that does not end by itself."""
+    if for_s is None:
+        return ""
+    return f", until {now + timedelta(seconds=for_s):{'%H:%M' if for_s < 86400 else '%Y-%m-%d %H:%M'}}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class DaemonOperator:
     """Answers the control socket and the web page of one daemon."""
@@ -74,6 +84,7 @@ class DaemonOperator:
     trainer: Trainer
     goodput: GoodputCollector
     web: WebServer
+    access: PageAccess
     loggers: LoggerFeed
     guest: GuestWatch
     stop_daemon: StopDaemon
@@ -260,13 +271,24 @@ class DaemonOperator:
     async def pause(self, reason: str, for_s: float | None) -> str:
         """Start no further round, for so many seconds or until `resume`."""
         is_excluded = any(one.peer == self.plan.identity.peer_id for one in self.control.view().excluded)
-        self.control.pause(reason, None if is_excluded else for_s)  # an excluded node rests for good
-        return "the round at hand is finished, then the node pauses"
+        end = until(for_s, datetime.now())
+        self.control.pause(reason + end, None if is_excluded else for_s)  # an excluded node rests for good
+        return f"the round at hand is finished, then the node pauses{end}"
 
     async def resume(self) -> str:
         """Continue training after a pause."""
         self.control.resume()
         return "going on at the round where the others are"
+
+    async def limit(self, up: str | None, down: str | None) -> str:
+        """Change the rates of traffic until the node ends. Raises ConfigError."""
+        self.limited.set_rates(GivenRates(up=up, down=down))
+        is_given = up is not None or down is not None
+        return "these limits hold until the node ends" if is_given else "the limits are those of the configuration"
+
+    def page_token(self) -> control_messages.PageToken:
+        """A token for one browser on this machine."""
+        return control_messages.PageToken(self.access.issue() if self.web.url else "", TOKEN_S)
 
     async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
         """Exclude a member from the run. Raises ConfigError, LocalFault."""

@@ -66,17 +66,31 @@ class Limits(msgspec.Struct, frozen=True):
     month_bytes: int | None
     month_start_day: int
 
-    @property
-    def has_rates(self) -> bool:
-        """Whether any rate is ever limited."""
-        return self.always != Caps() or bool(self.windows)
-
     def caps(self, now: datetime) -> Caps:
         """Return the caps at `now`, local time."""
         for days, begin, end, caps in self.windows:
             if _covers(days, begin, end, now):
                 return caps
         return self.always
+
+
+class GivenRates(msgspec.Struct, frozen=True, kw_only=True):
+    """What the user of a running node gave instead of the table's rates."""
+
+    up: str | None = None
+    """In the form of the table; None: what the table says."""
+    down: str | None = None
+
+    def over(self, table: Caps) -> Caps:
+        """Return these in place of what the table says now. Raises ConfigError."""
+        given = _caps(self.up or "", self.down or "", "the user of this node stopped large transfers")
+        # A table that says `off` is overruled by one who names both directions, not by one who names only one.
+        is_whole = self.up is not None and self.down is not None
+        return Caps(
+            table.up_bytes_s if self.up is None else given.up_bytes_s,
+            table.down_bytes_s if self.down is None else given.down_bytes_s,
+            given.bulk_off or ("" if is_whole else table.bulk_off),
+        )
 
 
 def read_limits(config: LimitsConfig) -> Limits:

@@ -12,6 +12,8 @@ from atoll.protocols.wires import CONTROL
 REQUEST_MAX_BYTES = 64 * 1024
 MAX_PAUSE_S = 3650 * 86400
 """Longest pause that ends by itself."""
+MAX_RATES = 64
+"""Most characters of both rates of SetLimits."""
 REPLY_MAX_BYTES = 32 * 1024 * 1024
 """Largest reply: the rounds of a long run. Both ends belong to the same user."""
 
@@ -51,6 +53,9 @@ def decode_ask(line: bytes) -> control_messages.Ask:
             if not (len(ask.reason) <= 200 and ask.reason.isprintable()):
                 raise DecodeError("reason must have at most 200 printable characters")
             _within("for_s", 1.0 if ask.for_s is None else ask.for_s, 1.0, MAX_PAUSE_S)
+        case control_messages.SetLimits():
+            if len((ask.up or "") + (ask.down or "")) > MAX_RATES:
+                raise DecodeError(f"rates must have at most {MAX_RATES} characters")
         case control_messages.ExcludePeer():
             if not (len(ask.reason) <= control_messages.MAX_REASON and ask.reason.isprintable()):
                 raise DecodeError(f"reason must have at most {control_messages.MAX_REASON} printable characters")

@@ -77,6 +77,18 @@ class ResumeNode(msgspec.Struct, frozen=True, tag="resume"):
     """End a pause."""
 
 
+class SetLimits(msgspec.Struct, frozen=True, tag="limit"):
+    """Replace rates of traffic until the node ends: those of its configuration and of the schedule in it."""
+
+    up: str | None = None
+    """`20mbit`, `2.5MB/s`; empty: no limit; `off`: no large transfers; null: as configured."""
+    down: str | None = None
+
+
+class GetPageToken(msgspec.Struct, frozen=True, tag="page"):
+    """Ask for a token with which one browser on this machine may steer the node by its page."""
+
+
 class ExcludePeer(msgspec.Struct, frozen=True, tag="exclude"):
     """Exclude a member from the run, on the owner's node; on another one: vote for it."""
 
@@ -102,6 +114,8 @@ Ask: TypeAlias = (
     | StopNode
     | PauseNode
     | ResumeNode
+    | SetLimits
+    | GetPageToken
     | ExcludePeer
     | EvaluateModel
 )
@@ -437,6 +451,15 @@ class CommandDone(msgspec.Struct, frozen=True, tag="done"):
     """What happens next."""
 
 
+class PageToken(msgspec.Struct, frozen=True, tag="page"):
+    """Answer to GetPageToken."""
+
+    token: str
+    """It goes into the fragment of the page's address; empty: the page cannot be reached by loopback."""
+    lasts_s: float
+    """It dies at its first use, and after so many seconds."""
+
+
 class EvaluationResult(msgspec.Struct, frozen=True, tag="eval"):
     """Answer to EvaluateModel: validation loss of the current weights."""
 
@@ -458,7 +481,9 @@ class CommandRefused(msgspec.Struct, frozen=True, tag="refused"):
     """What the user does next; may be empty."""
 
 
-Answer: TypeAlias = Status | PeerList | RoundList | LogLines | CommandDone | EvaluationResult | CommandRefused
+Answer: TypeAlias = (
+    Status | PeerList | RoundList | LogLines | CommandDone | PageToken | EvaluationResult | CommandRefused
+)
 
 
 class ControlRequest(msgspec.Struct, frozen=True):

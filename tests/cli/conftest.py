@@ -16,6 +16,7 @@ from atoll.protocols.errors import AtollError, LocalFault
 from atoll.protocols.local.control_messages import (
     EvaluationResult,
     Goodput,
+    PageToken,
     PeerStatus,
     RoundStatus,
     SentPerRound,
@@ -67,6 +68,7 @@ class FakeOperator:
         self.peer_row = PEER_ROW
         self.rows: Sequence[RoundStatus] = [ROUND_ROW, msgspec.structs.replace(ROUND_ROW, round=7)]
         self.fault: AtollError | None = None
+        self.token = ""
 
     def status(self) -> Status:
         return self.state
@@ -85,6 +87,12 @@ class FakeOperator:
 
     async def resume(self) -> str:
         return self._order("resume")
+
+    async def limit(self, up: str | None, down: str | None) -> str:
+        return self._order(f"limit up={up} down={down}")
+
+    def page_token(self) -> PageToken:
+        return PageToken(self.token, 600.0)
 
     async def exclude(self, peer: str, first: int | None, reason: str, since: int | None) -> str:
         excise = "" if since is None else f" since={since}"

@@ -8,8 +8,8 @@ import pytest
 import pytest_asyncio
 
 from atoll.node.daemon.web.server import ListenAddress, WebServer
-from atoll.node.daemon.web.site import Site
 from tests.node.daemon.web.fed_node import Node
+from tests.node.daemon.web.steered_node import Steered
 from tests.page.chromium import missing
 
 
@@ -28,10 +28,15 @@ def node() -> Node:
     return made
 
 
+@pytest.fixture
+def steered(node: Node) -> Steered:
+    return Steered(node)
+
+
 @pytest_asyncio.fixture
-async def url(node: Node) -> AsyncIterator[str]:
+async def url(steered: Steered) -> AsyncIterator[str]:
     """The real server with its real caps and pauses, over a node that the test feeds."""
-    server = WebServer(ListenAddress("127.0.0.1", 0), Site(node).answer, time.monotonic)
+    server = WebServer(ListenAddress("127.0.0.1", 0), steered.site.answer, time.monotonic)
     async with asyncio.TaskGroup() as group:
         serving = group.create_task(server.serve())
         while not server.url:  # noqa: ASYNC110

@@ -1,12 +1,12 @@
 """HTTP requests and replies of the web page: bytes to a request or a refusal, a reply to bytes. Pure.
 
-h11 reads the header fields. The page accepts less than h11 does: a GET without a body, by the machine's address,
-one request a connection.
+h11 reads the header fields. The page accepts less than h11 does: a GET without a body, or a POST with a short one
+to one of two paths, by the machine's address, one request a connection.
 """
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from urllib.parse import parse_qsl
 
@@ -16,6 +16,9 @@ HEAD_MAX_BYTES = 8192
 """Most bytes of the request line and the header fields together."""
 FIELDS_MAX = 64
 QUERY_FIELDS_MAX = 8
+BODY_MAX_BYTES = 1024
+SESSION, ORDER = "/v1/session", "/v1/order"
+"""Where a POST goes: to begin a session, and to give an order in one."""
 END = b"\r\n\r\n"
 NOTHING_ALLOWED = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 """Content-Security-Policy of a reply that is not the page: it may load and run nothing."""
@@ -37,12 +40,24 @@ _FIXED_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A GET that may be answered."""
+    """A request that may be answered."""
 
     path: str
     query: dict[str, str]
     accept: str
     """Value of the Accept field; several are joined by commas."""
+    is_post: bool = False
+    """A POST to SESSION or ORDER; else a GET. Its other fields are empty in a GET."""
+    host: str = ""
+    origin: str = ""
+    """Value of the only Origin field; empty for none or several."""
+    bearer: str = field(default="", repr=False)
+    """Secret in the only Authorization field."""
+    body_bytes: int = 0
+    """Length of the body that follows."""
+    body: bytes = b""
+    is_from_loopback: bool = False
+    """Whether a program on this machine sent it. The server knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +135,21 @@ def _values(request: h11.Request, name: bytes) -> list[str]:
 
 
 def _refusal_of(request: h11.Request) -> HttpRefusal | None:
-    if request.method != b"GET":
+    is_post = request.method == b"POST" and request.target.decode("ascii") in (SESSION, ORDER)
+    if request.method != b"GET" and not is_post:
         return HttpRefusal(405, "only GET")
     if len(list(request.headers)) > FIELDS_MAX:
         return HttpRefusal(431, f"more than {FIELDS_MAX} header fields")
     hosts = _values(request, b"host")
     if len(hosts) != 1 or not is_address(hosts[0]):
         return _WRONG_HOST
-    if _values(request, b"transfer-encoding") or _values(request, b"content-length") not in ([], ["0"]):
-        return HttpRefusal(400, "a GET has no body")
+    lengths = _values(request, b"content-length")
+    if _values(request, b"transfer-encoding") or (lengths not in ([], ["0"]) and not is_post):
+        return HttpRefusal(400, "a GET has no body, and a POST says how long it is")
+    if is_post and len(lengths) != 1:
+        return HttpRefusal(411, "say how long the body is")
+    if is_post and int(lengths[0]) > BODY_MAX_BYTES:
+        return HttpRefusal(413, f"more than {BODY_MAX_BYTES} bytes")
     return None
 
 
@@ -138,4 +159,21 @@ def _read_target(request: h11.Request) -> HttpRequest | HttpRefusal:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
     except ValueError:
         return HttpRefusal(400, "too many fields in the query")
-    return HttpRequest(path, dict(pairs), ",".join(_values(request, b"accept")))
+    accept = ",".join(_values(request, b"accept"))
+    if request.method == b"GET":
+        return HttpRequest(path, dict(pairs), accept)
+    return HttpRequest(
+        path,
+        {},
+        accept,
+        is_post=True,
+        host=_values(request, b"host")[0],
+        origin=_only(request, b"origin"),
+        bearer=_only(request, b"authorization").removeprefix("Bearer "),
+        body_bytes=int(_values(request, b"content-length")[0]),
+    )
+
+
+def _only(request: h11.Request, name: bytes) -> str:
+    values = _values(request, name)
+    return values[0] if len(values) == 1 else ""

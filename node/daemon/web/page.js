@@ -301,6 +301,7 @@ function draw(data) {
   progress(now, data.pace);
   facts(now, shares(now));
   resources(now, data.resources);
+  caps(now.limits);
   const list = [...rows.values()].sort((one, other) => one.round - other.round);
   charts(list);
   bars(list);
@@ -380,6 +381,61 @@ async function invite() {
   at("qr").replaceChildren(...(size ? [root] : []));
 }
 
+function caps(limits) {
+  if (!limits) return;
+  const most = bytes => bytes ? short(bytes, "B/s") : "no limit";
+  write("limitsNow", `${most(limits.up_bytes_s)} sent, ${most(limits.down_bytes_s)} received${limits.stopped ? "; " + limits.stopped : ""}`);
+}
+
+// The session is in this variable alone: a cookie or a store would outlive the page and be open to other programs.
+let session = "";
+
+async function post(path, secret, body) {
+  return fetch(path, {method: "POST", headers: {Authorization: "Bearer " + secret}, body, cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS)});
+}
+
+async function begin() {
+  const found = /^#token=([\w=-]{20,100})$/.exec(location.hash);
+  if (!found) return;
+  history.replaceState(null, "", location.pathname);
+  try {
+    const answer = await post("v1/session", found[1], "");
+    if (!answer.ok) return write("steering", await answer.text());
+    session = (await answer.json()).session;
+    at("control").hidden = false;
+    write("steering", "");
+  } catch (error) {
+    write("steering", "no answer from the node; `atoll web` gives another address");
+  }
+}
+
+async function order(ask) {
+  write("ordered", "…");
+  try {
+    const answer = await post("v1/order", session, JSON.stringify({v: 1, ask}));
+    if (answer.ok) {
+      const done = (await answer.json()).answer;
+      return write("ordered", done.hint ? `${done.message}: ${done.hint}` : done.message);
+    }
+    write("ordered", "");
+    write("steering", await answer.text());
+    if (answer.status === 401) { session = ""; at("control").hidden = true; }
+  } catch (error) {
+    write("ordered", "no answer from the node: see above whether it did so");
+  }
+}
+
+function rate(id) {
+  const text = at(id).value.trim();
+  return text === "" ? null : text.toLowerCase() === "none" ? "" : text;
+}
+
+at("pause").addEventListener("click", () => order({
+  type: "pause", reason: at("pauseWhy").value.trim() || "by the operator", for_s: at("pauseFor").value ? Number(at("pauseFor").value) : null}));
+at("resume").addEventListener("click", () => order({type: "resume"}));
+at("limit").addEventListener("click", () => order({type: "limit", up: rate("upMost"), down: rate("downMost")}));
+window.addEventListener("hashchange", begin);
+begin();
 press("log", isOn => { isLog = isOn; if (shown) draw(shown); });
 press("tokens", isOn => { byTokens = isOn; if (shown) draw(shown); });
 press("warnings", isOn => at("lines").classList.toggle("few", isOn));

@@ -1,4 +1,4 @@
-"""Serves the node's web page, its data and its metrics over HTTP, read only.
+"""Serves the node's web page, its data, its metrics and the orders of the page over HTTP.
 
 The server is off unless the user names an address. Requests cost the node at most SHARE of its loop's time and
 the memory of MAX_CONNECTIONS replies, and a bad one ends nothing but its own connection.
@@ -13,6 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from atoll.node.daemon.web import http_messages
@@ -24,7 +25,7 @@ MAX_CONNECTIONS = 8
 ACCEPT_S = 0.01
 """Pause between two connections, so that a flood of them costs little."""
 REQUEST_S = 5.0
-"""Deadline from the connection to the whole request head."""
+"""Deadline from the connection to the whole request, its body included."""
 WRITE_S = 10.0
 RETRY_S = 10.0
 """Pause between two attempts to listen on an address that is in use, or to accept without file descriptors."""
@@ -49,6 +50,12 @@ def is_loopback(text: str) -> bool:
     """Whether only this machine reaches the address of this text. Raises as `parse_listen_address`."""
     address = parse_listen_address(text)
     return address is None or ipaddress.ip_address(address.ip).is_loopback
+
+
+def has_loopback(text: str) -> bool:
+    """Whether a browser on this machine can reach the address of this text by loopback."""
+    address = parse_listen_address(text)
+    return is_loopback(text) or (address is not None and ipaddress.ip_address(address.ip).is_unspecified)
 
 
 def parse_listen_address(text: str) -> ListenAddress | None:
@@ -132,15 +139,16 @@ class WebServer:
             self._slots.release()
 
     async def _exchange(self, link: socket.socket) -> None:
-        """Read one request and send its reply; close without one if no whole head arrives."""
+        """Read one request and send its reply; close without one if no whole request arrives."""
         try:
+            is_near = is_from_loopback(link)
             reader, writer = await asyncio.open_connection(sock=link, limit=http_messages.HEAD_MAX_BYTES)
         except BaseException:
             link.close()
             raise
         try:
-            if head := await _read_head(reader):
-                await _send(writer, await self._reply(http_messages.parse(head)))
+            if request := await _read_request(reader, is_near=is_near):
+                await _send(writer, await self._reply(request))
                 writer.close()
         finally:
             if not writer.is_closing():
@@ -158,6 +166,11 @@ class WebServer:
                 await asyncio.sleep(min(PAUSE_MAX_S, (self._now() - began) / SHARE))
 
 
+def is_from_loopback(link: socket.socket) -> bool:
+    """Whether the other end of a connection is a program on this machine. Raises OSError when it is gone."""
+    return ipaddress.ip_address(link.getpeername()[0]).is_loopback
+
+
 async def _accept(listener: socket.socket) -> socket.socket:
     """The next connection; tried again every RETRY_S while this process has no free file descriptor."""
     while True:
@@ -168,12 +181,19 @@ async def _accept(listener: socket.socket) -> socket.socket:
             await asyncio.sleep(RETRY_S)
 
 
-async def _read_head(reader: asyncio.StreamReader) -> bytes:
-    """The request up to its empty line; empty bytes if it is too long, too slow or cut off."""
+async def _read_request(reader: asyncio.StreamReader, *, is_near: bool) -> HttpRequest | HttpRefusal | None:
+    """The next request with its body; None if it is too long, too slow or cut off.
+
+    A refusal comes from the head alone: what is not wanted is not read.
+    """
     with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
         async with asyncio.timeout(REQUEST_S):
-            return await reader.readuntil(http_messages.END)
-    return b""
+            request = http_messages.parse(await reader.readuntil(http_messages.END))
+            if isinstance(request, HttpRefusal):
+                return request
+            body = await reader.readexactly(request.body_bytes)
+            return replace(request, body=body, is_from_loopback=is_near)
+    return None
 
 
 async def _send(writer: asyncio.StreamWriter, reply: HttpReply) -> None:

@@ -15,6 +15,7 @@ import segno
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpReply, HttpRequest
 from atoll.node.daemon.web.metrics import Measurements, Metrics
 from atoll.node.daemon.web.older_rounds import thin
+from atoll.node.daemon.web.page_control import PageControl
 from atoll.node.daemon.web.page_data import (
     DashboardData,
     EventNews,
@@ -91,13 +92,19 @@ class StatusSource(Protocol):
 class Site:
     """Answers requests about one node."""
 
-    def __init__(self, source: StatusSource, measured: Measurements | None = None) -> None:
-        """`measured`: what the metrics have besides the source's status."""
+    def __init__(
+        self, source: StatusSource, measured: Measurements | None = None, control: PageControl | None = None
+    ) -> None:
+        """`measured`: what the metrics have besides the source's status. `control`: what takes orders, if any."""
         self._source = source
+        self._control = control
         self._metrics = Metrics(source.status, measured)
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """The reply to a request. Raises what the source raises."""
+        if request.is_post:
+            nobody = HttpRefusal(403, "this page takes no orders")
+            return await self._control.answer(request) if self._control else nobody.reply()
         match request.path:
             case "/":
                 return page()

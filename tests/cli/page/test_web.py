@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.cli.live_panel import PageLine
+from atoll.cli.live_panel import PageLine, steering_or_plain
 from atoll.cli.page import browser, web
+from atoll.node.config.home import Home
 from tests.cli.conftest import STATUS
 
 URL = "http://127.0.0.1:4780/"
@@ -26,8 +27,28 @@ def test_it_prints_and_opens_the_page_of_the_running_node(atoll, daemon, opened)
     assert atoll("web").out == f"{URL}\n"
     assert opened == [URL]
     assert atoll("web", "--no-open").out == f"{URL}\n"
-    assert json.loads(atoll("web", "--no-open", "--json").out) == {"type": "web", "url": URL, "opened": False}
+    said = json.loads(atoll("web", "--no-open", "--json").out)
+    assert said == {"type": "web", "url": URL, "opened": False, "steering": URL}
     assert opened == [URL]
+
+
+def test_the_address_has_a_token_where_it_is_opened_or_must_be(atoll, daemon, opened):
+    """What is printed beside an opened browser would be a used address."""
+    daemon.operator.state, daemon.operator.token = replace(STATUS, web=URL), "abc"
+    assert atoll("web").out == f"{URL}\n"
+    assert opened == [f"{URL}#token=abc"]
+    ran = atoll("web", "--no-open")
+    assert ran.out == f"{URL}#token=abc\n"
+    assert "works once" in ran.err
+    said = json.loads(atoll("web", "--no-open", "--json").out)
+    assert (said["url"], said["steering"]) == (URL, f"{URL}#token=abc")
+    assert json.loads(atoll("web", "--json").out)["steering"] == ""
+
+
+def test_start_opens_the_address_with_a_token_and_prints_it_without(daemon, tmp_path):
+    daemon.operator.token = "abc"
+    assert steering_or_plain(URL, daemon.home) == f"{URL}#token=abc"
+    assert steering_or_plain(URL, Home(tmp_path / "nobody")) == URL
 
 
 def test_without_a_page_it_says_how_to_get_one(atoll, daemon, opened):

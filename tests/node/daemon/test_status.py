@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import datetime
 from types import SimpleNamespace
 
 import msgspec
@@ -12,7 +13,7 @@ from atoll.node.config.roles import Work
 from atoll.node.daemon.host_factory import make_host, route_host
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.state import Phase, config_of
-from atoll.node.daemon.status import FETCHING, DaemonOperator, speed_of
+from atoll.node.daemon.status import FETCHING, DaemonOperator, speed_of, until
 from atoll.node.daemon.telemetry.round_log import sent_per_round
 from atoll.node.runs.presets import preset
 from atoll.p2p.blobs.download import DownloadProgress
@@ -31,8 +32,8 @@ ROW = RoundStatus(
     blob_payload_up=39_444,
 )  # fmt: skip
 PARTS = (
-    "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "loggers", "guest",
-    "stop_daemon",
+    "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "access", "loggers",
+    "guest", "stop_daemon",
 )  # fmt: skip
 OUTSIDE, LOOPBACK = "/ip4/0.0.0.0/tcp/4710", "/ip4/127.0.0.1/tcp/4710"
 
@@ -51,7 +52,8 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     host = make_host((listen,), config, identity)
     limited = LimitedHost(host, read_limits(config.limits), tmp_path / "month")
     routed = route_host(limited, config, identity, RunId(bytes(32)), [], lambda peer, fault: None)
-    others = dict.fromkeys(("net", "control", "trainer", "goodput", "web", "loggers", "guest", "stop_daemon"))
+    absent = ("net", "control", "trainer", "goodput", "web", "access", "loggers", "guest", "stop_daemon")
+    others = dict.fromkeys(absent)
     plan = SimpleNamespace(run=SimpleNamespace(spec=preset("tiny", identity.peer_id, 1)))
     log = SimpleNamespace(rows=dict.fromkeys(range(3), ROW))
     swarm = SimpleNamespace(discovery_table=dict)
@@ -69,6 +71,13 @@ def test_a_peer_has_the_name_of_its_lease() -> None:
     lease = Lease("training", 3, 2, b"", -1, 10.0, name="otter")
     assert one._peer_row(view, lease, 5.0).name == "otter"
     assert one._peer_row(view, None, 0.0).name == ""
+
+
+@pytest.mark.parametrize(
+    ("for_s", "end"), [(None, ""), (1800.0, ", until 23:30"), (2 * 86400.0, ", until 2026-11-28 23:00")]
+)
+def test_a_pause_says_its_end_in_the_user_s_time(for_s, end) -> None:
+    assert until(for_s, datetime(2026, 11, 26, 23)) == end
 
 
 def test_before_the_first_step_of_a_round_the_speed_is_that_of_the_newest_one() -> None:
@@ -106,6 +115,7 @@ def operator(*, applied: int, ready: bool, phase: Phase, at: int) -> DaemonOpera
         "trainer",
         "goodput",
         "web",
+        "access",
         "loggers",
         "guest",
         "stop_daemon",
@@ -156,7 +166,7 @@ def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, 
         standings=SimpleNamespace(trouble=lambda: ""),
         round=SimpleNamespace(shortage="", round=0),
     )
-    parts = ("log", "host", "limited", "net", "goodput", "web", "loggers", "stop_daemon")
+    parts = ("log", "host", "limited", "net", "goodput", "web", "access", "loggers", "stop_daemon")
     one = DaemonOperator(
         plan=SimpleNamespace(run=SimpleNamespace(spec=spec), identity=SimpleNamespace(peer_id=me)),
         control=SimpleNamespace(view=lambda: node),

@@ -5,8 +5,10 @@ from datetime import datetime
 import msgspec
 import pytest
 
-from atoll.p2p.limits.config import Caps, LimitsConfig, parse_rate, parse_size, read_limits
+from atoll.p2p.limits.config import Caps, GivenRates, LimitsConfig, parse_rate, parse_size, read_limits
 from atoll.protocols.errors import ConfigError
+
+TABLE = Caps(1e6, 5e5, "off at night")
 
 RATES = {
     "": None,
@@ -108,7 +110,18 @@ def test_what_cannot_be_read_is_refused_with_a_remedy(wrong: dict[str, object]) 
 
 
 def test_no_limit_is_no_limit() -> None:
-    limits = read_limits(LimitsConfig())
-    assert not limits.has_rates
-    assert limits.caps(datetime(2026, 1, 1)) == Caps()
-    assert read_limits(LimitsConfig(down="8mbit")).has_rates
+    assert read_limits(LimitsConfig()).caps(datetime(2026, 1, 1)) == Caps()
+
+
+@pytest.mark.parametrize(
+    ("given", "caps"),
+    [
+        ({}, TABLE),
+        ({"up": "16mbit"}, Caps(2e6, 5e5, "off at night")),
+        ({"up": "", "down": "8mbit"}, Caps(None, 1e6, "")),
+        ({"up": "off"}, Caps(None, 5e5, "the user of this node stopped large transfers")),
+        ({"down": "OFF"}, Caps(1e6, None, "the user of this node stopped large transfers")),
+    ],
+)
+def test_rates_that_the_user_gives_replace_those_of_the_table(given: dict[str, str], caps: Caps) -> None:
+    assert GivenRates(**given).over(TABLE) == caps

@@ -10,13 +10,13 @@ import pytest
 from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.limits.config import LimitsConfig, Window, read_limits
-from atoll.p2p.limits.limited_host import LimitedHost, LimitedStream, traffic_of
+from atoll.p2p.limits.config import GivenRates, LimitsConfig, Window, read_limits
+from atoll.p2p.limits.limited_host import LimitedHost, traffic_of
 from atoll.p2p.limits.monthly_quota import load_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.errors import LocalFault, Unreachable
+from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 
 CALLS, NEWS, BULK = "/atoll/calls/1", "/atoll/gossip/1", "/atoll/blob/9"
@@ -291,14 +291,52 @@ def test_a_kill_costs_a_minute_of_the_count(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(("monthly", "is_wrapped"), [("", False), ("1TB", True)])
-def test_no_limit_costs_nothing(tmp_path: Path, monthly: str, is_wrapped: bool) -> None:
-    async def scenario(lab: Lab) -> None:
-        peer = lab.others[0].peer_id
-        assert not isinstance(await lab.host.open_stream(peer, CALLS), LimitedStream)
-        assert isinstance(await lab.host.open_stream(peer, BULK), LimitedStream) is is_wrapped
+def test_a_limit_that_the_user_sets_holds_for_open_streams_until_it_is_taken_back(tmp_path: Path) -> None:
+    async def rate(lab: Lab) -> float:
+        first = lab.host.statistics().bytes_up
+        await asyncio.sleep(5)
+        return (lab.host.statistics().bytes_up - first) / 5 * WIRE_OVERHEAD
 
-    run(tmp_path, scenario, LimitsConfig(monthly=monthly))
+    async def scenario(lab: Lab) -> None:
+        lab.spawn(lab.pour(0))
+        lab.spawn(lab.pour(1, NEWS))
+        free = await rate(lab)
+        assert free > 20 * CAP_BYTES_S
+        lab.host.set_rates(GivenRates(up="5mbit"))
+        assert lab.host.limits().up_bytes_s == CAP_BYTES_S
+        await asyncio.sleep(1)
+        assert await rate(lab) <= 1.05 * CAP_BYTES_S
+        with pytest.raises(ConfigError, match="cannot be read"):
+            lab.host.set_rates(GivenRates(up="fast"))
+        assert lab.host.limits().up_bytes_s == CAP_BYTES_S
+        lab.host.set_rates(GivenRates())
+        assert await rate(lab) > 0.9 * free
+
+    run(tmp_path, scenario, LimitsConfig())
+
+
+def test_the_schedule_does_not_end_what_the_user_set(tmp_path: Path) -> None:
+    night = Window(from_="22:00", to="06:00", up="8mbit", down="8mbit")
+
+    async def scenario(lab: Lab) -> None:
+        lab.host.set_rates(GivenRates(up="5mbit"))
+        lab.now = NOON.replace(hour=23)
+        await asyncio.sleep(2)
+        assert (lab.host.limits().up_bytes_s, lab.host.limits().down_bytes_s) == (CAP_BYTES_S, 1e6)
+
+    run(tmp_path, scenario, LimitsConfig(schedule=[night]))
+
+
+def test_without_a_limit_nothing_waits(tmp_path: Path) -> None:
+    async def scenario(lab: Lab) -> None:
+        stream = await lab.host.open_stream(lab.others[0].peer_id, CALLS)
+        begin_s = asyncio.get_running_loop().time()
+        await stream.write(bytes(100))
+        await stream.read_exactly(100)
+        took_s = asyncio.get_running_loop().time() - begin_s
+        assert took_s == pytest.approx(0.02, abs=1e-4), "the path's round trip"
+
+    run(tmp_path, scenario, LimitsConfig())
 
 
 def test_a_disk_that_fails_costs_the_count_not_the_network(tmp_path: Path, caplog) -> None:

@@ -17,11 +17,14 @@ from atoll.protocols.local.control_messages import (
     EvaluationResult,
     ExcludePeer,
     GetLogs,
+    GetPageToken,
     GetPeers,
     GetRounds,
     GetStatus,
+    PageToken,
     PauseNode,
     ResumeNode,
+    SetLimits,
     StopNode,
     Watch,
 )
@@ -36,6 +39,8 @@ GOLDEN = {
     b'{"v":1,"ask":{"type":"pause","reason":"games","for_s":null}}\n': PauseNode("games"),
     b'{"v":1,"ask":{"type":"pause","reason":"games","for_s":7200.0}}\n': PauseNode("games", 7200.0),
     b'{"v":1,"ask":{"type":"resume"}}\n': ResumeNode(),
+    b'{"v":1,"ask":{"type":"limit","up":"20mbit","down":null}}\n': SetLimits("20mbit"),
+    b'{"v":1,"ask":{"type":"page"}}\n': GetPageToken(),
     b'{"v":1,"ask":{"type":"eval"}}\n': EvaluateModel(),
     b'{"v":1,"ask":{"type":"exclude","peer":"abcdef","first":7,"reason":"noise","since":3}}\n': ExcludePeer(
         "abcdef", 7, "noise", 3
@@ -54,6 +59,9 @@ def test_golden_answers():
     line = b'{"v":1,"answer":{"type":"eval","round":3,"val_bpb":2.5,"val_loss":1.75}}\n'
     assert lines.encode_answer(EvaluationResult(3, 2.5, 1.75)) == line
     assert lines.decode_answer(line) == EvaluationResult(3, 2.5, 1.75)
+    line = b'{"v":1,"answer":{"type":"page","token":"abc","lasts_s":600.0}}\n'
+    assert lines.encode_answer(PageToken("abc", 600.0)) == line
+    assert lines.decode_answer(line) == PageToken("abc", 600.0)
 
 
 def test_a_reader_skips_fields_that_a_newer_daemon_adds():

@@ -11,7 +11,7 @@ from atoll.node.daemon.web.http_messages import HttpRequest
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.page_data import ResourceUse, RoundWork, RunPace
 from atoll.node.daemon.web.page_file import CHARTS, FOLDER, page
-from atoll.protocols.local.control_messages import PeerStatus, RoundStatus, Status
+from atoll.protocols.local.control_messages import LimitUse, PeerStatus, RoundStatus, Status
 from atoll.protocols.local.privacy_now import PrivacyNow
 
 TEXT = page().body.decode()
@@ -82,6 +82,7 @@ def test_the_whole_page_is_small():
         ("found", RoundWork),
         ("pace", RunPace),
         ("privacy", PrivacyNow),
+        ("limits", LimitUse),
     ],
 )
 def test_it_reads_fields_that_are_there(name, kind):
