@@ -176,3 +176,11 @@ def check_device(device: str) -> None:
     if int(device.partition(":")[2] or 0) >= count:
         there = counted(count, "CUDA device") if count else "no CUDA device"
         raise ConfigError(f"{device} is not here: torch sees {there}", hint="see `atoll doctor`; or --device cpu")
+
+
+def limit_memory(device: str, share: float) -> None:
+    """Let torch allocate at most this share of a GPU's memory, above 0, in this process; a step halves its passes
+    there. Nothing on a CPU. CUDA's own memory is not torch's."""
+    if device != "cpu":
+        # Torch wants a number: a device without one is an error, although it is the current one elsewhere.
+        torch.cuda.set_per_process_memory_fraction(share, torch.device(device).index or 0)

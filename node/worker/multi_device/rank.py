@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.ipc.framing import frame, read_frame
-from atoll.node.worker.multi_device.group import RankPlace, check_device
+from atoll.node.worker.multi_device.group import RankPlace, check_device, limit_memory
 from atoll.node.worker.multi_device.modes import group_of
 from atoll.node.worker.multi_device.replica import Replica, StepMemory
 from atoll.protocols import codec
@@ -101,6 +101,8 @@ def main() -> None:
     except ConfigError as error:
         os.write(answers, frame(rank_messages.RankRefused(str(error), error.hint)))
         return
+    if begin.gpu_memory:
+        limit_memory(begin.device, begin.gpu_memory / 100)
     os.write(answers, frame(rank_messages.RankReady()))
     Rank(begin).serve(0)
 
