@@ -12,7 +12,7 @@ import torch
 from atoll.node.config.guest import GuestConfig, read_guest
 from atoll.node.worker import session
 from atoll.node.worker.encoding.encoder_choice import encoder_for
-from atoll.node.worker.multi_device import rank
+from atoll.node.worker.multi_device import group, rank
 from atoll.node.worker.multi_device.group import limit_memory
 from atoll.node.worker.session import Session
 from atoll.protocols import codec
@@ -45,7 +45,7 @@ def test_torch_takes_each_device_that_a_node_may_name(limits):
 
 @pytest.mark.parametrize(("percent", "told"), [(30, [(0.3, 2)]), (100, [(1.0, 2)]), (0, [])])
 def test_the_worker_sets_it_before_it_holds_anything_there(tmp_path, monkeypatch, limits, percent, told):
-    monkeypatch.setattr(session, "check_device", lambda device: None)
+    monkeypatch.setattr(group, "check_device", lambda device: None)
 
     def kernels(spec):
         raise Reached
@@ -61,7 +61,7 @@ def test_the_worker_sets_it_before_it_holds_anything_there(tmp_path, monkeypatch
 def test_each_further_process_sets_it_for_its_own_device(monkeypatch, limits, percent, told):
     begin = msgspec.structs.replace(BEGIN, gpu_memory=percent)
     monkeypatch.setattr(rank, "read_frame", lambda pipe, kind: begin)
-    monkeypatch.setattr(rank, "check_device", lambda device: None)
+    monkeypatch.setattr(group, "check_device", lambda device: None)
     monkeypatch.setattr(rank.os, "dup", lambda number: number)
     monkeypatch.setattr(rank.os, "dup2", lambda *numbers: None)
     monkeypatch.setattr(rank.faulthandler, "enable", lambda: None)
