@@ -35,7 +35,7 @@ trainer() {
     until [ -s "$INVITE/run" ] && [ -s "$INVITE/seed" ]; do
         echo "waiting for the seed" && sleep 2
     done
-    train --run "$INVITE/run" --seed "$(cat "$INVITE/seed")" --name "trainer-$number"
+    train --run "$INVITE/run" --seed "$(cat "$INVITE/seed")" --name "${ATOLL_NAME:-trainer}-$number"
 }
 
 # The first home that no living container holds. The lock lives as long as `atoll start`, which inherits it, so

@@ -60,6 +60,7 @@ def story(table: Table) -> str:
         _make_image(table, swarm)
         trainers, peers = _start(table, swarm)
         _train(table, swarm, trainers, peers)
+        _show(table, swarm, peers)
         _kill_and_return(table, swarm, trainers, peers)
         _end(table, swarm, trainers)
     return found.about
@@ -95,6 +96,19 @@ def _train(table: Table, swarm: ComposeSwarm, trainers: list[str], peers: dict[s
 
         agreed = until(look, within_s=TRAIN_S, every_s=POLL_S, what=f"{COMMON_ROUNDS} common digests")
         seen += [f"{number}: {digest[:8]}" for number, digest in list(agreed.items())[:COMMON_ROUNDS]]
+
+
+def _show(table: Table, swarm: ComposeSwarm, peers: dict[str, str]) -> None:
+    with table.phase("the page of the profile `dashboard`") as seen:
+
+        def look() -> dict[str, Any] | None:
+            page = swarm.page()
+            there = {peer["peer"] for peer in page["peers"]} if page else set()
+            return page if page and there >= set(peers.values()) and page["status"]["final"] >= 0 else None
+
+        page = until(look, within_s=RETURN_S, every_s=POLL_S, what="a page that shows all trainers")
+        _check(page["status"]["activity"] == "observing", f"the dashboard is {page['status']['activity']}")
+        seen.append(f"{len(page['peers'])} peers, final round {page['status']['final']}")
 
 
 def _kill_and_return(table: Table, swarm: ComposeSwarm, trainers: list[str], peers: dict[str, str]) -> None:

@@ -1,7 +1,9 @@
 """The swarm of docker/compose.yaml in a project of its own: up, ask, kill, start, stop, down."""
 
+import http.client
 import json
 import socket
+import urllib.request
 from typing import Any
 
 from tests.compose.agreement import Rows
@@ -25,6 +27,7 @@ class ComposeSwarm:
             "ATOLL_IMAGE": IMAGE,
             "ATOLL_BASE": BASE,
             "ATOLL_PORT": str(_free_port()),
+            "ATOLL_WEB_PORT": str(_free_port()),
             "ATOLL_RUN_OPTIONS": RUN_OPTIONS,
             "ATOLL_MEMORY": "2g",
             "ATOLL_CPUS": "1.5",
@@ -34,7 +37,8 @@ class ComposeSwarm:
             self.env["ATOLL_BUILD_NETWORK"] = "host"
         self._base_is_ours = False
         v2 = tried("docker", "compose", "version", within_s=ASK_S, env=self.env) is not None
-        self._compose = (*(("docker", "compose") if v2 else ("docker-compose",)), "-f", "docker/compose.yaml")
+        program = ("docker", "compose") if v2 else ("docker-compose",)
+        self._compose = (*program, "-f", "docker/compose.yaml", "--profile", "dashboard")
 
     def make_base(self) -> str:
         """See docker/base.sh."""
@@ -56,6 +60,15 @@ class ComposeSwarm:
         """What `atoll COMMAND --json` prints in there, None while it fails."""
         text = tried("docker", "exec", container, "atoll", *command, "--json", within_s=ASK_S, env=self.env)
         return None if text is None else json.loads(text)
+
+    def page(self) -> dict[str, Any] | None:
+        """The data of the dashboard's page, asked from the host as a browser does; None while nothing answers."""
+        url = f"http://127.0.0.1:{self.env['ATOLL_WEB_PORT']}/v1/data.json"
+        try:
+            with urllib.request.urlopen(url, timeout=ASK_S) as answer:
+                return dict(json.loads(answer.read()))
+        except (OSError, http.client.HTTPException):
+            return None
 
     def rounds(self, containers: list[str]) -> dict[str, Rows]:
         """Rows by container; those that do not answer have none."""

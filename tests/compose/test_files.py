@@ -44,9 +44,24 @@ def test_the_image_runs_as_nobody_in_particular():
         assert stage.rstrip().endswith("USER atoll")
 
 
-def test_only_the_seed_has_ports():
-    """And the dashboard, of this machine only."""
-    assert COMPOSE.split("  trainer:")[0].count("4710/tcp") == 1
-    nodes, _, beside = COMPOSE.split("  trainer:")[1].partition("  prometheus:\n")
-    assert "ports:" not in nodes
-    assert re.findall(r"ports:\n +- (.+)", beside) == ['"127.0.0.1:${ATOLL_GRAFANA_PORT:-3000}:3000/tcp"']
+def test_only_the_seed_has_ports_that_the_world_sees():
+    """The page and Grafana have some of this machine only."""
+    seed, rest = COMPOSE.split("  trainer:")
+    assert seed.count("4710/tcp") == 1
+    assert re.findall(r"ports:\n +- (.+)", rest) == [
+        '"127.0.0.1:${ATOLL_WEB_PORT:-4780}:4780/tcp"',
+        '"127.0.0.1:${ATOLL_GRAFANA_PORT:-3000}:3000/tcp"',
+    ]
+
+
+def test_what_is_not_in_a_profile_is_the_swarm_alone():
+    parts = dict(re.findall(r"^  ([\w-]+):\n((?: {4}.*\n|\n)+)", COMPOSE.split("services:")[1], re.MULTILINE))
+    profiles = {name: re.findall(r"^    profiles: \[(\w+)\]$", part, re.MULTILINE) for name, part in parts.items()}
+    assert profiles == {
+        "seed": [],
+        "trainer": [],
+        "dashboard": ["dashboard"],
+        "trainer-gpu": ["gpu"],
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
+    }

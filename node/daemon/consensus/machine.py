@@ -202,8 +202,9 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, appending=None), []
         case finality_types.ReplayDone():
             return replace(state, live=True, live_since=state.now), []
-        case finality_types.MembersSeen(peers):
-            return state if peers == state.members else replace(state, members=peers), []
+        case finality_types.MembersSeen(peers, lost):
+            is_known = (peers, lost) == (state.members, state.lost)
+            return state if is_known else replace(state, members=peers, lost=lost), []
         case finality_types.EquivocatorsSeen(peers):
             return replace(state, equivocators=peers), []
         case finality_types.Idle(idle, now):

@@ -52,19 +52,17 @@ def propose(state: FinalityState) -> Out:
 
 def prepare(state: FinalityState) -> Out:
     """Open the next ballot of ours when nothing became final for too long."""
-    if state.stable_since is None or not may_append(state) or not state.views.get(state.deciding):
-        return state, []
     # Without a quorum no ballot gets anywhere. Those that pile up meanwhile would cost time afterwards, because
     # the waits between them grow.
     if state.short_since is not None:
         return state, []
+    view = state.views.get(state.deciding)
+    if not view or not may_append(state):
+        return state, []
     count = len(state.voters)
     attempts = range(state.attempt + 1, state.attempt + 1 + count)
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
-    # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
-    # owners do not cut off each other's ballots for ever.
-    turns = waits(state, attempt) * (1 + state.attempt // count)
-    if state.now - max(state.since, state.stable_since) < turns * state.patience_s:
+    if not _is_its_turn(state, attempt, view):
         return state, []
     state, able, actions = _could_propose(state)
     if not able:
@@ -72,9 +70,25 @@ def prepare(state: FinalityState) -> Out:
     return append(state, Prepare(state.deciding, Ballot(attempt, state.me, state.epoch)))
 
 
+def _is_its_turn(state: FinalityState, attempt: int, view: tuple[Digest, ...]) -> bool:
+    """Whether those whose turn comes before this attempt had it."""
+    # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
+    # owners do not cut off each other's ballots for ever.
+    turns = waits(state, attempt) * (1 + state.attempt // len(state.voters))
+    if not turns and _is_acknowledged(state, view):
+        return True  # an owner that is gone would propose now
+    stable = state.stable_since
+    return stable is not None and state.now - max(state.since, stable) >= turns * state.patience_s
+
+
 def waits(state: FinalityState, attempt: int) -> int:
     """How many owners that are here have their turn before this attempt, from the newest that counts on."""
     there = able_voters(state)
+    # A member that was killed has a lease for many round times. That its connection is lost proves nothing, but an
+    # owner that lives loses no more than a ballot by it. Only the first time round: members of which each lost the
+    # others would else cut off each other's ballots for ever.
+    if state.attempt < len(state.voters):
+        there = {*there} - state.lost
     return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
 
 
@@ -136,15 +150,18 @@ def _own_choice(state: FinalityState, view: tuple[Digest, ...]) -> Choice:
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:
     """Whether our set may be proposed in ballot 0: a quorum acknowledged it, or it will hardly grow any more."""
+    if _is_acknowledged(state, view) or state.closed > state.deciding:
+        return True
+    return state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
+
+
+def _is_acknowledged(state: FinalityState, view: tuple[Digest, ...]) -> bool:
+    """Whether a quorum of the voters holds exactly our set, and it may be proposed before it is stable."""
     name, acks = set_digest(list(view)), state.book.acks
     # A set with Reductions is never proposed early: voters must have the time to open them and to report a wrong
     # one.
     early = state.book.reductions.keys().isdisjoint(view)
-    if early and sum(acks.get(peer) == name for peer in state.voters) >= quorum(len(state.voters)):
-        return True
-    if state.closed > state.deciding:
-        return True
-    return state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
+    return early and sum(acks.get(peer) == name for peer in state.voters) >= quorum(len(state.voters))
 
 
 def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Action]]:

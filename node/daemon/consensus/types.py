@@ -156,6 +156,8 @@ class MembersSeen(msgspec.Struct, frozen=True):
     """The peers with a live lease on the run. Send it whenever that may have changed."""
 
     peers: frozenset[PeerId]
+    lost: frozenset[PeerId] = frozenset()
+    """Those of them to which the connection is lost and that were not heard of since."""
 
 
 class EquivocatorsSeen(msgspec.Struct, frozen=True):
@@ -374,6 +376,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
     """Peers with a live lease (`MembersSeen`)."""
+    lost: frozenset[PeerId] = frozenset()
+    """Of these, those to which the connection is lost: at first nobody waits for their ballots."""
     equivocators: frozenset[PeerId] = frozenset()
     """Proven to have signed two histories: each node may hold another one (orphans.py)."""
     orphans_asked: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())

@@ -32,6 +32,7 @@ from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
+from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
@@ -112,9 +113,9 @@ class Driver:
             self.context.log.event("refused", reason=refusal)
             self.machines.feed_round(round_types.Refused(refusal, now))
         self.machines.feed_round(round_types.RoundTick(now))
-        lease_s = self.context.spec.pace.lease_s
+        members, lease_s = self.leases.members, self.context.spec.pace.lease_s
         self.machines.finality = replace(self.finality, patience_s=patience_of(self.round.train_s, lease_s))
-        self.machines.feed_finality(finality_types.MembersSeen(frozenset(self.leases.members)))
+        self.machines.feed_finality(finality_types.MembersSeen(frozenset(members), lost_of(members)))
         if (equivocators := self.net.equivocators()) != self.finality.equivocators:
             self.machines.feed_finality(finality_types.EquivocatorsSeen(equivocators))
         self.machines.feed_finality(finality_types.FinalityTick(now))
@@ -160,8 +161,7 @@ class Driver:
 
     def _drop_old_snapshots(self) -> None:
         """Delete all blobs larger than a payload: a new snapshot is taken as soon as the worker is there."""
-        spec = self.context.spec
-        for blob in set(self.net.blobs_above(largest_payload(spec))).difference(self.context.kept):
+        for blob in set(self.net.blobs_above(largest_payload(self.context.spec))).difference(self.context.kept):
             self.guard.delete_blob(blob)
 
     # --- state ------------------------------------------------------------------------------------

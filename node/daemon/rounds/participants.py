@@ -149,6 +149,11 @@ def without_newer_leases(
     return {peer: at for peer, at in times.items() if peer in members and members[peer].heard <= at + NEWER_S}
 
 
+def lost_of(members: Mapping[PeerId, MemberView]) -> frozenset[PeerId]:
+    """The members to which the connection is lost."""
+    return frozenset(peer for peer, view in members.items() if view.lost_at is not None)
+
+
 def rounded_s(seconds: float) -> float:
     """Round to half seconds: the time at which a lease began must not look new at each reading."""
     return float(int(seconds * 2.0 + 0.5)) / 2.0

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.participants import MemberView, lost_of
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity
@@ -44,6 +44,8 @@ class Leases:
         self._topology = -1
         self.live: frozenset[PeerId] = frozenset()
         """Peers with a live lease."""
+        self.lost: frozenset[PeerId] = frozenset()
+        """Those of them to which the connection is lost."""
 
     def announce(self, activity: Activity, number: Round) -> None:
         """Publish the own lease with this activity."""
@@ -91,7 +93,7 @@ class Leases:
         views = {peer: view for peer, view in (self._views | new).items() if peer in self._known}
         if views != self._views:
             self._views = views
-            self.live = frozenset(views)
+            self.live, self.lost = frozenset(views), lost_of(views)
             member.post_round(LeasesChanged(views, local))
 
     def _view(self, peer: PeerId, lease: VirtualLease, now: float, local: float) -> MemberView:

@@ -179,8 +179,8 @@ class Member:
         patience_s = patience_of(self.round.train_s, self.world.setting.lease_s)
         if patience_s != self.finality.patience_s:
             self.finality = replace(self.finality, patience_s=patience_s)
-        if self.leases.live != self.finality.members:
-            self.post_finality(finality_types.MembersSeen(self.leases.live))
+        if (self.leases.live, self.leases.lost) != (self.finality.members, self.finality.lost):
+            self.post_finality(finality_types.MembersSeen(self.leases.live, self.leases.lost))
         if self.feeds.forked != self.finality.equivocators:
             self.post_finality(finality_types.EquivocatorsSeen(frozenset(self.feeds.forked)))
         self.post_finality(finality_types.FinalityTick(now))

@@ -257,7 +257,8 @@ class World:
         self.now += 1.0
         for node in self.up():
             live = {peer for peer, at in node.heard.items() if self.now - at < LEASE}
-            node.feed(MembersSeen(frozenset(live)))
+            lost = {peer for peer in live if self.now - node.heard[peer] > 1.0}
+            node.feed(MembersSeen(frozenset(live), frozenset(lost)))
             node.feed(FinalityTick(self.now))
             if self.excises:  # each lacks payloads at times
                 held = frozenset(peer for peer in PEERS if self.rng.random() < 0.5)

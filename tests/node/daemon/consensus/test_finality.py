@@ -386,6 +386,59 @@ def test_owners_that_are_gone_have_no_turn():
     )
 
 
+def acknowledged(me: PeerId, *by: PeerId, lost: frozenset[PeerId] = frozenset()) -> Node:
+    """A node whose set of round 1 these hold too, and that lost the connection to others."""
+    node = Node(me).feed(MembersSeen(frozenset(ORDER), lost)).feed(RoundClosed(Round(1), ALL))
+    for author in by:
+        node.hear(author, Ack(Round(1), set_digest(list(ALL)), digest(b"view")))
+    return node
+
+
+def test_an_owner_that_is_lost_has_no_turn():
+    """A member that was killed has a lease for many round times: each of its turns would cost the others two."""
+    three = (SECOND, THIRD, FOURTH)
+    lost = frozenset({FIRST})
+    prepared = [Prepare(Round(1), Ballot(1, SECOND))]
+    assert acknowledged(SECOND, *three, lost=lost).appends() == prepared, "as its owner would propose now"
+    assert acknowledged(SECOND, *three).appends() == [], "its owner is here"
+    waiting = acknowledged(SECOND, *three[:2], lost=lost)
+    assert waiting.appends() == [], "the set may still grow"
+    assert waiting.feed(RoundClosed(Round(2), ALL)).appends() == prepared
+    third = acknowledged(THIRD, *three, lost=lost).feed(RoundClosed(Round(2), ALL))
+    assert third.feed(FinalityTick(PATIENCE_S - 0.1)).appends() == [], "the second owner is here"
+    assert third.feed(FinalityTick(PATIENCE_S)).appends() == [Prepare(Round(1), Ballot(2, THIRD))]
+    both = acknowledged(THIRD, *three, lost=frozenset({FIRST, SECOND}))
+    assert both.appends() == [Prepare(Round(1), Ballot(2, THIRD))]
+
+
+def test_members_of_which_each_lost_the_others_open_few_ballots():
+    """Else each would open the next one at once, for ever, and none of them would get its votes."""
+    node = acknowledged(SECOND, SECOND, THIRD, FOURTH, lost=frozenset({FIRST, THIRD, FOURTH}))
+    node.echo()
+    node.echo()
+    for peer in (THIRD, FOURTH):
+        node.hear(peer, Promise(Round(1), Ballot(4, FIRST), ()))
+    node.hear(FIRST, Prepare(Round(1), Ballot(4, FIRST)))
+    promises = [Promise(Round(1), Ballot(1, SECOND), ()), Promise(Round(1), Ballot(4, FIRST), ())]
+    assert node.appends() == [Prepare(Round(1), Ballot(1, SECOND)), *promises]
+    node.echo()
+    node.feed(RoundClosed(Round(2), ALL)).feed(FinalityTick(2 * PATIENCE_S - 0.1))
+    assert len(node.appends()) == 3
+    node.feed(FinalityTick(2 * PATIENCE_S))
+    assert node.appends()[-1] == Prepare(Round(1), Ballot(5, SECOND))
+
+
+def test_a_set_with_reductions_waits_for_the_next_round_where_its_owner_is_lost():
+    node = Node(SECOND).feed(MembersSeen(frozenset(ORDER), frozenset({FIRST})))
+    entry, body = reduction()
+    node.feed(EntrySeen(entry, FIRST, body))
+    view = tuple(sorted((*ALL, entry)))
+    node.feed(RoundClosed(Round(1), view))
+    for author in (SECOND, THIRD, FOURTH):
+        node.hear(author, Ack(Round(1), set_digest(list(view)), digest(b"view")))
+    assert node.appends() == [], "nobody had the time to open it"
+
+
 def test_patience_grows_with_the_attempts():
     node = ripe(SECOND)
     for peer in (THIRD, FOURTH):

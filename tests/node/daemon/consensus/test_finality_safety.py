@@ -152,12 +152,16 @@ class Liar(Node):
 
 
 class World:
-    def __init__(self, seed: int, count: int, rounds: int, liars: int = 0) -> None:
+    def __init__(self, seed: int, count: int, rounds: int, liars: int = 0, *, lose: float = 0.2) -> None:
         self.rng = random.Random(seed)
         self.nodes = [Node(n, rounds) for n in range(count - liars)]
         self.nodes += [Liar(n, rounds, self.rng) for n in range(count - liars, count)]
         self.feeds: dict[PeerId, list[tuple[Digest, PeerId, object]]] = {n.peer: [] for n in self.nodes}
         self.down: set[int] = set()
+        self.flaps = random.Random(-1 - seed)
+        """Who loses which connection. A stream of its own: the rest of a seed's world does not depend on it."""
+        self.lose = lose
+        """Chance of a node at each step to lose some connections and to have the others back."""
         self.now = 0.0
 
     def collect(self) -> None:
@@ -201,6 +205,9 @@ class World:
         self.now += 1.0
         for n, node in enumerate(self.nodes):
             if n not in self.down:
+                if self.flaps.random() < self.lose:
+                    lost = self.flaps.sample(sorted(ALL), self.flaps.randint(0, 4))
+                    node.feed(MembersSeen(ALL, frozenset(lost)))
                 node.feed(FinalityTick(self.now))
         self.collect()
         self.spread(chance)
@@ -247,10 +254,10 @@ def test_never_two_final_sets_and_always_one_in_the_end(block):
         assert all(len(node.finals) == 4 for node in world.nodes), f"seed {seed}: stuck"
 
 
-def lying(seed: int) -> World:
+def lying(seed: int, *, lose: float = 0.2) -> World:
     """A world where fewer than a third lie."""
     count = random.Random(seed).choice((4, 5, 7))
-    return World(seed, count, rounds=3, liars=1 if count < 7 else 2)
+    return World(seed, count, rounds=3, liars=1 if count < 7 else 2, lose=lose)
 
 
 def lie_for(seed: int) -> int:
@@ -279,7 +286,7 @@ def test_a_lying_decider_never_makes_two_final_sets(first):
 def test_deciders_that_open_ballots_all_the_time_delay_a_round_by_a_few_turns():
     """Patience is ten steps. When ballots counted as soon as they came, some of these worlds took hundreds."""
     for seed in range(12):
-        world = lying(seed)
+        world = lying(seed, lose=0.0)
         honest = [node for node in world.nodes if not isinstance(node, Liar)]
         for number in range(3):
             world.contribute(number)
