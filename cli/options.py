@@ -45,6 +45,7 @@ _GUEST = (
     click.option("--battery", type=click.Choice(("train", "pause")), help="What to do on battery."),
     click.option("--idle-after", metavar="10m", help="Train once nobody has used this machine for so long."),
     click.option("--gpu-most-c", type=int, metavar="C", help="Rest while a GPU is hotter, in °C."),
+    click.option("--gpu-memory", type=int, metavar="PERCENT", help="Most of a GPU's memory to take, 1 to 100."),
     click.option("--nice", type=int, metavar="N", help="Niceness of the worker, 0 to 19."),
 )
 

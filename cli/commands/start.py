@@ -42,7 +42,7 @@ GROUPS = {
         "dht_bootstrap",
         "public",
     ),
-    "A good guest": ("up", "down", "hours", "battery", "idle_after", "gpu_most_c", "nice"),
+    "A good guest": ("up", "down", "hours", "battery", "idle_after", "gpu_most_c", "gpu_memory", "nice"),
     "Training": ("shard", "threads", "eval_every"),
     "Output": ("web", "log", "loggers", "as_json", "plain"),
 }

@@ -47,7 +47,7 @@ def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:
 
 
 def _print_fit(config: NodeConfig, as_json: bool) -> int:
-    machine = measure_machine(config.device)
+    machine = measure_machine(config.device, config.guest.gpu_memory)
     rows = presets_here(config, machine)
     best = largest(rows)
     if as_json:

@@ -163,7 +163,7 @@ def _lesser_role(plan: JoinPlan) -> Role | None:
     config, spec = plan.config, plan.run.spec
     if config.roles:
         return None
-    machine = measure_machine(config.device)
+    machine = measure_machine(config.device, config.guest.gpu_memory)
     never = shortage(needs_here(spec, config, machine), machine)
     role = able_role(spec, config, machine) if never else None
     # Round 0 is decided by the owner's model. And who wants to be relayed alone relays for nobody.
@@ -205,7 +205,7 @@ async def _agree(plan: JoinPlan, *, yes: bool) -> None:
 
 def _obstacle(plan: JoinPlan, disk_bytes: int) -> tuple[str, str]:
     """Why this machine would train nothing, and what to do instead; empty if it would."""
-    spec, machine = plan.run.spec, measure_machine(plan.config.device)
+    spec, machine = plan.run.spec, measure_machine(plan.config.device, plan.config.guest.gpu_memory)
     if plan.outlook and plan.outlook.is_complete(spec):
         done = f"the run {spec.name!r} is complete: its owner says that no round is left to train"
         return done, "ask one of them for the model: `atoll model export hf`"

@@ -59,7 +59,7 @@ def fit_check(config: NodeConfig, *, even_if_too_large: bool) -> Callable[[RunSp
     """Refuse runs that this machine can never train, unless the user said so; warn of what it cannot train now."""
 
     def check(spec: RunSpec) -> None:
-        machine = measure_machine(config.device)
+        machine = measure_machine(config.device, config.guest.gpu_memory)
         needs = needs_here(spec, config, machine)
         never = shortage(needs, machine)
         if never and not even_if_too_large:

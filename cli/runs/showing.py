@@ -42,7 +42,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
     """Print what a run trains, who signed it, and what it costs here."""
     about, spec = summary(found), found.spec
     now = _node_in(home, spec)
-    free = None if now else measure_free(home.root, config.device)
+    free = None if now else measure_free(home.root, config.device, config.guest.gpu_memory)
     room = room_of(spec, config, free) if free else now.room if now else None
     costs = preview_of(spec, config, room, now.members if now else None)
     if as_json:

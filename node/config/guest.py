@@ -29,6 +29,8 @@ class GuestConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Trains once nobody has used this machine for so long: `10m`, `1h`; empty: always."""
     gpu_most_c: int = 0
     """Rests when a GPU of this machine is hotter than that, in °C, until it has cooled down by 5; 0: never."""
+    gpu_memory: int = 0
+    """Most of a GPU's memory that the worker may take, in percent of all it has, 1 … 100; 0: all that is free."""
     nice: int = 0
     """Niceness of the worker's processes, 0 … 19: at 19, other programs get the CPU first."""
 
@@ -71,6 +73,8 @@ class GuestLimits(msgspec.Struct, frozen=True, kw_only=True):
 def read_guest(config: GuestConfig) -> GuestLimits:
     """Parse the table. Raises ConfigError with the line to write instead."""
     check_range("guest.nice", config.nice, 0, 19)
+    if config.gpu_memory:
+        check_range("guest.gpu_memory", config.gpu_memory, 1, 100)
     if config.gpu_most_c:
         check_range("guest.gpu_most_c", config.gpu_most_c, COOLEST_C, HOTTEST_C)
     ranges = config.hours.split(",") if config.hours.strip() else []

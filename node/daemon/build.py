@@ -252,6 +252,7 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         average_rounds=config.average_rounds,
         trains=config.work.trains,
         reads_text=config.work.reads_text,
+        gpu_memory=config.guest.gpu_memory,
     )
 
 

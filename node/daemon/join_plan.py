@@ -145,7 +145,7 @@ async def read_plan(
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
-    free = free or measure_free(home.root, config.device)
+    free = free or measure_free(home.root, config.device, config.guest.gpu_memory)
     room, config = offer_of(spec, config, free)
     is_asked = choice.is_new and host.is_up
     outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None

@@ -39,7 +39,7 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
-from atoll.node.worker.multi_device.group import check_device
+from atoll.node.worker.multi_device.group import take_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
 from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
@@ -113,7 +113,7 @@ class Session:
         start, spec, home = self._start, self._spec, Path(self._start.home)
         threads, devices = max(1, start.threads), devices_of(start.device)
         torch.set_num_threads(threads_of(threads, devices) if devices[0] == "cpu" else threads)
-        check_device(devices[0])
+        take_device(devices[0], start.gpu_memory)
         check_devices(spec, len(devices))
         # Its processes start first: they load torch while this one compiles and opens the data.
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None

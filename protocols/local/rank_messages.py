@@ -54,6 +54,8 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
     """Sequences that pass through the model of a rank at once; 0: all."""
     recompute: bool
     """Whether backward passes compute layers again."""
+    gpu_memory: int
+    """Most of the device's memory that the rank may take, in percent, 1 … 100; 0: all."""
 
 
 class Build(msgspec.Struct, frozen=True, array_like=True, tag="build"):

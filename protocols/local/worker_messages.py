@@ -79,6 +79,8 @@ class StartRequest(msgspec.Struct, frozen=True, array_like=True, tag="start"):
     """Path of the frozen base of a LoRA run; empty in other runs."""
     average_rounds: int = 0
     """Final rounds over which states are averaged for exports; 0: no average is kept."""
+    gpu_memory: int = 0
+    """Most of each GPU's memory that a process of the worker may take, in percent, 1 … 100; 0: all."""
 
 
 class TrainRequest(msgspec.Struct, frozen=True, array_like=True, tag="train"):

@@ -353,6 +353,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
         quantized=True,
         average_rounds=4,
         base="/base",
+        gpu_memory=60,
     ),
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),
@@ -394,7 +395,7 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgres
     worker.FailureReply("DiskFault", "the disk is full", "make room"),
 )
 RANK_ASKS: tuple[ranks.RankAsk, ...] = (
-    ranks.Begin(b"spec", 1, 2, "cuda:1", 4, "int8", True, False, "/home/meeting", 4, True),
+    ranks.Begin(b"spec", 1, 2, "cuda:1", 4, "int8", True, False, "/home/meeting", 4, True, 60),
     ranks.Build(b"\x03"),
     ranks.Weights(),
     ranks.Moments(("model.norm.weight",)),

@@ -143,17 +143,20 @@ def _most(spec: RunSpec, config: NodeConfig, free: int, part: Callable[[Needs], 
     return max(0, bisect_left(range(splits(spec) + 1), True, key=too_many) - 1)
 
 
-def measure_free(folder: Path, device: str) -> Free:
-    """Free memory, disk and GPU memory now. `folder` need not exist yet; `device` is NodeConfig's."""
+def measure_free(folder: Path, device: str, gpu_memory_percent: int = 0) -> Free:
+    """Free memory, disk and GPU memory now, of which the node may take so much; 0: all. `folder` need not exist
+    yet; `device` is NodeConfig's."""
     there = next((path for path in (folder, *folder.parents) if path.exists()), Path("/"))
     memory, limit = psutil.virtual_memory().available, memory_left()
-    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
+    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device), gpu_memory_percent)
     return Free(memory if limit is None else min(memory, limit), shutil.disk_usage(there).free, gpu and gpu.free)
 
 
 def measure_room(spec: RunSpec, config: NodeConfig, folder: Path) -> Room | None:
     """Room for experts of each layer on this machine now; None if all members of the run train all."""
-    return room_of(spec, config, measure_free(folder, config.device)) if splits(spec) else None
+    if not splits(spec):
+        return None
+    return room_of(spec, config, measure_free(folder, config.device, config.guest.gpu_memory))
 
 
 class GpuMemory(NamedTuple):
@@ -163,8 +166,9 @@ class GpuMemory(NamedTuple):
     whole: int
 
 
-def gpu_memory(devices: Sequence[str]) -> GpuMemory | None:
-    """Memory of `cuda` or `cuda:N`, or the least of several; None if no tool reports it.
+def gpu_memory(devices: Sequence[str], percent: int = 0) -> GpuMemory | None:
+    """Memory of `cuda` or `cuda:N`, or the least of several; None if no tool reports it. Of each, at most
+    `percent` of all it has count; 0: all.
 
     The tool counts all devices, and torch those that CUDA_VISIBLE_DEVICES names, in its order.
     """
@@ -175,6 +179,8 @@ def gpu_memory(devices: Sequence[str]) -> GpuMemory | None:
         asked = (*_SMI, f"--id={','.join(names)}")
         ran = subprocess.run(asked, capture_output=True, text=True, timeout=_SMI_S, check=True)
         rows = [tuple(map(int, line.split(","))) for line in ran.stdout.splitlines()]
+        if percent:
+            rows = [tuple(min(count, whole * percent // 100) for count in (free, whole)) for free, whole in rows]
         free, whole = (min(column) << 20 for column in zip(*rows, strict=True))
         return GpuMemory(free, whole)
     return None

@@ -34,6 +34,8 @@ class Machine(msgspec.Struct, frozen=True):
     device_bytes: int | None = None
     """Of the smallest device, if there are several."""
     device_free_bytes: int | None = None
+    gpu_memory_percent: int = 0
+    """What its user lets the node take of a device, if not all: the bytes above are of that share."""
 
 
 class PresetFit(msgspec.Struct, frozen=True):
@@ -50,16 +52,17 @@ class PresetFit(msgspec.Struct, frozen=True):
     """Into what is free of it."""
 
 
-def measure_machine(device: str) -> Machine:
-    """The memory of this machine now. `device` is NodeConfig's."""
+def measure_machine(device: str, gpu_memory_percent: int = 0) -> Machine:
+    """The memory of this machine now, of a GPU at most so much of it; 0: all. `device` is NodeConfig's."""
     memory, limit, left = psutil.virtual_memory(), memory_limit(), memory_left()
-    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device))
+    gpu = None if device.startswith("cpu") else gpu_memory(devices_of(device), gpu_memory_percent)
     return Machine(
         memory.total if limit is None else min(memory.total, limit),
         memory.available if left is None else min(memory.available, left),
         device,
         gpu and gpu.whole,
         gpu and gpu.free,
+        gpu_memory_percent if gpu else 0,
     )
 
 
@@ -75,12 +78,12 @@ def needs_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> Needs:
 
 def shortage(needs: Needs, machine: Machine) -> str:
     """Why a run with these needs can never work here, as text; empty if it can."""
-    return _lacking(needs, machine.memory_bytes, machine.device_bytes, machine.device, "here")
+    return _lacking(needs, machine, machine.memory_bytes, machine.device_bytes, "here")
 
 
 def shortage_now(needs: Needs, machine: Machine) -> str:
     """What is in use of the memory that a run with these needs, as text; empty if all of it is free."""
-    return _lacking(needs, machine.memory_free_bytes, machine.device_free_bytes, machine.device, "free now")
+    return _lacking(needs, machine, machine.memory_free_bytes, machine.device_free_bytes, "free now")
 
 
 def able_role(spec: RunSpec, config: NodeConfig, machine: Machine) -> Role | None:
@@ -106,11 +109,12 @@ def largest(rows: list[PresetFit]) -> str:
     return next((row.preset for row in reversed(rows) if row.fits), "")
 
 
-def _lacking(needs: Needs, memory: int, device: int | None, name: str, where: str) -> str:
+def _lacking(needs: Needs, machine: Machine, memory: int, device: int | None, where: str) -> str:
     if needs.host > memory:
         return f"it needs {_gb(needs.host)} of memory, and {_gb(memory)} are {where}"
     if device is not None and needs.device > device:
-        return f"it needs {_gb(needs.device)} of {name}, and {_gb(device)} are {where}"
+        limit = f" by guest.gpu_memory {machine.gpu_memory_percent}" if machine.gpu_memory_percent else ""
+        return f"it needs {_gb(needs.device)} of {machine.device}, and {_gb(device)} are {where}{limit}"
     return ""
 
 

@@ -44,7 +44,10 @@ def _why_not(spec: RunSpec, start: StartRequest, device: torch.device) -> str:
         return "with shard the trained values come together there"
     if device.type != "cuda":
         return ""
-    return memory_shortage(spec, torch.cuda.mem_get_info(device)[0], spare=start.exchange_on == "auto")
+    free, whole = torch.cuda.mem_get_info(device)
+    if start.gpu_memory:
+        free = min(free, whole * start.gpu_memory // 100 - torch.cuda.memory_reserved(device))
+    return memory_shortage(spec, free, spare=start.exchange_on == "auto")
 
 
 def _tried(spec: RunSpec, device: torch.device) -> Encoder | str:

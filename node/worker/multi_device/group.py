@@ -176,3 +176,19 @@ def check_device(device: str) -> None:
     if int(device.partition(":")[2] or 0) >= count:
         there = counted(count, "CUDA device") if count else "no CUDA device"
         raise ConfigError(f"{device} is not here: torch sees {there}", hint="see `atoll doctor`; or --device cpu")
+
+
+def take_device(device: str, gpu_memory: int) -> None:
+    """Check a device, and let this process allocate so much of its memory, in percent; 0: all. Raises ConfigError
+    for one that this process cannot use."""
+    check_device(device)
+    if gpu_memory:
+        limit_memory(device, gpu_memory / 100)
+
+
+def limit_memory(device: str, share: float) -> None:
+    """Let torch allocate at most this share of a GPU's memory, above 0, in this process; a step halves its passes
+    there. Nothing on a CPU. CUDA's own memory is not torch's."""
+    if device != "cpu":
+        # Torch wants a number: a device without one is an error, although it is the current one elsewhere.
+        torch.cuda.set_per_process_memory_fraction(share, torch.device(device).index or 0)

@@ -221,6 +221,7 @@ class Ranks:
             micro_batch=start.micro_batch,
             recompute=start.recompute,
             meeting=str(self._rendezvous),
+            gpu_memory=start.gpu_memory,
         )
         _send(child, begin)
         return child

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.ipc.framing import frame, read_frame
-from atoll.node.worker.multi_device.group import RankPlace, check_device
+from atoll.node.worker.multi_device.group import RankPlace, take_device
 from atoll.node.worker.multi_device.modes import group_of
 from atoll.node.worker.multi_device.replica import Replica, StepMemory
 from atoll.protocols import codec
@@ -97,7 +97,7 @@ def main() -> None:
         return
     torch.set_num_threads(begin.threads)
     try:
-        check_device(begin.device)
+        take_device(begin.device, begin.gpu_memory)
     except ConfigError as error:
         os.write(answers, frame(rank_messages.RankRefused(str(error), error.hint)))
         return

@@ -3,6 +3,7 @@
 import msgspec
 import torch
 
+from atoll.node.worker.multi_device.group import limit_memory
 from atoll.node.worker.session import Session
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.local.worker_messages import StartRequest, TrainProgress, TrainReply, TrainRequest
@@ -31,7 +32,7 @@ def train(start: StartRequest, ask: TrainRequest, cap: int) -> Outcome:
     """
     on_gpu = start.device != "cpu"
     if on_gpu and cap:
-        torch.cuda.set_per_process_memory_fraction(cap / gpu_bytes(), start.device)
+        limit_memory(start.device, cap / gpu_bytes())
     steps, short = 0, False
     try:
         session = Session(start)

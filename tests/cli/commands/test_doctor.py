@@ -108,7 +108,7 @@ def test_fit_shows_the_presets_of_a_machine_and_makes_nothing(atoll, tmp_path, m
     between = (of["10m"]["memory_bytes"] + of["50m"]["memory_bytes"]) // 2
     for memory, free, best in ((between, between, "moe-12m"), (1, 1, ""), (1 << 50, 1, "1b")):
         machine = Machine(memory, free, "cpu")
-        monkeypatch.setattr(doctor_screen, "measure_machine", lambda device, machine=machine: machine)
+        monkeypatch.setattr(doctor_screen, "measure_machine", lambda *_, machine=machine: machine)
         assert json.loads(atoll("doctor", "--fit", "--json").out)["largest"] == best
         lines = atoll("doctor", "--fit").out.splitlines()
         for name, line in ((row.split()[0], row) for row in lines[3:-2]):
@@ -127,7 +127,7 @@ def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_
         (Machine(1 << 50, 1 << 50, "cuda", 8 << 30, 4 << 30), "device  cuda: 8.59 GB, 4.29 GB of it free"),
         (Machine(1 << 50, 1 << 50, "cuda"), "device  cuda: how much it has is unknown here"),
     ):
-        monkeypatch.setattr(doctor_screen, "measure_machine", lambda device, machine=machine: machine)
+        monkeypatch.setattr(doctor_screen, "measure_machine", lambda *_, machine=machine: machine)
         lines = atoll("doctor", "--fit").out.splitlines()
         assert lines[1] == said
         assert lines[3].split() == ["preset", "parameters", "memory", "device", "fits"]

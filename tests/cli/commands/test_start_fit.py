@@ -70,7 +70,7 @@ def agree(monkeypatch):
     async def on(machine, *, yes, is_terminal, outlook=None, disk_bytes=1 << 50):
         plan.outlook = outlook
         plan.free = Free(1 << 50, disk_bytes)
-        monkeypatch.setattr(running, "measure_machine", lambda device: machine)
+        monkeypatch.setattr(running, "measure_machine", lambda *_: machine)
         monkeypatch.setattr(running, "_confirm", confirm)
         monkeypatch.setattr(running.sys, "stdin", Stdin(is_terminal))
         await running._agree(plan, yes=yes)
@@ -108,7 +108,7 @@ EVALUATES, RELAYS = (needs_of(SPEC, replace(CONFIG, roles=(role,))).host for rol
 
 async def planned(tmp_path, monkeypatch, machine, me=OTHER, **flags):
     """What `start INVITE` reads on this machine."""
-    monkeypatch.setattr(running, "measure_machine", lambda device: machine)
+    monkeypatch.setattr(running, "measure_machine", lambda *_: machine)
     monkeypatch.setattr(join_plan.os, "urandom", lambda count: me)
     run_file = sign_run(SPEC, OWNER)
     link = invite_text(SPEC, OWNER, (), 1.0, options=InviteOptions(run_file=run_file))

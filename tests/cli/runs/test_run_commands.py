@@ -467,7 +467,7 @@ def test_memory_that_others_use_is_a_warning(atoll, monkeypatch):
             "warning: this machine cannot train this run while other programs use its memory: it needs ",
         ),
     ):
-        monkeypatch.setattr(draft, "measure_machine", lambda device, machine=machine: machine)
+        monkeypatch.setattr(draft, "measure_machine", lambda *_, machine=machine: machine)
         ran = atoll("run", "new", f"small{len(said)}", *MARKOV)
         assert ran.code == 0
         assert ran.err.startswith(said)

@@ -192,6 +192,7 @@ class FakeWorker:
         self.evaluated = 0
         """Validations since the test began."""
         self.evaluate_s = 0.0
+        self.fixed = FIXED
         self.val_share = 1.0
         """By what it multiplies what it found: other than 1 is a lie."""
         self.mute = False
@@ -402,7 +403,7 @@ class FakeWorker:
         before_s = trained_s
         while done < min(count, budget.steps):
             # What does not depend on the number of sequences: the optimizer, above all.
-            share = FIXED + (1 - FIXED) * budget.sequences / self.spec.inner.batch
+            share = self.fixed + (1 - self.fixed) * budget.sequences / self.spec.inner.batch
             trained_s, done = trained_s + share * self.train_s / STEPS, done + 1
             budget.took_step(done, trained_s)
         await asyncio.sleep(trained_s - before_s)

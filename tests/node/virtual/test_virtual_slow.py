@@ -1,14 +1,15 @@
-"""Whole nodes, one of which is 30 times slower than the others: it does what fits into their rounds."""
+"""Whole nodes, one of which is many times slower than the others: it does what fits into their rounds."""
 
 import asyncio
 
 import msgspec
 import pytest
 
+from atoll.node.runs.presets import preset
 from atoll.node.worker.round_trainer import weight_of
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
-from tests.node.virtual.conftest import CONTEXT, STEPS
+from tests.node.virtual.conftest import CONTEXT, STEPS, FakeWorker
 
 PACE = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128, "least_256": 64}
 """The presets'."""
@@ -23,14 +24,14 @@ def large_steps(spec):
     return msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, batch=BATCH))
 
 
-def ran(world, speeds_s, **more):
+def ran(world, speeds_s, adjust=large_steps, **more):
     """Seconds of ROUNDS rounds after all nodes were up; which of them hold the last node's work; its weights."""
 
     async def story():
-        async with world(4000, FAST, adjust=large_steps, **PACE, **more) as w:
+        async with world(4000, FAST, adjust=adjust, **PACE, **more) as w:
             for number, train_s in enumerate(speeds_s[:FAST]):
                 w.start(number, train_s=train_s)
-            await w.until(lambda: w.all_final(3))
+            await w.until(lambda: w.all_final(w.spec.outer.stages[-1].first + 2))
             for number, train_s in enumerate(speeds_s[FAST:], FAST):
                 w.start(number, train_s=train_s)
             loop, first = asyncio.get_running_loop(), w.newest()
@@ -66,3 +67,33 @@ def test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up(w
     with capsys.disabled():
         share = f"{len(holding)} of {ROUNDS} final sets, rounds {took_s / alone_s:.3f} times as long"
         print(f"\n{SLOWER} times slower, overlap {overlap_steps}: {share}")
+
+
+FIXED = {"tiny": 0.29, "moe-smoke": 0.14}
+"""Share of a whole step's time that does not depend on its sequences, measured: `docs/steps.md`."""
+
+
+@pytest.mark.slow(slice="test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up")
+@pytest.mark.parametrize(("name", "slower"), [("moe-smoke", SLOWER), ("tiny", 15)])
+def test_with_the_small_presets_own_numbers(world, name, slower, capsys):
+    """Batch, stages, overlap and pace of the preset, and what its steps cost without sequences."""
+
+    def as_preset(spec):
+        own = preset(name, spec.owner, 1)
+        outer = msgspec.structs.replace(spec.outer, stages=own.outer.stages, overlap_steps=own.outer.overlap_steps)
+        inner = msgspec.structs.replace(spec.inner, batch=own.inner.batch)
+        return msgspec.structs.replace(spec, inner=inner, outer=outer, pace=own.pace)
+
+    class Worker(FakeWorker):
+        def __init__(self, folder, me, train_s, spec):
+            # Nominal rounds of eight steps take ROUND_S.
+            super().__init__(folder, me, train_s * STEPS / spec.outer.stages[-1].steps, spec)
+            self.fixed = FIXED[name]
+
+    alone_s, _, _ = ran(world, [ROUND_S] * FAST, as_preset, worker=Worker)
+    took_s, holding, _ = ran(world, [ROUND_S] * FAST + [ROUND_S * slower], as_preset, worker=Worker)
+    with capsys.disabled():
+        share = f"{len(holding)} of {ROUNDS} final sets, rounds {took_s / alone_s:.3f} times as long"
+        print(f"\n{name}, {slower} times slower: {share}")
+    assert took_s == pytest.approx(alone_s, rel=0.05)
+    assert len(holding) >= 0.9 * ROUNDS

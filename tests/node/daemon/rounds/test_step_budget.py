@@ -131,10 +131,10 @@ def test_the_page_says_how_slow_a_member_of_each_preset_may_be(name):
     assert f"| `{name}` | {spec.inner.batch} | {said} |\n" in text_of(ROOT / "docs" / "steps.md")
 
 
-def test_fewer_least_steps_let_slower_members_in():
+def test_more_least_steps_keep_slower_members_out():
     plain = preset("tiny", ME, 1)
-    spec = msgspec.structs.replace(plain, pace=msgspec.structs.replace(plain.pace, least_256=32))
-    assert [least_share(spec, stage) for stage in spec.outer.stages] == [1 / 16, 1 / 64]
+    spec = msgspec.structs.replace(plain, pace=msgspec.structs.replace(plain.pace, least_256=64))
+    assert [least_share(spec, stage) for stage in spec.outer.stages] == [1 / 16, 1 / 32]
 
 
 @pytest.mark.parametrize("name", NAMES)

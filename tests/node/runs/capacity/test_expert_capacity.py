@@ -179,3 +179,9 @@ def test_a_gpu_that_tells(tmp_path, monkeypatch, device, visible, free):
     # The device with the least free memory need not be the smallest one.
     whole = 8192 if (device, visible) == ("cuda", "") else 4096
     assert machine.device_bytes == (None if free is None else whole << 20)
+    if free is not None:
+        part = measure_machine(device, 25)
+        assert (part.device_bytes, part.gpu_memory_percent) == (whole << 18, 25)
+        # The one of which 2048 MiB are free has 4096.
+        assert measure_free(tmp_path, device, 25).gpu_bytes == part.device_free_bytes == min(free, 1 << 30)
+        assert measure_free(tmp_path, device, 100).gpu_bytes == free

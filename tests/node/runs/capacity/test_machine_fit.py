@@ -89,6 +89,6 @@ def test_the_limit_of_a_container_counts_and_the_device_that_a_tool_reports(monk
         monkeypatch.setattr(machine_fit, "memory_left", lambda left=left: left)
         machine = measure_machine("cpu")
         assert (machine.memory_bytes, machine.memory_free_bytes, machine.device_bytes) == (*said, None)
-    monkeypatch.setattr(machine_fit, "gpu_memory", lambda devices: GpuMemory(3, 5))
+    monkeypatch.setattr(machine_fit, "gpu_memory", lambda devices, percent: GpuMemory(3, 5))
     machine = measure_machine("cuda")
     assert (machine.device_free_bytes, machine.device_bytes) == (3, 5)
