@@ -99,8 +99,7 @@ class DaemonOperator:
         blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
         number = min(self._round(final), spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
-        progress = node.progress
-        at_work = progress if node.round.phase is Phase.TRAIN else None
+        at_work = (progress := node.progress) if node.round.phase is Phase.TRAIN else None
         now = control_messages.Status(
             version=self.version,
             pid=os.getpid(),

@@ -5,8 +5,8 @@
     watch, logs with follow          ->   answers until the operator hangs up
     anything that cannot be done     ->   {"v":1,"answer":{"type":"refused",…}}
 
-A connection carries any number of requests, one at a time. Fields are only ever added; a reader skips
-fields that it does not know. `docs/json.md` prints every answer as the CLI's `--json` shows it.
+A connection carries requests one at a time. Fields are only ever added; a reader skips those that it does not
+know. `docs/json.md` prints every answer as `--json` shows it.
 """
 
 from typing import TypeAlias
@@ -23,7 +23,6 @@ MAX_LINES = MAX_ROUNDS = 10_000
 """Most log lines, or rounds, that one request may ask for."""
 MAX_REASON = 100
 """Longest reason of an exclusion, in characters: as long as its record holds."""
-
 
 # --- asks -----------------------------------------------------------------------------------------
 
@@ -326,8 +325,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     diminished: tuple[Standing, ...] = ()
     """Other live members that count less than in full, 64 at most."""
     privacy: PrivacyNow | None = None
-    """What our contributions say of our data; null where the run has no privacy, where nothing is trained, and
-    before the worker has said it."""
+    """What our contributions say of our data; null without privacy or training, and before the worker said it."""
     names: dict[str, str] = {}
     """By PeerID: what members that this status mentions announce themselves as. Claims."""
 
