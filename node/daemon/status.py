@@ -96,10 +96,10 @@ class DaemonOperator:
         node, log, config = self.control.view(), self.log, self.plan.config
         spec, me, live = self.plan.run.spec, self.plan.identity.peer_id, self.swarm.live(Lease)
         own, (final, agreed) = log.newest_trained(), self._agreed()
-        blobs, worker = self.swarm.blobs.statistics(), self.trainer.statistics()
+        blobs, worker, progress = self.swarm.blobs.statistics(), self.trainer.statistics(), node.progress
         number = min(self._round(final), spec.outer.rounds - 1)
         # What an inner step reported is of the round at hand only while one is trained.
-        at_work = (progress := node.progress) if node.round.phase is Phase.TRAIN else None
+        at_work = progress if node.round.phase is Phase.TRAIN else None
         now = control_messages.Status(
             version=self.version,
             pid=os.getpid(),
