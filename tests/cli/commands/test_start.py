@@ -150,7 +150,7 @@ def test_where_nobody_can_agree_it_shows_the_costs_and_refuses(atoll, tmp_path):
     assert f"by {OWNER.peer_id}" in ran.err
     assert "signed by the run's owner, valid 7 d 0 h" in ran.err
     assert "549,760 parameters, context 128, 54 rounds" in ran.err
-    assert "8.72 MB up and 8.72 MB down a day, 2.2 MB down once to join" in ran.err
+    assert "8.75 MB up and 8.75 MB down a day, 2.2 MB down once to join" in ran.err
     assert (
         "8 members assumed, 162 kB up and down a round, 10.0 s a round assumed, all 54 rounds of the run in less"
         " than a day" in ran.err
