@@ -19,13 +19,20 @@ def test_start_opens_the_page_that_it_serves(node, tmp_path: Path, monkeypatch):
     node.new_run()
     node.start("--open").up()
     poll("a browser was opened", opened.exists)
-    url = opened.read_text().strip()
+    steering = opened.read_text().strip()
+    url, _, token = steering.partition("#token=")
     assert url.startswith("http://127.0.0.1:")
+    assert token, "this browser may give orders"
     poll("the address is printed", lambda: f"page at {url}\n" in node.said())
+    assert token not in node.said(), "the log has no secret"
     with urllib.request.urlopen(url, timeout=HANGS_S) as reply:
         assert b"<title>atoll</title>" in reply.read()
-    assert node.atoll("web", "--no-open").out == f"{url}\n"
-    assert opened.read_text().count("\n") == 1
+    printed = node.atoll("web", "--no-open").out
+    assert printed.startswith(f"{url}#token=")
+    assert opened.read_text() == f"{steering}\n"
     assert node.atoll("web").out == f"{url}\n"
-    assert opened.read_text() == f"{url}\n{url}\n"
+    first, second = opened.read_text().splitlines()
+    assert first == steering
+    assert second.startswith(f"{url}#token=")
+    assert len({first, printed.strip(), second}) == 3, "a token works once"
     node.stop()

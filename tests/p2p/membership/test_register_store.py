@@ -84,7 +84,8 @@ def test_the_cheap_checks_come_first() -> None:
     broken = data[:-1] + bytes([data[-1] ^ 1])
     older = signed(OTHERS[0], 1, 0)
     assert not mine.merge(older[:-1] + bytes([older[-1] ^ 1]), 0.0), "an old one costs no signature check"
-    forged = codec.encode(codec.decode(signed(OTHERS[1], 1, 1), Register))[:-1] + b"\0"
+    whole = codec.encode(codec.decode(signed(OTHERS[1], 1, 1), Register))
+    forged = whole[:-1] + bytes([whole[-1] ^ 1])
     for illegal, error in ((forged, SignatureFault), (b"\x90", DecodeError), (broken[:50], DecodeError)):
         with pytest.raises(error):
             mine.merge(illegal, 0.0)
