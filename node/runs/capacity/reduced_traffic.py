@@ -14,7 +14,7 @@ from atoll.protocols.merkle import path_digests
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.slices import ReduceSpec, even_count, slice_span
+from atoll.protocols.run.slices import even_count, slice_span
 
 ASK_BYTES = 90
 """A question for rows or for an opening, and what frames it and its answer."""
@@ -37,8 +37,7 @@ def reduced_traffic(spec: RunSpec, members: int) -> float:
     A reducer fetches the rows of its slice from all others; all others fetch its Reduction, and open their share.
     """
     assert spec.reduce is not None, "the run never reduces"
-    chunks = arena_of(spec.model).chunks
-    count = min(even_count(members), chunks)
+    chunks, count = arena_of(spec.model).chunks, reductions_of(spec, members)
     moved = 0.0
     for number in range(count):
         span = slice_span(number, count, chunks)
@@ -82,6 +81,6 @@ def path_bytes(chunks: int, span: Span) -> int:
     return DIGEST_BYTES * path_digests(chunks, span.start, span.chunks)
 
 
-def reductions_of(reduce: ReduceSpec | None, members: int) -> int:
-    """Return how many Reductions a round of so many contributors has."""
-    return even_count(members) if reduce is not None and members > reduce.above else 0
+def reductions_of(spec: RunSpec, members: int) -> int:
+    """Return how many Reductions a round of so many contributors has: one of each slice."""
+    return min(even_count(members), arena_of(spec.model).chunks) if is_reduced(spec, members) else 0

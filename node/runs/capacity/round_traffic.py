@@ -45,7 +45,7 @@ def record_traffic(spec: RunSpec, members: int, round_s: float) -> float:
     A record reaches a member from SENDERS neighbours; the others announce its id alone.
     """
     others, leases = members - 1, 1 + int(3 * round_s / spec.pace.lease_s)
-    reductions = reductions_of(spec.reduce, members) / members
+    reductions = reductions_of(spec, members) / members
     written = ENTRIES_BYTES + (ROOT_BYTES if spec.reduce else 0) + reductions * REDUCTION_BYTES
     pushed = min(SENDERS, others) * others * (written + leases * LEASE_BYTES)
     announced = ID_BYTES * members * (ENTRIES + reductions + leases) * max(0, others - SENDERS)
