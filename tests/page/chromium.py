@@ -44,6 +44,10 @@ async def browser() -> AsyncIterator[Any]:
             await found.close()
 
 
+TAB_STOPS = 40
+"""Most elements of the page that take the focus before the one that a test looks for."""
+
+
 class Tab:
     """One tab that shows the page. `complaints`: errors and warnings of the console, exceptions, refused loads."""
 
@@ -57,6 +61,16 @@ class Tab:
     def _note(self, kind: str, text: str) -> None:
         if kind in ("error", "warning", "assert"):
             self.complaints.append(f"{kind}: {text}")
+
+    async def stops(self, until: str) -> AsyncIterator[str]:
+        """Press Tab until the element with the id `until` has the focus; each id that has it on the way."""
+        for _ in range(TAB_STOPS):
+            await self.page.keyboard.press("Tab")
+            focused: str = await self.page.evaluate("document.activeElement.id")
+            yield focused
+            if focused == until:
+                return
+        raise AssertionError(f"{until} has no focus after {TAB_STOPS} stops")
 
     async def text(self, selector: str) -> str:
         found: str = await self.page.inner_text(selector)
