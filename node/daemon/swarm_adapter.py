@@ -165,6 +165,10 @@ class SwarmNetwork:
         """See Swarm.fetch."""
         return await self._swarm.fetch(blob, holders, max_bytes)
 
+    def fetched_bytes(self, blob: Digest) -> int:
+        """See Blobs.fetched_bytes."""
+        return self._swarm.blobs.fetched_bytes(blob)
+
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
         """Ask a peer, dialling it if it is not connected. See SingleRequests.ask."""
         await self._swarm.connect(peer)

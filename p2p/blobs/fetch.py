@@ -62,6 +62,11 @@ class BlobFetcher:
             if not lock.locked():
                 self._locks.pop(blob, None)
 
+    def bytes_here(self, blob: Digest) -> int:
+        """Verified bytes of a blob that is fetched now."""
+        parts = [download.partial for download in self._downloads if download.blob == blob]
+        return max((part.bytes_here for part in parts if part), default=0)
+
     def largest(self) -> DownloadProgress | None:
         """The largest blob that is fetched now; None where none is, or none's size is known."""
         known = [found for download in self._downloads if (found := download.progress()) is not None]
@@ -174,6 +179,10 @@ class Blobs:
     async def offers_whole(self, peer: PeerId, blob: Digest) -> bool:
         """See probe.py. The blob is here, so its size is known."""
         return await offers_whole(self._host, peer, blob, self.store.size(blob))
+
+    def fetched_bytes(self, blob: Digest) -> int:
+        """See BlobFetcher.bytes_here."""
+        return self._fetcher.bytes_here(blob)
 
     def largest_download(self) -> DownloadProgress | None:
         """See BlobFetcher.largest."""

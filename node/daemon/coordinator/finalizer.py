@@ -3,15 +3,14 @@
 FinalizeRound actions queue up here in the order of the rounds; after a restart all of them come again. A round is
 applied when its payloads are held. If they are not, and a live member offers a snapshot of a round in the queue,
 the snapshot is fetched instead: at once if no member has the payloads any more, after PATIENCE_S if they may still
-come. The snapshot's state digest must be the one in the final round's certificate.
+come. Its state digest must be the one in the round's certificate; `node/daemon/snapshots` tries who offers it.
 
 The two newest snapshots of this node are kept; payloads of rounds before the older one are dropped.
 
-A run whose Θ₀ is given by a file has it as the snapshot of round −1. It is fetched like others, unless a newer one
-is offered: a node that joins by a newer snapshot never needs it.
+A run whose Θ₀ is given by a file has it as the snapshot of round −1. It is the last offer to be tried: a node that
+joins by a newer snapshot never needs it.
 """
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,10 +22,11 @@ from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Behind, RoundFinal, WorkerReady
-from atoll.p2p.blobs.asking import peers_to_ask
+from atoll.node.daemon.snapshots.offers import OfferedSnapshot, SnapshotOffer, Trust, offers_of, trust_by
+from atoll.node.daemon.snapshots.search import FoundSnapshot, SnapshotSearch
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
-from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.records import set_digest
 from atoll.protocols.local import worker_messages
 from atoll.protocols.run.bounds import snapshot_max_bytes
@@ -36,28 +36,17 @@ SNAPSHOT_EVERY = 5
 REMEMBERED = 64
 """Applied rounds that a worker may have to apply again: it saves a final round with the next trained one. What was
 ours in older rounds `sets` remembers; a worker that lacks them adopts a snapshot."""
-SNAPSHOT_S = 3600.0
-"""Deadline of one snapshot download."""
-RETRY_S = 5.0
-"""Seconds before a snapshot that could not be fetched is tried again."""
+RECENT_SETS = 8
+"""Whoever is in one of so many of the newest final sets is believed first."""
 PATIENCE_S = 20.0
 """Seconds of waiting for payloads that others should still hold, before a whole snapshot is fetched instead."""
 
 _NONE = Round(-1)
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotOffer:
-    """A live member holds Θ_final(round) as this blob."""
-
-    peer: PeerId
-    blob: Digest
-    round: Round
-
-
 @dataclass(kw_only=True)
 class Finalizer:
-    """Applies final rounds in order. All of its work goes on in one task at a time."""
+    """Applies final rounds in order. All of its work but downloads goes on in one task at a time."""
 
     context: RunContext
     net: Network
@@ -85,9 +74,21 @@ class Finalizer:
     _applied_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
     _busy: bool = False
     _announced: bool = False
-    _retry_at: dict[Digest, float] = field(default_factory=dict)
     _waiting: tuple[int, float] = (-1, 0.0)
     """The round whose payloads are waited for, and since when."""
+    search: SnapshotSearch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.search = SnapshotSearch(
+            net=self.net,
+            max_bytes=snapshot_max_bytes(self.context.spec),
+            now=self.context.now,
+            start_task=self.queue.start_task,
+            on_begin=self._report_fetching,
+            on_failure=self._on_no_snapshot,
+            on_end=lambda: self.queue.post(self.step),
+            delete=self.guard.delete_blob,
+        )
 
     @property
     def _is_empty(self) -> bool:
@@ -135,18 +136,19 @@ class Finalizer:
         if self._busy or not self.worker.is_ready or not self.is_synced:
             return
         if not self._waiting_rounds and not self._is_empty:
+            self.search.step((), self._is_wanted)
             self._announce_ready()
             return
         action = self._waiting_rounds.get(self.applied + 1)
         if action and self._is_available(action):
             self._begin(self._apply(action), f"finalize {action.round}")
             return
-        offer = self._best_offer()
-        if offer is not None and self._is_time_for(offer):
-            self._begin_adopting(offer)
-        elif self._is_empty:
-            self._begin_start()
-        elif action:
+        offers = [offer for offer in self._offers() if self._is_time_for(offer)]
+        self.search.step(offers, self._is_wanted)
+        found, others = self.search.newest(), self.search.under_way()
+        if found is not None:
+            self._begin_adopting(found)
+        elif action and (self.search.book.has_failed() or not any(map(self._is_time_for, others))):
             self.sets.fetch(action.round, action.contributions)
 
     def _is_available(self, action: FinalizeRound) -> bool:
@@ -165,15 +167,7 @@ class Finalizer:
     def _own_offers(self) -> list[SnapshotOffer]:
         return [offer for offer in (self.offer, self._older_offer) if offer is not None]
 
-    def _best_offer(self) -> SnapshotOffer | None:
-        """Return the newest useful offer. An own one helps if the worker lost more than payloads reach back."""
-        now = self.context.now()
-        for offer in sorted([*self._own_offers(), *self._offers()], key=lambda offer: -offer.round):
-            if offer.round in self._waiting_rounds and self._retry_at.get(offer.blob, now) <= now:
-                return offer
-        return None
-
-    def _is_time_for(self, offer: SnapshotOffer) -> bool:
+    def _is_time_for(self, offer: OfferedSnapshot) -> bool:
         """Payloads are much smaller than a snapshot, but members keep them for SNAPSHOT_EVERY rounds only."""
         now = self.context.now()
         if self._waiting[0] != self.applied + 1:
@@ -190,6 +184,7 @@ class Finalizer:
             await work
         finally:
             self._busy = False
+        self.search.forget(self.applied, self.snapshots | self.context.kept)
         self.queue.post(self.step)
 
     async def _apply(self, action: FinalizeRound) -> None:
@@ -270,31 +265,24 @@ class Finalizer:
 
     # --- snapshots of others ----------------------------------------------------------------------
 
-    def _begin_adopting(self, offer: SnapshotOffer) -> None:
-        ours = self._ours_up_to(offer.round)
+    def _begin_adopting(self, found: FoundSnapshot) -> None:
+        ours = self._ours_up_to(found.offer.round) if found.offer.round >= 0 else ()
         if ours is None:
             self.net.sync_soon()
         else:
-            state = self._waiting_rounds[offer.round].state
-            self._begin(self._adopt(offer, state, ours), f"adopt {offer.round}")
+            self.search.take(found)
+            self._begin(self._adopt(found, ours), f"adopt {found.offer.round}")
 
-    async def _adopt(self, offer: SnapshotOffer, state: Digest, ours: tuple[worker_messages.Counted, ...]) -> None:
-        """Replace the worker's Θ_final by a snapshot, if it can be had now."""
-        is_start = offer.round < 0
+    async def _adopt(self, found: FoundSnapshot, ours: tuple[worker_messages.Counted, ...]) -> None:
+        """Replace the worker's Θ_final by a snapshot, if it is the state that it was offered as."""
+        offer, is_start = found.offer, found.offer.round < 0
         self._announced = False
-        if not is_start:
-            self._report_behind(f"fetching the model of round {offer.round} from …{offer.peer[-8:]}")
+        self._report_behind(f"applying {'the start weights' if is_start else f'the model of round {offer.round}'}")
         try:
-            async with asyncio.timeout(SNAPSHOT_S):
-                holders = peers_to_ask(offer.peer, self.net.neighbours())
-                cap = snapshot_max_bytes(self.context.spec)
-                path = await self.net.fetch_blob(offer.blob, holders, cap)
-            self._report_behind(
-                f"applying {'the start weights' if is_start else f'the model of round {offer.round}'}"
-            )
-            request = worker_messages.AdoptRequest(offer.round, str(path), state, ours)
+            request = worker_messages.AdoptRequest(offer.round, str(found.path), offer.state, ours)
             await self.worker.ask_until_saved(request, worker_messages.AdoptReply)
         except (DiskFault, Unreachable, PeerFault, TimeoutError) as error:
+            self.search.book.add(offer, error, self.context.now())
             await self._on_no_snapshot(offer, error)
             return
         self._advance_to(offer.round)
@@ -303,15 +291,11 @@ class Finalizer:
         else:
             self._offer_snapshot(SnapshotOffer(self.context.me, offer.blob, offer.round))
 
-    def _begin_start(self) -> None:
-        """Fetch Θ₀, unless that was tried just now."""
-        spec, now = self.context.spec, self.context.now()
-        assert spec.start, "only a run whose start is given has workers without weights"
-        offer = SnapshotOffer(spec.owner, Digest(spec.start.weights), Round(-1))
-        if self._retry_at.get(offer.blob, 0.0) <= now:
-            if offer.blob not in self._retry_at:
-                self._report_behind("fetching the start weights")
-            self._begin(self._adopt(offer, Digest(spec.start.state), ()), "start weights")
+    def _report_fetching(self, offer: OfferedSnapshot) -> None:
+        if offer.round >= 0:
+            self._report_behind(f"fetching the model of round {offer.round} from …{offer.peers[0][-8:]}")
+        elif not self.search.book.has_failed(offer):
+            self._report_behind("fetching the start weights")
 
     def _check_start(self, final: int, state: Digest) -> None:
         start = self.context.spec.start
@@ -321,21 +305,21 @@ class Finalizer:
                 hint="remove the run's state folder in this home; they are fetched again",
             )
 
-    async def _on_no_snapshot(self, offer: SnapshotOffer, error: Exception) -> None:
+    async def _on_no_snapshot(self, offer: OfferedSnapshot, error: Exception) -> None:
         if offer.round < 0:
             await self._on_no_start(offer, error)
-        now = self.context.now()
-        self._retry_at = {blob: at for blob, at in self._retry_at.items() if at > now}
-        self._retry_at[offer.blob] = now + RETRY_S
-        self.context.log.event("snapshot_failed", peer=offer.peer, round=offer.round, error=str(error))
+        peer = offer.peers[0]
+        self.context.log.event("snapshot_failed", peer=peer, round=offer.round, error=str(error))
         if isinstance(error, DiskFault):
             self.guard.on_disk_fault(error)
         elif isinstance(error, PeerFault):
-            self.guard.delete_blob(offer.blob)
-            if offer.peer != self.context.me and offer.round >= 0:
-                self.guard.blame(offer.peer, error)
+            # A true blob that a liar offers as another round's is needed yet.
+            if all(one.blob != offer.blob or one.round == offer.round for one in offers_of(self.net.leases())):
+                self.guard.delete_blob(offer.blob)
+            if peer != self.context.me and offer.round >= 0:
+                self.guard.blame(peer, error)
 
-    async def _on_no_start(self, offer: SnapshotOffer, error: Exception) -> None:
+    async def _on_no_start(self, offer: OfferedSnapshot, error: Exception) -> None:
         """Report why training does not begin. Raises ConfigError if the file itself is not what the run names."""
         blob = offer.blob
         if isinstance(error, PeerFault) and (not self.net.has_blob(blob) or await self.net.is_whole(blob)):
@@ -360,13 +344,26 @@ class Finalizer:
             counted += ours
         return tuple(counted)
 
-    def _offers(self) -> list[SnapshotOffer]:
-        """Return the snapshots that live members offer."""
-        return [
-            SnapshotOffer(peer, Digest(lease.snapshot), Round(lease.snapshot_round))
-            for peer, (lease, _) in self.net.leases().items()
-            if lease.snapshot and lease.snapshot_round >= 0
-        ]
+    def _is_wanted(self, offer: OfferedSnapshot) -> bool:
+        """Return whether a download still helps. After a change of chain its round may have another state."""
+        if offer.round < 0:
+            return self._is_empty
+        action = self._waiting_rounds.get(offer.round)
+        return action is not None and action.state == offer.state
+
+    def _offers(self) -> list[OfferedSnapshot]:
+        """Return the snapshots that may be tried now. An own one helps if the worker lost more than payloads."""
+        spec, now, sort = self.context.spec, self.context.now(), self.search.book.sort
+        newest = [self._waiting_rounds[at].contributions for at in sorted(self._waiting_rounds)[-RECENT_SETS:]]
+        recent = {author for names in newest for author in self.sets.index.authors(names)}
+        states = {at: action.state for at, action in self._waiting_rounds.items()}
+        offers = [*self._own_offers(), *offers_of(self.net.leases())]
+        found = sort(offers, states, trust_by(self.context.me, recent, self.net.is_tried), now)
+        if self._is_empty:
+            assert spec.start, "only a run whose start is given has workers without weights"
+            start = SnapshotOffer(spec.owner, Digest(spec.start.weights), _NONE)
+            found += sort([start], {_NONE: Digest(spec.start.state)}, lambda peer: Trust.START, now)
+        return found
 
 
 def _divergence(action: FinalizeRound, ours: Digest) -> Divergence:

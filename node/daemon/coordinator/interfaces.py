@@ -231,6 +231,9 @@ class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget,
         Empty for a member that final sets name and that is not excluded.
         """
 
+    def fetched_bytes(self, blob: Digest) -> int:
+        """Return how many bytes of a blob that is being fetched are on disk."""
+
     def answer_by(self, answer: RequestHandler) -> None:
         """Register the function that answers questions on wire `reduction`."""
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.arrival import expected_seconds
 from atoll.node.daemon.rounds.participants import MemberView, rounded_s, without_newer_leases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
+from atoll.node.daemon.snapshots.offers import SnapshotOffer
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -11,12 +12,17 @@ from msgspec.structs import replace
 from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.daemon.consensus.types import Correction, FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator import finalizer
-from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer, SnapshotOffer
+from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.snapshots.offers import SnapshotOffer
+from atoll.node.daemon.snapshots.search import PARTS_MOST
+from atoll.node.daemon.snapshots.turns import ALONE_S, AT_ONCE, FIRST_S, STAGGER_S
 from atoll.node.daemon.telemetry.round_log import RoundLog
+from atoll.p2p.blobs.fetch import STALL_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.errors import DecodeError, Divergence
+from atoll.protocols.errors import DecodeError, Divergence, Unreachable
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.worker_messages import (
@@ -54,6 +60,12 @@ class Net:
     def neighbours(self):
         return [OTHER]
 
+    def is_tried(self, peer):
+        return peer == OTHER
+
+    def fetched_bytes(self, blob):
+        return 0
+
     def has_blob(self, blob):
         return blob in self.here
 
@@ -81,6 +93,7 @@ class Sets:
     def __init__(self, worker, is_held):
         self.worker, self.is_held, self.dropped = worker, is_held, []
         self.seen = {}
+        self.index = SimpleNamespace(authors=lambda names: [])
 
     def is_available(self, number, names):
         return self.is_held
@@ -129,8 +142,8 @@ class Worker:
 class Rig:
     """A finalizer between fakes; `tell` lists what its machines were told."""
 
-    def __init__(self, folder, *, states=STATES, size_bytes=0, is_held=True, spec=SPEC):
-        self.net, self.process = Net(folder, size_bytes), Worker(states)
+    def __init__(self, folder, *, states=STATES, size_bytes=0, is_held=True, spec=SPEC, net=None, process=None):
+        self.net, self.process = net or Net(folder, size_bytes), process or Worker(states)
         self.log = log = RoundLog(folder, ME, lambda: 0.0)
         guard = FaultGuard(self.net, log)
         worker = WorkerClient(self.process, guard)
@@ -259,6 +272,96 @@ def test_a_round_whose_correction_lacks_a_payload_waits_and_then_a_snapshot_does
     with contextlib.closing(rig.log):
         run_virtual(main())
     assert rig.process.adopted == [(2, STATES[2])]
+
+
+class Liars(Net):
+    """Beside a true offer false ones of a newer round: silent, of few bytes, or legal bytes that are no state."""
+
+    def __init__(self, folder, liars, lie):
+        super().__init__(folder, snapshot_max_bytes(SPEC))
+        self.lie, self.begun, self.deleted, self.came = lie, set(), set(), Counter()
+        self.liars = [Identity(bytes([50 + n]) * 32).peer_id for n in range(liars)]
+
+    def is_tried(self, peer):
+        return True
+
+    def leases(self):
+        true = SNAPSHOT if self.lie == "another round" else None
+        blobs = {peer: true or digest(b"false", peer.encode()) for peer in self.liars}
+        lies = {peer: (Lease("training", Round(4), Round(3), blob, 3, 10.0), 9.0) for peer, blob in blobs.items()}
+        return lies | super().leases()
+
+    def fetched_bytes(self, blob):
+        return self.came[blob]
+
+    def delete_blob(self, blob):
+        self.deleted.add(blob)
+        super().delete_blob(blob)
+
+    async def fetch_blob(self, blob, holders, max_bytes):
+        self.begun.add(blob)
+        if blob != SNAPSHOT and self.lie == "silent":
+            await asyncio.sleep(STALL_S)
+            raise Unreachable("stalled")
+        while blob != SNAPSHOT and self.lie == "slow":
+            await asyncio.sleep(1.0)
+            self.came[blob] += 1
+        self.here.add(blob)
+        return self.folder / blob.hex()
+
+
+class Checking(Worker):
+    """It adopts the true file as the true round only."""
+
+    async def ask(self, ask, kind):
+        if isinstance(ask, AdoptRequest) and (ask.path.endswith(SNAPSHOT.hex()), ask.round) != (True, 2):
+            raise DecodeError("another state")
+        return await super().ask(ask, kind)
+
+
+async def seconds_to_adopt(rig, limit_s):
+    async with asyncio.TaskGroup() as rig.group:
+        loop = asyncio.get_running_loop()
+        rig.finalizer.on_worker_started(StartReply(-1, digest(b"start"), (), 1, "cpu", b""))
+        for number in range(4):
+            rig.finalizer.add(final_round(number))
+        while rig.finalizer.applied < 2 and loop.time() < limit_s:
+            await asyncio.sleep(0.25)
+            rig.finalizer.step()
+        took_s, rig.finalizer.is_synced = loop.time(), False
+        rig.finalizer.search.step((), lambda offer: False)
+    return took_s
+
+
+def adopting(folder, liars, lie):
+    rig = Rig(folder, is_held=False, net=Liars(folder, liars, lie), process=Checking(STATES))
+    with contextlib.closing(rig.log):
+        return rig, run_virtual(seconds_to_adopt(rig, 3000.0)) - PATIENCE_S
+
+
+@pytest.mark.parametrize("lie", ["silent", "slow", "no state"])
+@pytest.mark.parametrize("liars", [0, 1, 2, 10, 100])
+def test_false_offers_of_members_cost_a_bounded_time(tmp_path, liars, lie):
+    """At worst all of them come before the true one: they worked, and name a newer round."""
+    rig, took_s = adopting(tmp_path, liars, lie)
+    # One from which little comes is compared with AT_ONCE − 1 others now and then.
+    compared_s = (liars / (AT_ONCE - 1) + 1) * (FIRST_S + ALONE_S)
+    assert took_s <= (compared_s if lie == "slow" and liars else liars * STAGGER_S + FIRST_S)
+    assert rig.process.adopted == [(2, STATES[2])]
+    if lie == "no state":
+        assert rig.net.deleted >= rig.net.begun - {SNAPSHOT}
+
+
+def test_a_true_snapshot_that_a_liar_offers_as_a_newer_rounds_is_adopted(tmp_path):
+    rig, took_s = adopting(tmp_path, 1, "another round")
+    assert took_s <= 1.0
+    assert rig.process.adopted == [(2, STATES[2])]
+    assert SNAPSHOT not in rig.net.deleted
+
+
+def test_what_liars_sent_does_not_stay(tmp_path):
+    rig, _ = adopting(tmp_path, 10, "slow")
+    assert len(rig.net.begun - rig.net.deleted - {SNAPSHOT}) <= PARTS_MOST + AT_ONCE
 
 
 def test_legal_sizes_are_just_above_what_is_written(tmp_path):

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.coordinator.finalizer import SnapshotOffer
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
+from atoll.node.daemon.snapshots.offers import SnapshotOffer
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round
