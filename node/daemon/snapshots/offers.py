@@ -7,14 +7,20 @@ here. So offers are sorted by what their authors have shown, and each failure co
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import TypeVar
 
 from atoll.protocols.errors import DiskFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 
+K = TypeVar("K")
 RETRY_S = 5.0
 """Seconds before an offer that failed once is tried again. They double with each failure."""
 LAST_RETRY_S = 300.0
+FORGET_S = 4 * 3600.0
+"""Seconds after its rest until a failure is forgotten: longer than a turn of all members that may offer."""
+REMEMBERED = 4096
+"""Most authors, and most blobs, whose failures are remembered; the newest are."""
 REFUSED_S = 3600.0
 """Seconds before a blob is tried again for a state that it was not."""
 
@@ -131,9 +137,8 @@ class OfferBook:
         self._blobs[_key(one)] = _Record(self.failures(one), now + REFUSED_S)
 
     def _forget(self, now: float) -> None:
-        """Forget old failures, so that memory is bounded by how many can fail in LAST_RETRY_S."""
-        self._peers = {who: old for who, old in self._peers.items() if now < old.until + LAST_RETRY_S}
-        self._blobs = {key: old for key, old in self._blobs.items() if now < old.until + LAST_RETRY_S}
+        """Forget old failures, so that memory is bounded."""
+        self._peers, self._blobs = _newest(self._peers, now), _newest(self._blobs, now)
 
 
 def offers_of(leases: Mapping[PeerId, tuple[Lease, float]]) -> list[SnapshotOffer]:
@@ -163,6 +168,14 @@ def trust_by(
 def _key(one: OfferedSnapshot) -> tuple[Digest, Round, Digest]:
     # A true blob may be offered as another round's. After a change of chain a round has another state.
     return one.blob, one.round, one.state
+
+
+def _newest(records: dict[K, _Record], now: float) -> dict[K, _Record]:
+    left = {key: old for key, old in records.items() if now < old.until + FORGET_S}
+    over = len(left) - REMEMBERED
+    for key in sorted(left, key=lambda key: left[key].until)[:over] if over > 0 else ():
+        del left[key]
+    return left
 
 
 def _failures(record: _Record | None) -> int:

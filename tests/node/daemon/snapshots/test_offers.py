@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.snapshots.offers import (
+    FORGET_S,
     LAST_RETRY_S,
     REFUSED_S,
     RETRY_S,
@@ -104,13 +105,12 @@ def test_what_is_nobodys_fault_rests_for_a_moment():
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.floats(0.1, 60.0)), max_size=60))
 def test_failures_are_forgotten(events):
-    """Memory is bounded by how many fail within the longest rest and once more as long."""
     book, now = OfferBook(), 0.0
     for number, passes_s in events:
         now += passes_s
         peer = Identity(bytes([100 + number]) * 32).peer_id
         for one in sort(book, [SnapshotOffer(peer, blob(number), Round(5))], now):
             book.add(one, GONE, now)
-    (last,) = sort(book, [offer(RECENT, 5)], now + 3 * LAST_RETRY_S)
-    book.add(last, GONE, now + 3 * LAST_RETRY_S)
+    (last,) = sort(book, [offer(RECENT, 5)], now + LAST_RETRY_S + FORGET_S)
+    book.add(last, GONE, now + LAST_RETRY_S + FORGET_S)
     assert len(book._peers) == len(book._blobs) == 1
