@@ -3,6 +3,7 @@
 import asyncio
 import typing
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +221,21 @@ def test_a_line_of_another_code_or_device_is_trained_again():
     assert arm.key != arm_of("average", "micro", total=1500, seed=2).key
 
 
+def test_a_line_of_a_code_that_somebody_trusts_is_not_trained_again(tmp_path):
+    arm, other = (arm_of("average", "micro", total=1500, seed=seed) for seed in (1, 2))
+    lines = [fixed(arm, 3.0, code="older"), fixed(other, 3.0, code="oldest")]
+    assert reusable(lines, "cpu", ("older",)).keys() == {arm}
+    changed = replace(lines[0], key="0" * 16)  # its settings mean something else by now
+    assert not reusable([changed], "cpu", ("older",))
+    add_line(tmp_path / FILE, lines[0])
+    with pytest.raises(ConfigError, match="no stored line has it"):
+        measured(tmp_path, codes="oldest")
+    (_, first), (_, second), *_ = trials_of("average", WANTED)
+    add_line(tmp_path / FILE, fixed(first, 3.0, code="older"))
+    left = partial(convergence._next, WANTED._replace(only=("average",)), tmp_path / FILE, (1, 1), "cpu")
+    assert (left(()), left(("older",))) == (first, second)
+
+
 # --- what is said of it -----------------------------------------------------------------------
 
 
@@ -295,6 +311,7 @@ BAD = [
     ({"size": "huge"}, "no size 'huge'"),
     ({"arms": "adam"}, "no method 'adam'"),
     ({"report": "page.md"}, "nothing to report"),
+    ({"codes": "72ceea78b2fc"}, "no stored line has it"),
 ]
 
 
