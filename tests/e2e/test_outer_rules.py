@@ -31,6 +31,7 @@ CASES = [
             "outer.floor_256=256",
             "compress.feedback_rule=econtrol",
             "compress.feedback=1",
+            "pace.least_256=256",  # its estimates need members of equal weight
         ),
         f"{WORKER}, {FEEDBACK}",
     ),
