@@ -1,10 +1,16 @@
 """`bench convergence`: each arm is the method that its label names, by the keys that make it that method."""
 
+import re
+import shlex
 from functools import reduce
+from pathlib import Path
 
 import pytest
 from msgspec import UNSET
 
+from atoll.cli.runs.changes import with_changes
+from atoll.node.runs.presets import fragmented, preset
+from atoll.protocols.ids import peer_id_of
 from atoll_bench.convergence.arms import arm_of, methods, spec_of
 from atoll_bench.convergence.parts import Wanted, best_trial
 
@@ -88,6 +94,7 @@ IS = {
 PUBLISHED = {
     "nesterov": ("outer.alpha_256=179",),
     "nesterov-muon": ("outer.alpha_256=179",),
+    "edit": ("outer.alpha_256=179",),
     "slowmo": ("outer.alpha_256=256",),
     "co2": ("outer.alpha_256=256",),
     "isotropic": ("outer.alpha_256=461",),
@@ -143,3 +150,47 @@ def test_slow_momentum_has_the_feedback_that_won_without_it():
     # As on the page; a comparison with another one would say something of β, not of the momentum.
     assert "compress.feedback=0.98" in methods()["sgd-slow"].settings
     assert best_trial("sgd-slow", Wanted("micro", 4500, 3), {}) is None
+
+
+# --- the commands of the documentation --------------------------------------------------------
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+COMMAND = re.compile(r"^    atoll run new NAME ((?:.*\\\n)*.*)", re.M)
+COMMANDS = {
+    "outer-loop.md": ("sgd", "average", "nesterov", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"),
+    "feedback.md": ("dgc", "econtrol", "reference"),
+    "overlap.md": ("blend",),
+}
+"""By page, the method that each command is for, in their order."""
+DENSE_BYTES = {"nesterov", "average", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"}
+"""Published with float32: no error feedback is kept."""
+
+
+def commands_of(page):
+    """The settings of each command of a page that makes a run and names a method's settings."""
+    found = [shlex.split(text.replace("\\\n", " ")) for text in COMMAND.findall((DOCS / page).read_text("utf-8"))]
+    return [words for words in found if any("inner.optimizer=" in word for word in words)]
+
+
+def documented(name):
+    page = next(page for page, names in COMMANDS.items() if name in names)
+    words = commands_of(page)[COMMANDS[page].index(name)]
+    made = preset("tiny", peer_id_of(bytes(range(32))), 1)
+    spec = with_changes(made, tuple(word for at, word in enumerate(words) if words[at - 1] == "--set"))
+    return fragmented(spec, 2) if "--fragments" in words else spec
+
+
+@pytest.mark.parametrize("page", COMMANDS)
+def test_a_page_has_a_command_for_each_of_its_methods(page):
+    assert len(commands_of(page)) == len(COMMANDS[page])
+
+
+@pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])
+def test_a_documented_command_makes_the_method_that_the_bench_trains(name):
+    spec, wanted = documented(name), IS[name]
+    assert {key: seen_of(key, name, spec) for key in wanted} == wanted
+    assert spec.reduce is None or name == "sgd"
+    assert spec.outer.overlap_steps == (4 if name == "blend" else 0)
+    assert spec.compress.feedback == 0 or name not in DENSE_BYTES
+    published = dict(part.split("=") for part in PUBLISHED.get(name, ()))
+    assert spec.outer.alpha_256 == int(published.get("outer.alpha_256", 256))
