@@ -95,6 +95,7 @@ LAZY_IMPORTS = {
     ("node/learning/data/hub.py", "hub_documents"): "datasets is an extra",
     ("cli/node_commands/kernels.py", "kernels"): "torch and the compiler take seconds: not for help",
     ("cli/data/command.py", "pack"): "numpy and tokenizers take half a second: only once the options are right",
+    ("node/generation/sample_child.py", "_written"): "torch takes seconds: only once it yields to all others",
     ("node/daemon/loggers/packages.py", "__init__"): "extras of seconds and 100 MB; only the logger that is named",
     ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",

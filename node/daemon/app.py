@@ -109,6 +109,7 @@ class Daemon:
         await self._begin_ready(group, "control", parts.control.serve)
         self._begin(group, "web", parts.web.serve())
         self._begin(group, "loggers", parts.loggers.serve())
+        self._begin(group, "sample", parts.samples.serve())
         await self._begin_ready(group, "guest", parts.guest.serve)
         await self._begin_ready(group, "driver", parts.driver.serve)
         self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
@@ -129,7 +130,7 @@ class Daemon:
             self._parts.log.event("stopping")
         else:
             self._parts.log.event("failed", error=self._fault.line())
-        await self._end("start-up", "finish", "host")
+        await self._end("start-up", "finish", "host", "sample")
         if self.is_outranked and self._fault is None:
             self._worker.put(await self._parts.trainer.hand_on())
         else:

@@ -1,7 +1,7 @@
 """What the web page reads of the node: the reports of the control socket, and what only the page shows."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.node.daemon.join_plan import JoinPlan
@@ -9,7 +9,7 @@ from atoll.node.daemon.telemetry.contribution_reader import ContributionReader
 from atoll.node.daemon.telemetry.log_ring import event_ring, log_ring
 from atoll.node.daemon.telemetry.machine_use import MachineUse
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork, SampleText
 from atoll.node.daemon.web.server import is_loopback
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds
@@ -37,8 +37,11 @@ class Reports(Protocol):
 class PageSource:
     """See `atoll.node.daemon.web.site.StatusSource`."""
 
-    def __init__(self, plan: JoinPlan, ledger: Ledger, log: RoundLog, reports: Reports) -> None:
-        """The source of a daemon that is built from `plan`."""
+    def __init__(
+        self, plan: JoinPlan, ledger: Ledger, log: RoundLog, reports: Reports, sample: Callable[[], SampleText]
+    ) -> None:
+        """The source of a daemon that is built from `plan`. `sample` gives the newest text of the model."""
+        self.sample = sample
         self.is_local = is_loopback(plan.config.web)
         self._plan = plan
         self._reports = reports

@@ -103,7 +103,7 @@ def source(tmp_path: Path, ledger: Ledger) -> Iterator[Callable[..., tuple[PageS
     def make(spec: RunSpec = SPEC, web: str = "localhost:0") -> tuple[PageSource, Node]:
         node, run = Node(), SimpleNamespace(spec=spec)
         plan = SimpleNamespace(home=Home(tmp_path), run=run, identity=ONE, config=NodeConfig(web=web))
-        return PageSource(plan, ledger, log, node), node
+        return PageSource(plan, ledger, log, node, node.sample), node
 
     yield make
     log.close()
