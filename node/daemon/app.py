@@ -130,7 +130,7 @@ class Daemon:
             self._parts.log.event("stopping")
         else:
             self._parts.log.event("failed", error=self._fault.line())
-        await self._end("start-up", "finish", "host", "sample")
+        await self._end("start-up", "finish", "host")
         if self.is_outranked and self._fault is None:
             self._worker.put(await self._parts.trainer.hand_on())
         else:
@@ -142,7 +142,7 @@ class Daemon:
         if self._fault is None and not self.is_outranked and self._parts.driver.leave():
             await self._hand_over()
         await self._end("network", "addresses")
-        await self._end("web", "control", "loggers", "guest")
+        await self._end("web", "control", "loggers", "sample", "guest")
         async with _deadline("the host", PART_S):
             await self._plan.host.stop()
 
