@@ -109,7 +109,8 @@ class Daemon:
         await self._begin_ready(group, "control", parts.control.serve)
         self._begin(group, "web", parts.web.serve())
         self._begin(group, "loggers", parts.loggers.serve())
-        self._begin(group, "sample", parts.samples.serve())
+        if parts.samples is not None:
+            self._begin(group, "sample", parts.samples.serve())
         await self._begin_ready(group, "guest", parts.guest.serve)
         await self._begin_ready(group, "driver", parts.driver.serve)
         self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))

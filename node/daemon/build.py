@@ -76,7 +76,8 @@ class NodeParts:
     control: ControlServer
     web: WebServer
     loggers: LoggerFeed
-    samples: Sampler
+    samples: Sampler | None
+    """None where the user wants no sample texts."""
     guest: GuestWatch
 
 
@@ -105,7 +106,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
-    samples = sampler_of(plan, lambda: obstacle_of(driver.view()))
+    samples = sampler_of(plan, lambda: obstacle_of(driver.view())) if config.sample_every_s else None
     access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(
         plan=plan,
@@ -124,12 +125,11 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         stop_daemon=stop,
     )
     measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
-    site = Site(
-        PageSource(plan, swarm.ledger, log, operator, lambda: samples.shown),
-        measured,
-        PageControl(access, operator),
-    )
-    log.listeners += goodput.durations.on_event, loggers.on_event, samples.on_event
+    source = PageSource(plan, swarm.ledger, log, operator, samples)
+    site = Site(source, measured, PageControl(access, operator))
+    log.listeners += goodput.durations.on_event, loggers.on_event
+    if samples is not None:
+        log.listeners.append(samples.on_event)
     swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(
         swarm=swarm,

@@ -28,10 +28,10 @@ FIRST_TO_GO = 1000
 
 def main(home: str, run: str, data: str) -> None:
     """Write a sample by the newest saved weights of a run. `data`: the path of the text of a `file:` source."""
-    yield_to_others()
     # Packages print: what they print is for the log, and stdout is for the answer.
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    yield_to_others()
     try:
         answer = _written(Home(Path(home)), RunId(bytes.fromhex(run)), data)
     except AtollError as error:

@@ -46,12 +46,10 @@ def sampler_of(plan: JoinPlan, obstacle: Callable[[], str]) -> Sampler:
 
 
 def why_never(spec: RunSpec, config: NodeConfig, *, free: Free, room: Room | None) -> str:
-    """Why this node writes no sample texts while it runs; empty if it does.
+    """Why this node, whose user wants sample texts, writes none while it runs; empty if it does.
 
     `free`: what the machine had free before the worker started. `room`: see JoinPlan.
     """
-    if not config.sample_every_s:
-        return "they are off: set sample_every_s in config.toml"
     if not config.web:
         return "nobody would see them: this node serves no page (start --web)"
     if not config.work.has_model:

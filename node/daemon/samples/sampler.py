@@ -73,8 +73,7 @@ class Sampler:
     async def serve(self) -> None:
         """Write texts until cancelled."""
         if self._never:
-            if self._every_s:
-                log.warning("no sample text: %s", self._never)
+            log.warning("no sample text: %s", self._never)
             return
         failures = 0
         while True:

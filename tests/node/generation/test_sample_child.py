@@ -26,7 +26,7 @@ from atoll.protocols.run.run_spec import sign_run
 # A test waits for its process, which would wait for everybody else's.
 EAGER = (
     "import sys; from atoll.node.generation import sample_child as child;"
-    "child.yield_to_others = lambda: None; print('not an answer'); child.main(*sys.argv[1:4])"
+    "child.yield_to_others = lambda: print('not an answer', flush=True); child.main(*sys.argv[1:4])"
 )
 YIELDS = """
 import json, os, psutil

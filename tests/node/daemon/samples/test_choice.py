@@ -43,7 +43,6 @@ def test_a_node_with_a_page_a_model_and_memory_writes_them():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"sample_every_s": 0}, "they are off: set sample_every_s in config.toml"),
         ({"web": ""}, "nobody would see them: this node serves no page (start --web)"),
         ({"roles": ("relay",)}, "this node holds no model: its role is relay"),
     ],
