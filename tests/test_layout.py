@@ -152,8 +152,8 @@ pace and size of the text in the preview of a run (80 lines), progress and estim
 downloads and long commands (320 lines), events on the page, and members that come and go (130),
 bytes of records in the preview of a run (40), and of rounds that are reduced (100), names that
 nodes announce (100), orders from the page with their one-time tokens, and limits of a running node
-(360), a liar with two histories that ends no cuts (70), a GPU's share for its user (60), sample texts, and states that are read beside
-their worker (500).
+(360), a liar with two histories that ends no cuts (70), a GPU's share for its user (60), sample
+texts, and states that are read beside their worker (500).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
