@@ -75,9 +75,9 @@ def _read(generation: Path, run: RunId, digest_of: DigestOf) -> Snapshot:
 
 def _row_of(generation: Path, manifest: GenerationManifest) -> _Row:
     """Where Θ_final is: a file of its own, or a place in the tensor file. Raises DecodeError, OSError."""
-    for row in manifest.arrays:
-        if row.name == FINAL:
-            return _Row(array_file(generation, FINAL), 0, (tensorfile.dtype_of(row.dtype), row.shape))
+    for array in manifest.arrays:
+        if array.name == FINAL:
+            return _Row(array_file(generation, FINAL), 0, (tensorfile.dtype_of(array.dtype), array.shape))
     path = tensor_file(generation)
     with path.open("rb") as file:
         at = len(tensorfile.read_header(file, tensorfile.HEADER_MAX_BYTES))
