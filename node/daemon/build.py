@@ -87,8 +87,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     `on_other_chain` is called when the node must begin again on another chain of the run, or, with None, with a
     summary that its ledger has now.
     """
-    folder = plan.home.run(plan.run.spec.id)
-    make_folder(folder)
+    folder = make_folder(plan.home.run(plan.run.spec.id))
     limited, routed, swarm = _build_network(plan, folder)
     me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
@@ -106,7 +105,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
-    samples = sampler_of(plan, lambda: obstacle_of(driver.view())) if config.sample_every_s else None
+    samples = _build_sampler(plan, log, driver) if config.sample_every_s else None
     access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(
         plan=plan,
@@ -125,11 +124,8 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         stop_daemon=stop,
     )
     measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
-    source = PageSource(plan, swarm.ledger, log, operator, samples)
-    site = Site(source, measured, PageControl(access, operator))
+    site = Site(PageSource(plan, swarm.ledger, log, operator, samples), measured, PageControl(access, operator))
     log.listeners += goodput.durations.on_event, loggers.on_event
-    if samples is not None:
-        log.listeners.append(samples.on_event)
     swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(
         swarm=swarm,
@@ -145,6 +141,13 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         samples=samples,
         guest=guest,
     )
+
+
+def _build_sampler(plan: JoinPlan, log: RoundLog, driver: Driver) -> Sampler:
+    """What writes sample texts after final rounds."""
+    samples = sampler_of(plan, lambda: obstacle_of(driver.view()))
+    log.listeners.append(samples.on_event)
+    return samples
 
 
 def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost, Swarm]:
