@@ -12,8 +12,9 @@ import torch
 
 from atoll.node.checkpoint.local import FINAL, LocalBody, begin_local
 from atoll.node.config.home import Home
+from atoll.node.daemon.samples.sampler import COMMAND
 from atoll.node.daemon.samples.written import ANSWER_BYTES, MAX_TOKENS, WrittenSample
-from atoll.node.generation.sample_child import FIRST_TO_GO, NICEST
+from atoll.node.generation.sample_child import FIRST_TO_GO, NICEST, yield_to_others
 from atoll.node.import_export.export_run import STATE
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
@@ -75,6 +76,10 @@ def test_it_writes_by_the_newest_saved_weights_and_changes_nothing(home):
     assert 1 <= len(found.text) <= MAX_TOKENS, "a token is a byte"
     assert "not an answer" in words, "what libraries print is no part of the answer"
     assert sorted(path for path in made.root.rglob("*")) == before
+
+
+def test_it_is_what_the_node_starts():
+    assert COMMAND == (sys.executable, "-m", yield_to_others.__module__)
 
 
 def test_what_is_missing_is_one_line(home):
