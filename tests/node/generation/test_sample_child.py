@@ -79,7 +79,7 @@ def test_it_writes_by_the_newest_saved_weights_and_changes_nothing(home):
 
 
 def test_it_is_what_the_node_starts():
-    assert COMMAND == (sys.executable, "-m", yield_to_others.__module__)
+    assert (sys.executable, "-m", yield_to_others.__module__) == COMMAND
 
 
 def test_what_is_missing_is_one_line(home):
