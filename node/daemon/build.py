@@ -21,7 +21,7 @@ from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed, loggers_of
-from atoll.node.daemon.samples.choice import obstacle_of, sampler_of
+from atoll.node.daemon.samples.choice import sampler_of
 from atoll.node.daemon.samples.sampler import Sampler
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
@@ -105,7 +105,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
-    samples = _build_sampler(plan, log, driver) if config.sample_every_s else None
+    samples = sampler_of(plan, log, driver.view) if config.sample_every_s else None
     access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(
         plan=plan,
@@ -141,13 +141,6 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         samples=samples,
         guest=guest,
     )
-
-
-def _build_sampler(plan: JoinPlan, log: RoundLog, driver: Driver) -> Sampler:
-    """What writes sample texts after final rounds."""
-    samples = sampler_of(plan, lambda: obstacle_of(driver.view()))
-    log.listeners.append(samples.on_event)
-    return samples
 
 
 def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost, Swarm]:

@@ -11,6 +11,7 @@ from atoll.node.daemon.coordinator.interfaces import NodeView
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.samples.sampler import COMMAND, Sampler
+from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.runs.capacity.free_resources import SPARE, measure_free, passes_of
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.capacity.sample_memory import sample_bytes
@@ -24,18 +25,17 @@ PACKAGES = ("transformers", "jinja2")
 """Of the extra `generate`."""
 
 
-def sampler_of(plan: JoinPlan, obstacle: Callable[[], str]) -> Sampler:
-    """The sampler of a daemon that is built from `plan`; it does not run yet.
+def sampler_of(plan: JoinPlan, log: RoundLog, view: Callable[[], NodeView]) -> Sampler:
+    """The sampler of a daemon that is built from `plan`, told of the rounds in `log`; it does not run yet.
 
-    `obstacle`: what of the node's own work stands in the way now, empty if nothing does. The machine's memory is
-    looked at beside it, before each text.
+    Before each text the node's own work, by `view`, and the machine's memory are looked at.
     """
     spec, config, home = plan.run.spec, plan.config, plan.home
 
     def in_the_way() -> str:
-        return obstacle() or shortage_now(spec, measure_free(home.root, "cpu"))
+        return obstacle_of(view()) or shortage_now(spec, measure_free(home.root, "cpu"))
 
-    return Sampler(
+    made = Sampler(
         command=(*COMMAND, str(home.root), spec.id.hex(), config.data),
         folder=home.run(spec.id),
         every_s=config.sample_every_s,
@@ -43,6 +43,8 @@ def sampler_of(plan: JoinPlan, obstacle: Callable[[], str]) -> Sampler:
         obstacle=in_the_way,
         wall=time.time,
     )
+    log.listeners.append(made.on_event)
+    return made
 
 
 def why_never(spec: RunSpec, config: NodeConfig, *, free: Free, room: Room | None) -> str:
