@@ -72,6 +72,30 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     assert "within its fall from" in made.out, made.err
 
 
+@pytest.mark.parametrize("source", ["file:book.txt", "packed:book"])
+def test_who_goes_on_gives_the_text_that_the_checkpoint_lacks(atoll, tmp_path, source):
+    """The text of a checkpoint was taken to be the current folder: `. is no packed text`."""
+    data = replace(SPEC.data, source=source, digest=bytes(32), size=1 << 20)
+    spec, to = replace(SPEC, owner=identity_of(0).peer_id, data=data), tmp_path / "saved"
+    members = trained(tmp_path / "homes", spec, count=2, rounds=1)
+    saved(members, to, sign_run(spec, identity_of(0)))
+    assert atoll("checkpoint", "join", str(to)).code == 0
+    refused = atoll("run", "new", "on", "--from-checkpoint", str(to))
+    assert refused.code == 78
+    assert refused.err == (
+        f"error: the text is {source}, which the checkpoint does not contain; "
+        "give the path of your copy with --data\n"
+    )
+    assert not list((tmp_path / "home").rglob("*.run"))
+    book = tmp_path / "book.txt"
+    book.write_text("the sea and the ship. " * 3000)
+    assert atoll("data", "pack", str(book), "--out", str(tmp_path / "book")).code == 0
+    text = book if source.startswith("file:") else tmp_path / "book"
+    made = atoll("run", "new", "on", "--from-checkpoint", str(to), "--data", str(text), "--json")
+    assert made.code == 0, made.err
+    assert json.loads(made.out)["source"] == source
+
+
 def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):
     to = str(tmp_path / "saved")
     saved(two, tmp_path / "saved")
@@ -146,9 +170,12 @@ def test_a_node_that_runs_is_neither_saved_nor_restored(atoll, home, two, tmp_pa
     ("args", "said"),
     [
         (("checkpoint", "save", "{}", "--run", "nowhere"), "no run is called"),
-        (("checkpoint", "join", "{}/none"), "is no checkpoint"),
-        (("checkpoint", "show", "{}/none"), "no manifest"),
-        (("checkpoint", "restore", "{}/none"), "no manifest"),
+        (("checkpoint", "join", "{}/none"), "there is no folder"),
+        (("checkpoint", "show", "{}/none"), "there is no folder"),
+        (("checkpoint", "restore", "{}/none"), "there is no folder"),
+        (("checkpoint", "join", "{}"), "is no checkpoint"),
+        (("checkpoint", "show", "{}"), "no manifest"),
+        (("checkpoint", "restore", "{}"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}/none"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--preset", "tiny"), "brings model and recipe"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--upcycle", "experts=4,per_token=2"), "brings model"),
