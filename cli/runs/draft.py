@@ -99,7 +99,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
 
     told = described(origin)
     planned = draft.adjust(told.applied(draft.spec, draft.spec.model.context))
-    _must_have_text(planned, draft.text)
+    must_have_text(planned, draft.text)
     told.check(planned)
     draft.check_fit(planned)
     home.make()
@@ -121,7 +121,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
     return data
 
 
-def _must_have_text(spec: RunSpec, text: str) -> None:
+def must_have_text(spec: RunSpec, text: str) -> None:
     """A checkpoint names the old run's text and has no copy of it. Raises ConfigError before weights are read."""
     is_own = spec.privacy and spec.privacy.own_data  # each member's own: it has no digest
     if spec.data.source.startswith((FILE, PACKED)) and not text and not is_own:
