@@ -66,6 +66,7 @@ LAZY_IMPORTS = {
     ("cli/commands/export.py", "gguf"): "gguf is an extra; torch takes a second",
     ("cli/commands/export.py", "_export"): "reads runs: only once the options are right",
     ("cli/commands/export.py", "hf"): "torch takes a second: only once the options are right",
+    ("cli/commands/export.py", "load"): "inside hf, gguf and peft: once there is a run",
     ("cli/commands/export.py", "peft"): "torch takes a second: only once the options are right",
     (
         "cli/model_source.py",

@@ -110,6 +110,7 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None, *,
 
     told = described(origin)
     planned = draft.adjust(told.applied(draft.spec, draft.spec.model.context))
+    must_have_text(planned, draft.text)
     told.check(planned)
     draft.check_fit(planned)
     home.make()
@@ -133,6 +134,16 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None, *,
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
     return data
+
+
+def must_have_text(spec: RunSpec, text: str) -> None:
+    """A checkpoint names the old run's text and has no copy of it. Raises ConfigError before weights are read."""
+    is_own = spec.privacy and spec.privacy.own_data  # each member's own: it has no digest
+    if spec.data.source.startswith((FILE, PACKED)) and not text and not is_own:
+        raise ConfigError(
+            f"the text is {spec.data.source}, which the checkpoint does not contain",
+            hint="give the path of your copy with --data",
+        )
 
 
 def text_source(chosen: str, column: str | None, where: Sequence[str]) -> tuple[str, str]:

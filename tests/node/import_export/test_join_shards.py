@@ -296,7 +296,7 @@ BAD = {
     ),
     "words changed after they were signed": (lambda f: forge(words(f, 3), bytes=7), "is not what …"),
     "a stranger's shard": (by_a_stranger, "is in no final set of the run"),
-    "no run": (lambda f: (f / "run").unlink(), "it has no file `run`"),
+    "no run": (lambda f: (f / "run").unlink(), "it has no file `run`; `atoll checkpoint save` writes one"),
     "another file as run": (lambda f: (f / "run").write_bytes(b"\x92\xc4"), "is not a run"),
     "a missing shard": (lambda f: [words(f, 1).unlink(), tensors(f, 1).unlink()], "nobody's shard has expert"),
     "a missing file": (lambda f: tensors(f, 1).unlink(), "is missing"),
