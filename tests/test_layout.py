@@ -74,6 +74,7 @@ LAZY_IMPORTS = {
     ("cli/commands/steer.py", "_sample"): "reads runs: only with --sample",
     ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
+    ("node/worker/main.py", "main"): "what torch prints at its import must not go to the pipe; see lean_torch",
     ("node/worker/encoding/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
