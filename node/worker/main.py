@@ -22,7 +22,7 @@ def main() -> None:
     sys.stdout = sys.stderr
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with lean_imports():
-        from atoll.node.worker.request_loop import Worker
+        from atoll.node.worker.loop import Worker
 
     try:
         Worker(Inbox(0), ReplyWriter(replies)).run()

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.request_loop import Worker
+from atoll.node.worker.loop import Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
