@@ -578,6 +578,7 @@ def test_every_mutant_applies():
 LIGHT = {
     "atoll.node.daemon.app": {"torch", "hivemind"},
     "atoll.cli.commands.start": {"torch", "hivemind", "numpy"},
+    "atoll.cli.node_commands.running": {"torch", "hivemind", "numpy", "tokenizers", "dns", "trio", "libp2p"},
     "atoll.cli.commands.checkpoint": {"torch", "hivemind"},
     "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
     "atoll.cli.command_group": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},

@@ -78,7 +78,7 @@ SPARE = 2
 _spare: list[mmap.mmap] = []
 
 
-class KeptCode(FunctionCache):
+class KeptCode(FunctionCache):  # type: ignore[misc]  # numba has no types
     """Machine code on disk, which is loaded without the compiler.
 
     numba's own class would first load all that it can compile: 0.4 s of CPU, with scipy's linear algebra. Machine
