@@ -2,8 +2,8 @@
 
 torch ends its own import with `torch._meta_registrations`: what each operator would return for tensors without
 data, in Python, and a thousand decompositions. `torch.compile` and `torch.export` trace with them. A worker runs
-its operators at once, so its results do not depend on them. What does need them imports them by their name, or
-calls `whole_torch`. In a torch that has no such module this changes nothing.
+its operators at once, so its results do not depend on them. They are imported when torch's compiler is, as some
+of torch's own functions do, or by `whole_torch`. In a torch that has no such module this changes nothing.
 
 Nor does the garbage collector find anything while modules are loaded, and it would look at all of them again and
 again. They live as long as the process, so later collections leave them out, too.
@@ -11,12 +11,22 @@ again. They live as long as the process, so later collections leave them out, to
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 
 TRACING = "torch._meta_registrations"
+COMPILER = "torch._dynamo"
+
+
+class _TracingFirst(MetaPathFinder):
+    """Imports what was left out before the compiler: its modules import each other, and only in this order."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
+        if fullname == COMPILER:
+            whole_torch()
 
 
 @contextmanager
@@ -28,6 +38,7 @@ def lean_imports() -> Iterator[None]:
         yield
     finally:
         del sys.modules[TRACING]
+        sys.meta_path.insert(0, _TracingFirst())
         gc.freeze()
         gc.enable()
 

@@ -277,3 +277,17 @@ except ConfigError as error:
 print(TRACING in sys.modules)
 """
     assert run_alone(script) == "True"
+
+
+def test_torchs_compiler_still_works_in_a_worker():
+    """Functions of torch that the compiler must not see import it."""
+    script = """
+from atoll.node.worker.lean_torch import lean_imports
+with lean_imports():
+    import torch
+import torch.utils.checkpoint
+x = torch.ones(2, requires_grad=True)
+torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+print(torch.equal(x.grad, torch.cos(torch.ones(2))))
+"""
+    assert run_alone(script) == "True"
