@@ -6,7 +6,7 @@ own: the two lives of an identity never meet.
 
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +84,7 @@ def apart(name: str, sizes: tuple[int, int]) -> Callable[[Path, int, bool], Resu
             heal = Heal(min(before), time.time(), read_homes(copies), sides)
             newest = [heal.newest(side) for side in sides]
             seats = [town.nodes[side.start] for side in sides]
-            _take_states(seats, range(min(newest), max(newest) + 1), folder / "together")
+            _take_states(seats, states_wanted(newest), folder / "together")
             until("one chain", lambda: _at_times(town.one_chain), LIMIT_S)
         for side, number in zip(sides, newest, strict=True):
             _go_on_alone(copies, folder / f"alone-{side.start}", side, number)
@@ -100,27 +100,29 @@ def _go_on_alone(copies: Path, folder: Path, side: range, newest: int) -> None:
         seats = [town.nodes[number] for number in side]
         for node in seats:
             node.launch(run_file)
-        _take_states(seats[:1], range(newest, newest + 1), folder / "states")
+        _take_states(seats[:1], states_wanted([newest]), folder / "states")
 
 
-def _take_states(nodes: Sequence[LabNode], heals: range, folder: Path) -> None:
-    """Copy saved states of nodes around the round that is compared, where a side was at one of `heals` then."""
-    first, last = heals.start + AFTER - AROUND, heals.stop - 1 + AFTER + AROUND
+def states_wanted(newest: Collection[int]) -> range:
+    """Rounds around the one that is compared, for sides that had these newest final rounds at the heal."""
+    return range(min(newest) + AFTER - AROUND, max(newest) + AFTER + AROUND + 1)
+
+
+def _take_states(nodes: Sequence[LabNode], wanted: range, folder: Path) -> None:
+    """Copy what nodes save while these rounds become final."""
     taken = dict.fromkeys(range(len(nodes)), -1)
 
     def is_over() -> bool:
         for number, node in enumerate(nodes):
             final = node.status().get("final", -1)
-            if first <= final <= last and final > taken[number]:
-                taken[number] = final
+            if final in wanted and final > taken[number]:
                 with stopped([node]):
                     (state,) = node.home.root.glob("runs/*/state")
                     shutil.copytree(state, folder / f"{number}-{final}" / "state")
-            elif final > last:
-                taken[number] = final
-        return min(taken.values()) > last
+            taken[number] = max(final, taken[number])
+        return min(taken.values()) >= wanted.stop
 
-    until(f"round {last} is final", lambda: _at_times(is_over), LIMIT_S)
+    until(f"round {wanted.stop} is final", lambda: _at_times(is_over), LIMIT_S)
 
 
 def _at_times(true: Callable[[], bool]) -> bool:
