@@ -7,6 +7,7 @@ own: the two lives of an identity never meet.
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ from tests.chaos.stopped import stopped
 CUT, FULL_CUT = 20, 100
 """Final rounds of each side between cut and heal."""
 TOGETHER, AFTER = 10, 10
-"""Final rounds before the cut, and from the heal to the states whose losses are compared."""
+"""Final rounds before the cut; rounds that were trained after the heal, when losses are compared."""
 AROUND = 3
 """So many rounds before and after these the loss is taken, too: a state may be missed on a busy machine."""
 LONG_S = 3600.0
@@ -60,9 +61,9 @@ class Heal(NamedTuple):
     sides: tuple[range, range]
     """Numbers of the nodes."""
 
-    def newest(self, side: range) -> int:
-        """The newest final round of a side."""
-        return max(max(_finals(self.histories[number])) for number in side)
+    def begun(self, side: range) -> int:
+        """The newest round to which this side had contributed. It may be far ahead of the newest final one."""
+        return max(body.round for number in side for body in contributions_of(self.histories[number]))
 
 
 def apart(name: str, sizes: tuple[int, int]) -> Callable[[Path, int, bool], Result]:
@@ -82,30 +83,30 @@ def apart(name: str, sizes: tuple[int, int]) -> Callable[[Path, int, bool], Resu
                 shutil.copytree(homes, copies, ignore=shutil.ignore_patterns("*.sock"))
             town.heal()
             heal = Heal(min(before), time.time(), read_homes(copies), sides)
-            newest = [heal.newest(side) for side in sides]
+            begun = [heal.begun(side) for side in sides]
             seats = [town.nodes[side.start] for side in sides]
-            _take_states(seats, states_wanted(newest), folder / "together")
+            _take_states(seats, states_wanted(begun), folder / "together")
             until("one chain", lambda: _at_times(town.one_chain), LIMIT_S)
-        for side, number in zip(sides, newest, strict=True):
+        for side, number in zip(sides, begun, strict=True):
             _go_on_alone(copies, folder / f"alone-{side.start}", side, number)
         return _result(name, seed, folder, heal)
 
     return case
 
 
-def _go_on_alone(copies: Path, folder: Path, side: range, newest: int) -> None:
+def _go_on_alone(copies: Path, folder: Path, side: range, begun: int) -> None:
     shutil.copytree(copies, folder / "homes")
     with unstarted(folder / "homes", len(list(copies.iterdir()))) as town:
         run_file = town.nodes[0].home.run_file("tiny")  # of the node that made the run, even if it is not started
         seats = [town.nodes[number] for number in side]
         for node in seats:
             node.launch(run_file)
-        _take_states(seats[:1], states_wanted([newest]), folder / "states")
+        _take_states(seats[:1], states_wanted([begun]), folder / "states")
 
 
-def states_wanted(newest: Collection[int]) -> range:
-    """Rounds around the one that is compared, for sides that had these newest final rounds at the heal."""
-    return range(min(newest) + AFTER - AROUND, max(newest) + AFTER + AROUND + 1)
+def states_wanted(begun: Collection[int]) -> range:
+    """Rounds around the one that is compared, for sides that had begun these rounds at the heal."""
+    return range(min(begun) + AFTER - AROUND, max(begun) + AFTER + AROUND + 1)
 
 
 def _take_states(nodes: Sequence[LabNode], wanted: range, folder: Path) -> None:
@@ -180,8 +181,7 @@ def tokens_of(
 ) -> tuple[str, list[str]]:
     """What became of the work of each side since the cut: for people, and a line for each contribution lost."""
     told, lost = list[str](), list[str]()
-    newest = max(body.round for history in heal.histories for body in contributions_of(history))
-    last = min(newest, *(max(_finals(history)) for history in ended))
+    last = min(max(map(heal.begun, heal.sides)), *(max(_finals(history)) for history in ended))
     for side in heal.sides:
         found = account(
             [ended[number] for number in side], ended, heal.histories, changes, range(heal.before + 1, last + 1)
@@ -210,13 +210,29 @@ class Compared(NamedTuple):
         return f"loss {AFTER} rounds later {together} bits per byte, each side alone {alone}"
 
 
+def as_long(histories: Iterable[History], begun: int, members: int) -> int:
+    """The first round until which a side had as many contributions as all its members make in AFTER rounds.
+
+    A side that goes on alone begins with a start, and a round may lack a member.
+    """
+    sizes = {
+        number: len(row.contributors)
+        for history in histories
+        for number, row in last_rows(history.rows).items()
+        if row.final and number > begun
+    }
+    made = accumulate(sizes[number] for number in sorted(sizes))
+    return next((at for at, sum_ in zip(sorted(sizes), made, strict=True) if sum_ >= AFTER * members), -1)
+
+
 def _compared(folder: Path, ended: Sequence[History], heal: Heal, stayed: range) -> Compared:
-    together = loss_at(_losses(folder / "together", ended), heal.newest(stayed) + AFTER)
+    together = loss_at(_losses(folder / "together", ended), heal.begun(stayed) + AFTER)
     alone = list[float | None]()
     for side in heal.sides:
         place = folder / f"alone-{side.start}"
-        losses = _losses(place / "states", [read_homes(place / "homes")[number] for number in side])
-        alone.append(loss_at(losses, heal.newest(side) + AFTER))
+        found = [read_homes(place / "homes")[number] for number in side]
+        losses = _losses(place / "states", found)
+        alone.append(loss_at(losses, as_long(found, heal.begun(side), len(side))))
     return Compared(together, tuple(alone))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.chaos.accounts import Change
-from tests.chaos.apart_cases import Compared, Heal, states_wanted, tokens_of
+from tests.chaos.apart_cases import Compared, Heal, as_long, states_wanted, tokens_of
 from tests.chaos.test_accounts import AUTHOR, WHOLE, contributed, home, saved, sets
 
 
@@ -38,10 +38,20 @@ def test_the_work_of_each_side_since_the_cut_is_counted_until_the_newest_that_wa
     told, lost = tokens_of([after, after], {AUTHOR.peer_id: [Change(1, 0)]}, heal)
     side = "1 nodes: of 30 tokens 10 folded, 20 in error feedback, 0 too old for it, 0 contributions lost"
     assert (told, lost) == (f"{side}; {side}", [])
-    assert heal.newest(range(1)) == 1
+    assert heal.begun(range(1)) == 3
 
 
 def test_states_are_taken_around_the_round_that_is_compared_whichever_side_wins():
     wanted = states_wanted([100, 104])
     assert {100 + 10, 104 + 10} <= set(wanted)
     assert (wanted.start, wanted.stop) == (107, 118)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [(set(), 13), ({5}, 14), ({5, 6}, 14), ({5, 6, 7}, 15), (set(range(4, 20)), -1)],
+)
+def test_a_side_alone_gets_the_contributions_that_its_start_cost_it(lacking, expected):
+    """Two members; rounds up to 3 were begun at the heal; a round may lack one of them."""
+    rows = sets({at: at not in lacking for at in range(20)})
+    assert as_long([home(rows=rows, entries=(), saved=None)], 3, 2) == expected
