@@ -44,8 +44,8 @@ CASES: dict[str, Case] = {
 }
 LEFT_OUT = {
     "loss": "was never run to its end",
-    "apart-halves": "takes a quarter of an hour, and misses its bar of 3 rounds: --only apart-halves --full",
-    "apart-minority": "takes 20 minutes, and misses its bar of 3 rounds: --only apart-minority --full",
+    "apart-halves": "takes a quarter of an hour, and missed bars (docs/chaos.md): --only apart-halves --full",
+    "apart-minority": "takes 20 minutes, and missed a bar (docs/chaos.md): --only apart-minority --full",
     "soak": "says nothing in minutes: --only soak --full takes an hour",
 }
 """Cases that `make chaos` names and does not run, with the reason; `--only` runs them."""
