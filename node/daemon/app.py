@@ -121,6 +121,8 @@ class Daemon:
         await self._begin_ready(group, "control", parts.control.serve)
         self._begin(group, "web", parts.web.serve())
         self._begin(group, "loggers", parts.loggers.serve())
+        if parts.samples is not None:
+            self._begin(group, "sample", parts.samples.serve())
         await self._begin_ready(group, "guest", parts.guest.serve)
         await self._begin_ready(group, "driver", parts.driver.serve)
         self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
@@ -154,7 +156,7 @@ class Daemon:
         if self._fault is None and not self.is_outranked and self._parts.driver.leave():
             await self._hand_over()
         await self._end("network", "addresses")
-        await self._end("web", "control", "loggers", "guest")
+        await self._end("web", "control", "loggers", "sample", "guest")
         async with _deadline("the host", PART_S):
             await self._plan.host.stop()
 

@@ -61,6 +61,7 @@ class Node:
         self.story: list[str] = []
         names = ("network", "control", "web", "loggers", "guest", "driver", "carry", "goodput", "worker")
         self.parts = {name: Part(name, self.story) for name in names}
+        self.samples = Part("sample", [])
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
         self.host_may_start.set()
@@ -106,6 +107,7 @@ class Node:
             goodput=parts["goodput"],
             web=parts["web"],
             loggers=parts["loggers"],
+            samples=self.samples,
             guest=parts["guest"],
             text=SimpleNamespace(shards_here=lambda most: ()),
         )  # fmt: skip
