@@ -63,7 +63,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _is_sound(name: str, seconds: int, keep: Path) -> bool:
     command = [sys.executable, "-m", "tests.fuzz", name, "--one", "--seconds", str(seconds), "--keep", str(keep)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=seconds + SPARE_S, check=False)
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=seconds + SPARE_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"BROKEN  {name}: no end {SPARE_S} s after its time", flush=True)
+        return False
     lines = found.stderr.splitlines()
     runs = [line for line in lines if line.startswith("Done ")] or lines[-3:]
     print(f"{'sound' if found.returncode == 0 else 'BROKEN'}  {name}: {' '.join(runs)}", flush=True)
