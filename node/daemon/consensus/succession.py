@@ -33,6 +33,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally)),
         planned=state.planned[1:],
         voters=voters,
+        accepted=state.accepted.union(voters),
         attempt=0,
         since=state.now,
         short_since=None,

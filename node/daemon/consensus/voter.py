@@ -25,6 +25,7 @@ from atoll.node.daemon.consensus.types import (
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
 from atoll.protocols.ledger.records import (
+    MAX_SET,
     Ballot,
     Epoch,
     Follow,
@@ -34,6 +35,7 @@ from atoll.protocols.ledger.records import (
     SummaryProposal,
     Vote,
 )
+from atoll.protocols.ledger.set_limit import first_places
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -257,10 +259,15 @@ def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
     """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early.
 
-    Those of proven authors only: any number of others may be a flood, and decides nothing.
+    Those of proven authors only: any number of others may be a flood, and decides nothing. Of a set that names as
+    many as it may, those of authors that are in the newest final sets, or decide now.
     """
     ours, book = _own_set(state), state.book
     proven = state.tally.proven(book.authors_of(ours))
+    if len(ours) >= MAX_SET:
+        # Of a flood each node holds another part, so full sets may share few of its authors.
+        known = state.electorate(state.deciding)
+        proven = proven.intersection(known.recent.union(known.voters)) or proven
     counted = {entry for entry in ours if book.author_of(entry) in proven}
     return len(counted.intersection(names)), len(counted)
 
@@ -272,4 +279,8 @@ def _own_set(state: FinalityState) -> set[Digest]:
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
     names = view or (state.held if rested else frozenset[Digest]()) - state.book.orphans
-    return _counted(state, [entry for entry in names if entry in known])
+    counted = _counted(state, [entry for entry in names if entry in known])
+    if len(counted) <= MAX_SET:
+        return counted
+    authors = {entry: known[entry][0] for entry in counted}
+    return {*first_places(state.run, state.deciding, authors, state.seniority)}

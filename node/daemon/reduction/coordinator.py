@@ -268,7 +268,6 @@ class ReductionCoordinator:
 
     def _report_held(self, offer: Offer) -> None:
         """Tell the round machine that all this node needs of a contribution before its round closes is here."""
-        self.net.vouch(offer.author)
         held = PayloadHeld(offer.entry, self.ledger.contribution(offer.entry).round, self.context.now())
         self.queue.post(lambda: self.machines.feed_round(held))
 
@@ -348,6 +347,9 @@ class ReductionCoordinator:
     def _on_rows_held(self, number: int, offer: Offer, span: Span) -> None:
         self._feed(number, reduction_machine.RowsHeld(offer.entry, span))
         if self.ledger.plan(number).span_of(self.ledger.me) == span and number in self._rounds:
+            # Rows are the work of one author, whoever names them too.
+            if self.contributions.first_author(self.ledger.contribution(offer.entry).payload) == offer.author:
+                self.net.vouch(offer.author)
             self._report_held(offer)
         self.on_rows()
 

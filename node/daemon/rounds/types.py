@@ -13,6 +13,7 @@ from atoll.node.daemon.rounds.participants import MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 # --- events ---------------------------------------------------------------------------------------
@@ -82,6 +83,13 @@ class SetResolved(msgspec.Struct, frozen=True):
     round: Round
     members: tuple[Digest, ...]
     """Entry ids of contributions and Reductions, sorted."""
+    now: float
+
+
+class SenioritySeen(msgspec.Struct, frozen=True):
+    """Other authors come first now in the rounds with more contributions than a set may name."""
+
+    seniority: Seniority
     now: float
 
 
@@ -205,6 +213,7 @@ Event: TypeAlias = (
     | AuthorExcluded
     | ReductionPlanned
     | SetResolved
+    | SenioritySeen
     | LeasesChanged
     | TrainingDone
     | TrainingRefused
