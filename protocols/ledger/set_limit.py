@@ -6,7 +6,7 @@ whether any did. The rest is drawn by a hash of round and author, which nobody c
 in words: docs/finality.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 
@@ -29,6 +29,20 @@ class Seniority(msgspec.Struct, frozen=True):
         return -sum(author in authors for authors in self.newest), author not in self.accepted
 
 
+def first_authors(
+    run: RunId, number: int, authors: Collection[PeerId], seniority: Seniority, most: int = MAX_SET
+) -> frozenset[PeerId]:
+    """All of the authors of round `number`, each of which is named once, or the first `most`."""
+    if len(authors) <= most:
+        return frozenset(authors)
+    seed = digest(b"atoll/set/1\0", run, number.to_bytes(8, "little"))
+
+    def place(author: PeerId) -> tuple[int, bool, bytes]:
+        return *seniority.rank(author), digest(seed, author.encode())
+
+    return frozenset(sorted(authors, key=place)[:most])
+
+
 def first_places(
     run: RunId, number: int, authors: Mapping[Digest, PeerId], seniority: Seniority, most: int = MAX_SET
 ) -> tuple[Digest, ...]:
@@ -36,14 +50,6 @@ def first_places(
 
     `authors`: their authors by entry id, each author once.
     """
-    names: Iterable[Digest] = authors
-    if len(authors) > most:
-        seed = digest(b"atoll/set/1\0", run, number.to_bytes(8, "little"))
-
-        def place(name: Digest) -> tuple[int, bool, bytes]:
-            author = authors[name]
-            # Of the author, not of the entry: of entries anybody could make as many as it takes.
-            return *seniority.rank(author), digest(seed, author.encode())
-
-        names = sorted(authors, key=place)[:most]
-    return tuple(sorted(names))
+    # By author, not by entry: of entries anybody could make as many as it takes.
+    first = first_authors(run, number, authors.values(), seniority, most)
+    return tuple(sorted(name for name, author in authors.items() if author in first))
