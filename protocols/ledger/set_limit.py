@@ -3,7 +3,7 @@
 Identities cost nothing, so anybody can make more authors of a round than MAX_SET, each with a legal payload. Those
 that worked before come first, by what all nodes find alike: how many of the newest final sets name them, then
 whether any did. The rest is drawn by a hash of round and author, which nobody can make good for all rounds. Rules
-in words: docs/finality.md.
+in words: docs/rounds.md.
 """
 
 from collections.abc import Collection, Mapping

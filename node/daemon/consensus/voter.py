@@ -35,7 +35,6 @@ from atoll.protocols.ledger.records import (
     SummaryProposal,
     Vote,
 )
-from atoll.protocols.ledger.set_limit import first_places
 
 Out = tuple[FinalityState, list[Action]]
 
@@ -279,8 +278,4 @@ def _own_set(state: FinalityState) -> set[Digest]:
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
     names = view or (state.held if rested else frozenset[Digest]()) - state.book.orphans
-    counted = _counted(state, [entry for entry in names if entry in known])
-    if len(counted) <= MAX_SET:
-        return counted
-    authors = {entry: known[entry][0] for entry in counted}
-    return {*first_places(state.run, state.deciding, authors, state.seniority)}
+    return _counted(state, [entry for entry in names if entry in known])

@@ -1,4 +1,4 @@
-"""Events that the round machine receives and actions that it returns. Rules: node/daemon/rounds/machine.py.
+"""Events that the round machine (machine.py) receives, and actions that it returns.
 
 Times `now` are seconds of one monotonic clock, as floats. Nothing here reads a clock.
 """
@@ -15,8 +15,6 @@ from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending, TrainReply
-
-# --- events ---------------------------------------------------------------------------------------
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
@@ -118,8 +116,7 @@ class TrainingDone(msgspec.Struct, frozen=True):
 
 def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
-    steps = done.pending.steps
-    lag = lag_of(done.overlapped, done.held_s, done.train_s, steps) if after >= 0 else None
+    lag = lag_of(done.overlapped, done.held_s, done.train_s, done.pending.steps) if after >= 0 else None
     return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
 
 
@@ -230,9 +227,6 @@ Event: TypeAlias = (
 )
 
 
-# --- actions --------------------------------------------------------------------------------------
-
-
 class StartTraining(msgspec.Struct, frozen=True):
     """Ask the worker to train a round; answer with TrainingDone, then with TrainingSaved."""
 
@@ -280,10 +274,7 @@ class ResolveSet(msgspec.Struct, frozen=True):
 
 
 class PublishAck(msgspec.Struct, frozen=True):
-    """Append Ack(round, set digest, state) to our feed and send RoundClosed(round, members) to finality.
-
-    Comes again for a round whose set grew later.
-    """
+    """Append Ack(round, set digest, state), send RoundClosed(round, members) to finality; again if it grew."""
 
     round: Round
     members: tuple[Digest, ...]

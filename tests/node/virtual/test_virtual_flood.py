@@ -3,6 +3,8 @@
 import asyncio
 import random
 
+import pytest
+
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.newcomers import NewcomerQuota
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -23,6 +25,7 @@ def final_sets(node) -> list[set]:
     return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
 
 
+@pytest.mark.slow(slice="test_a_newcomer_gets_into_a_flooded_run")
 def test_more_authors_than_a_set_may_name_end_no_round(world):
     """A member brings made-up identities, each with a legal payload of its own: all of them are held.
 
@@ -49,11 +52,8 @@ def test_more_authors_than_a_set_may_name_end_no_round(world):
                     for node in victims:
                         node.swarm.replication._on_entry(liar.peer, encode_entry(entry))
                 await asyncio.sleep(1.0)
-            held = [len(node.driver.round.books[target].held) for node in victims]
-            print(held, victims[0].swarm.newcomers.counts, w.newest(), target)
             await w.until(lambda: all(node.worker.final > target + 2 for node in victims), 300.0)
             named = final_sets(victims[0])[target]
-            print(len(named), len(named & crowd))
             assert {node.peer for node in victims} <= named
             assert len(named) == MAX_SET
             w.check_agreement()

@@ -175,7 +175,7 @@ def test_a_full_set_is_broad_by_the_members_in_it():
     assert not is_broad(state, named(a, *known)), "strangers alone decide nothing"
 
 
-def test_who_rests_counts_no_more_than_a_set_may_name():
+def test_who_rests_and_holds_more_than_a_set_may_name_votes_for_a_full_set():
     a, b, *_ = deciders = peers(4)
     node = flooded(Voter(deciders, b), FLOOD[: MAX_SET + 40]).feed(Idle(True, 100.0))
     node.feed(FinalityTick(100.0 + PATIENCE_S))
