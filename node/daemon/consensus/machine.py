@@ -358,6 +358,7 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         decided={**decided, number: (state.voters, proven)},
         voters=voter_order(state.run, number + 1, proven),
         tally=state.tally.after(authors),
+        accepted=state.accepted if authors <= state.accepted else state.accepted | authors,
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},

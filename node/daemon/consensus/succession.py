@@ -14,6 +14,7 @@ from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import voter_order
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
+from atoll.protocols.ledger.set_limit import first_authors
 
 AWAY_ROUNDS = 8
 """Who contributed to none of so many newest rounds was away."""
@@ -33,6 +34,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally)),
         planned=state.planned[1:],
         voters=voters,
+        accepted=state.accepted.union(voters),
         attempt=0,
         since=state.now,
         short_since=None,
@@ -158,6 +160,8 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
     found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)
     candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
+    # Here may be everybody that writes into open rounds.
+    here = first_authors(state.run, number, here, state.seniority)
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
