@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.discovery.discovery import Discovery
 from atoll.p2p.discovery.dns import TxtRecords
-from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text
+from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text, short_texts
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
@@ -563,3 +563,12 @@ def test_a_seed_is_told_in_a_few_words() -> None:
     assert row_text(row) == "connection refused – ask its owner (tried 6 times, again in 9 s)"
     assert short_text(row) == f"seed …{peer(9)[-6:]}: connection refused (tried 6 times, again in 9 s)"
     assert short_text(SeedRow("/dnsaddr/example.org", "connected")) == "seed /dnsaddr/example.org: connected"
+
+
+def test_a_seed_with_several_addresses_is_told_once() -> None:
+    places = [f"/ip4/192.0.2.7/{kind}/p2p/{peer(9)}" for kind in ("tcp/9", "udp/9/quic-v1", "tcp/10")]
+    other = SeedRow(f"/ip4/192.0.2.8/tcp/9/p2p/{peer(8)}", "dialling")
+    up = [SeedRow(place, "connected") for place in places[:2]]
+    down = SeedRow(places[2], "failed", "connection refused", "", 1, 9.0)
+    assert short_texts([*up, down, other]) == [short_text(up[0]), short_text(other)]
+    assert short_texts([down, other]) == [short_text(down), short_text(other)]
