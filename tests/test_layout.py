@@ -75,6 +75,7 @@ LAZY_IMPORTS = {
     ("cli/commands/steer.py", "_sample"): "reads runs: only with --sample",
     ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
+    ("node/worker/main.py", "main"): "what torch prints at its import must not go to the pipe; see lean_torch",
     ("node/worker/encoding/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
@@ -125,7 +126,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 72_430
+BUDGET_LINES = 72_900
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -581,6 +582,7 @@ def test_every_mutant_applies():
 LIGHT = {
     "atoll.node.daemon.app": {"torch", "hivemind"},
     "atoll.cli.commands.start": {"torch", "hivemind", "numpy"},
+    "atoll.cli.node_commands.running": {"torch", "hivemind", "numpy", "tokenizers", "dns", "trio", "libp2p"},
     "atoll.cli.commands.checkpoint": {"torch", "hivemind"},
     "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
     "atoll.cli.command_group": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},

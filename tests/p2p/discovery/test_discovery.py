@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery.discovery import Discovery
+from atoll.p2p.discovery.discovery import LOST_MAX_S, LOST_S, Discovery
 from atoll.p2p.discovery.dns import TxtRecords
 from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text, short_texts
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
@@ -248,6 +248,44 @@ def test_the_network_that_comes_back_brings_all_peers_back_soon(tmp_path: Path) 
         assert len([count for count in counts if 0 < count < 4]) <= 4, "the first brings the others"
 
     run(main, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sides_of_a_long_partition_meet_soon_after_it(tmp_path: Path, seed: int) -> None:
+    """One node on each side: neither has anybody who could have met the other side before."""
+
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 10 + seed, [], tmp_path / "other.json")
+        node = Node(network, 20 + seed, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        await asyncio.sleep(60)
+        network.cut([node.host.peer_id], [other.host.peer_id])
+        await asyncio.sleep(480 + 7 * seed)
+        dials = len(node.host.dials)
+        network.heal()
+        await asyncio.sleep(1.5 * LOST_MAX_S + 1)
+        assert await node.host.connections()
+        assert dials <= 60, "and it is no flood meanwhile"
+
+    run(main, seed=seed)
+
+
+def test_a_peer_that_is_lost_for_an_hour_is_dialled_as_rarely_as_any_other(tmp_path: Path) -> None:
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 10, [], tmp_path / "other.json")
+        node = Node(network, 1, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        await asyncio.sleep(60)
+        network.cut([peer(1)], [peer(10)])
+        await asyncio.sleep(LOST_S + 600)
+        since = asyncio.get_running_loop().time()
+        await asyncio.sleep(1800)
+        times = [at for at, _ in node.host.dials if at > since]
+        assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= 0.5 * MAX_BACKOFF_S - 1
+
+    run(main)
 
 
 @given(st.integers(1, 10_000), st.integers())
