@@ -165,7 +165,7 @@ def _data(spec: RunSpec, costs: Preview, config: NodeConfig) -> str:
     digest = f"; {size(spec.data.size)}" if spec.data.size else ""
     digest += f"; digest {spec.data.digest.hex()[:16]}" if spec.data.digest else ""
     if spec.data.index is not None:
-        kept = f"members send what this node trains on; {size(config.shard_bytes)} are kept"
+        kept = f"members send what this node trains on; up to {size(config.shard_bytes)} are kept"
         return f"{spec.data.source} ({kept}){digest}"
     if not costs.text:
         return f"{spec.data.source} (needs no file of yours){digest}"

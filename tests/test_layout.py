@@ -66,6 +66,7 @@ LAZY_IMPORTS = {
     ("cli/commands/export.py", "gguf"): "gguf is an extra; torch takes a second",
     ("cli/commands/export.py", "_export"): "reads runs: only once the options are right",
     ("cli/commands/export.py", "hf"): "torch takes a second: only once the options are right",
+    ("cli/commands/export.py", "load"): "inside hf, gguf and peft: once there is a run",
     ("cli/commands/export.py", "peft"): "torch takes a second: only once the options are right",
     (
         "cli/model_source.py",
@@ -74,6 +75,7 @@ LAZY_IMPORTS = {
     ("cli/commands/steer.py", "_sample"): "reads runs: only with --sample",
     ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
+    ("node/worker/main.py", "main"): "what torch prints at its import must not go to the pipe; see lean_torch",
     ("node/worker/encoding/encoder_choice.py", "_tried"): "triton is there only with torch's CUDA builds",
     ("node/checkpoint/parts.py", "read_parts"): "half a second for nodes that have parts; most have none",
     ("node/worker/multi_device/modes.py", "group_of"): "a second of torch that only parts need",
@@ -95,6 +97,7 @@ LAZY_IMPORTS = {
     ("node/learning/data/hub.py", "hub_documents"): "datasets is an extra",
     ("cli/node_commands/kernels.py", "kernels"): "torch and the compiler take seconds: not for help",
     ("cli/data/command.py", "pack"): "numpy and tokenizers take half a second: only once the options are right",
+    ("node/generation/sample_child.py", "_written"): "torch takes seconds: only once it yields to all others",
     ("node/daemon/loggers/packages.py", "__init__"): "extras of seconds and 100 MB; only the logger that is named",
     ("p2p/discovery/dns.py", "system_lookup"): "dnspython loads QUIC and trio",
     ("p2p/transports/pylibp2p/pylibp2p_host.py", "_adopt"): "trio and libp2p take half a second and 80 MB",
@@ -123,7 +126,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 71_940
+BUDGET_LINES = 73_540
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -151,7 +154,9 @@ pace and size of the text in the preview of a run (80 lines), progress and estim
 downloads and long commands (320 lines), events on the page, and members that come and go (130),
 bytes of records in the preview of a run (40), and of rounds that are reduced (100), names that
 nodes announce (100), orders from the page with their one-time tokens, and limits of a running node
-(360), a liar with two histories that ends no cuts (70), a GPU's share for its user (60),
+(360), a liar with two histories that ends no cuts (70), a GPU's share for its user (60), small
+payloads that come with their records (120), sample texts, and states that are read beside their
+worker (500), full sets (100), ballots and epochs of strangers that cost little (180),
 snapshots of liars (340).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
@@ -578,6 +583,7 @@ def test_every_mutant_applies():
 LIGHT = {
     "atoll.node.daemon.app": {"torch", "hivemind"},
     "atoll.cli.commands.start": {"torch", "hivemind", "numpy"},
+    "atoll.cli.node_commands.running": {"torch", "hivemind", "numpy", "tokenizers", "dns", "trio", "libp2p"},
     "atoll.cli.commands.checkpoint": {"torch", "hivemind"},
     "atoll.cli.commands.status": {"torch", "hivemind", "numpy", "asyncio", "cryptography"},
     "atoll.cli.command_group": {"torch", "hivemind", "numpy", "asyncio", "cryptography", "rich"},

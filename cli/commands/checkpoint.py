@@ -14,7 +14,7 @@ from atoll.node.runs.run_files import find_run, parse_run, store_run
 from atoll.p2p.system.atomic_files import read_whole
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, counted
 from atoll.protocols.ids import short
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def save(folder: Path, home: Home, as_json: bool, wanted: str | None) -> None:
 @click.option("--without-quorum", is_flag=True, help="Most nodes are gone: give up what they had not sent.")
 def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
     """Check the shards of all nodes in DIR, and write the manifest that makes them a checkpoint."""
+    _must_be_folder(folder)
     from atoll.node.import_export.join_shards import join_shards
 
     with ProgressLine(VERIFYING, quiet=as_json) as line:
@@ -69,6 +70,7 @@ def join_command(folder: Path, as_json: bool, without_quorum: bool) -> None:
 @json_option
 def show(folder: Path, as_json: bool) -> None:
     """Verify a joined checkpoint and say what it holds."""
+    _must_be_folder(folder)
     from atoll.node.import_export.join_shards import open_checkpoint
 
     with ProgressLine(VERIFYING, quiet=as_json) as line:
@@ -86,6 +88,7 @@ def restore_command(folder: Path, home: Home, as_json: bool) -> None:
     Copy identity.key into the home first, where the node is one of those that saved. Never restore a node that
     runs elsewhere.
     """
+    _must_be_folder(folder)
     from atoll.node.import_export.join_shards import RUN, open_checkpoint
     from atoll.node.import_export.restore_node import restore_node
 
@@ -109,6 +112,12 @@ def restore_command(folder: Path, home: Home, as_json: bool) -> None:
         click.echo(found.manifest.who_signed())
 
 
+def _must_be_folder(folder: Path) -> None:
+    """Before torch is imported, which takes seconds. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}", hint="`atoll checkpoint save` writes one")
+
+
 def _print(found: "ShardedCheckpoint", as_json: bool) -> None:
     manifest = found.manifest
     if as_json:
@@ -116,6 +125,6 @@ def _print(found: "ShardedCheckpoint", as_json: bool) -> None:
         return
     click.echo(
         f"{found.folder}: {found.spec.name}, round {manifest.round}, state {manifest.state[:16]}, "
-        f"{found.spec.model.parameters:,} parameters of {len(manifest.shards)} nodes"
+        f"{found.spec.model.parameters:,} parameters of {counted(len(manifest.shards), 'node')}"
     )
     click.echo(manifest.who_signed())

@@ -45,9 +45,13 @@ def export() -> None:
 @_export_options
 def hf(folder: Path, **options: Any) -> None:
     """Write DIR as `transformers` reads it: config, safetensors, tokenizer, model card. No node needs to run."""
-    from atoll.node.import_export.export_run import export_run
 
-    _export(export_run, folder, **options)
+    def load() -> "Callable[..., Exported]":
+        from atoll.node.import_export.export_run import export_run
+
+        return export_run
+
+    _export(load, folder, **options)
 
 
 @export.command()
@@ -55,15 +59,19 @@ def hf(folder: Path, **options: Any) -> None:
 @_export_options
 def gguf(file: Path, **options: Any) -> None:
     """Write FILE as llama.cpp reads it: a dense model's weights and tokenizer. No node needs to run."""
-    try:
-        from atoll.node.import_export.export_gguf import export_gguf
-    except ModuleNotFoundError as error:
-        if error.name != "gguf":
-            raise
-        raise ConfigError(
-            "`atoll model export gguf` needs the package gguf", hint="pip install 'atoll[gguf]'"
-        ) from error
-    _export(export_gguf, file, **options)
+
+    def load() -> "Callable[..., Exported]":
+        try:
+            from atoll.node.import_export.export_gguf import export_gguf
+        except ModuleNotFoundError as error:
+            if error.name != "gguf":
+                raise
+            raise ConfigError(
+                "`atoll model export gguf` needs the package gguf", hint="pip install 'atoll[gguf]'"
+            ) from error
+        return export_gguf
+
+    _export(load, file, **options)
 
 
 @export.command()
@@ -72,13 +80,17 @@ def gguf(file: Path, **options: Any) -> None:
 @_export_options
 def peft(folder: Path, base: str | None, **options: Any) -> None:
     """Write DIR as `peft` reads it: the adapter of a LoRA run, without its base. No node needs to run."""
-    from atoll.node.import_export.export_adapter import export_adapter
 
-    _export(partial(export_adapter, base=base), folder, **options)
+    def load() -> "Callable[..., Exported]":
+        from atoll.node.import_export.export_adapter import export_adapter
+
+        return partial(export_adapter, base=base)
+
+    _export(load, folder, **options)
 
 
 def _export(
-    write: "Callable[..., Exported]",
+    load: "Callable[[], Callable[..., Exported]]",
     to: Path,
     *,
     home: Home,
@@ -89,7 +101,10 @@ def _export(
     data: str | None,
     force: bool,
 ) -> None:
-    """Write the newest state of a run, and say which round that is, and which newer one is not in it."""
+    """Write the newest state of a run, and say which round that is, and which newer one is not in it.
+
+    `load` imports what writes, torch among it, once there is a run: without one the answer comes at once.
+    """
     from atoll.cli.stopped_node import last_rows
     from atoll.node.config.node_config import load_config
     from atoll.node.runs.run_files import find_run, text_path
@@ -99,7 +114,7 @@ def _export(
     run_folder, rows = home.run(found.spec.id), last_rows(home, found)
     text = text_path(home, found.spec.id, config.data)
     with ProgressLine("writing", quiet=as_json) as line:
-        write = partial(write, rows=rows, average=average, replace=force, report=line.show)
+        write = partial(load(), rows=rows, average=average, replace=force, report=line.show)
         done = write(found.spec, run_folder, to, snapshot, text)
     newer = max((row.round for row in rows if row.final and row.round > done.round), default=None)
     model = found.spec.model

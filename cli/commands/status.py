@@ -147,12 +147,12 @@ def rate_line(now: RateNow) -> str:
 
 
 def privacy_line(now: PrivacyNow) -> str:
-    """What contributions say of one sequence: `ε 4.38 at δ 1e-05 for each sequence, used in 1 step at most`."""
+    """What contributions say of one sequence: `ε 4.38 of this node alone at δ 1e-05 for each sequence, …`."""
     ends = (
         "" if now.most is None else f"; no round beyond {now.most:g}" + (", so none any more" if now.spent else "")
     )
     used = f"used in {counted(now.uses, 'step')} at most"
-    return f"ε {now.epsilon:.3g} at δ {now.delta:g} for each sequence, {used}{ends}"
+    return f"ε {now.epsilon:.3g} of this node alone at δ {now.delta:g} for each sequence, {used}{ends}"
 
 
 def facts(now: control_messages.Status) -> Iterator[str]:

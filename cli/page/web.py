@@ -3,7 +3,7 @@
 import click
 
 from atoll.cli.client import call
-from atoll.cli.formatting import print_json
+from atoll.cli.formatting import print_json, span
 from atoll.cli.options import home_option, json_option
 from atoll.cli.page.browser import open_page
 from atoll.node.config.home import Home
@@ -18,7 +18,8 @@ from atoll.protocols.local.control_messages import GetPageToken, GetStatus, Page
 def web(home: Home, as_json: bool, no_open: bool) -> None:
     """Open the page of the running node in a browser."""
     url = page_url(call(home, GetStatus(), Status), home)
-    steering = steering_url(url, home)
+    given = call(home, GetPageToken(), PageToken)
+    steering = _with_token(url, given)
     is_opened = not no_open and open_page(steering)
     if as_json:
         # An address that was opened is used up.
@@ -28,13 +29,17 @@ def web(home: Home, as_json: bool, no_open: bool) -> None:
     if not no_open and not is_opened:
         click.echo("no browser was found here: open the address on this machine", err=True)
     if not is_opened and steering != url:
-        click.echo("it works once and soon, and then that page may pause and limit the node", err=True)
+        within = f"it works once, within {span(given.lasts_s)}"
+        click.echo(f"{within}; the page that it opens may pause and limit the node", err=True)
 
 
 def steering_url(url: str, home: Home) -> str:
     """The address with a one-time token in its fragment, which no browser sends; without where there is none."""
-    token = call(home, GetPageToken(), PageToken).token
-    return f"{url}#token={token}" if token else url
+    return _with_token(url, call(home, GetPageToken(), PageToken))
+
+
+def _with_token(url: str, given: PageToken) -> str:
+    return f"{url}#token={given.token}" if given.token else url
 
 
 def page_url(now: Status, home: Home) -> str:

@@ -1,6 +1,7 @@
 """Makes a run: from a preset and a text, with weights drawn from the seed or given by a folder."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,9 +9,16 @@ import click
 from msgspec.structs import replace
 
 from atoll.cli.options import UPCYCLE_FORM
+from atoll.cli.progress_line import ProgressLine
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.import_export.source_options import HuggingFaceSource, RunSource, UpcycleOptions, local_folder
+from atoll.node.import_export.source_options import (
+    CheckpointSource,
+    HuggingFaceSource,
+    RunSource,
+    UpcycleOptions,
+    local_folder,
+)
 from atoll.node.learning.data.dataset import measured
 from atoll.node.learning.data.given import vocab_of
 from atoll.node.learning.data.shakespeare import default_cache
@@ -79,8 +87,11 @@ def _smaller(config: NodeConfig, machine: Machine) -> str:
     return f"{advice}, or give --even-if-too-large if others train it"
 
 
-def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) -> bytes:
-    """Sign a run and write it to `path`, its files into the home; the bytes. Raises ConfigError, DiskFault."""
+def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None, *, quiet: bool = False) -> bytes:
+    """Sign a run and write it to `path`, its files into the home; the bytes. Raises ConfigError, DiskFault.
+
+    `quiet`: without a line about the progress.
+    """
     if origin is None:
         spec = draft.adjust(draft.spec)
         draft.check_fit(spec)
@@ -99,11 +110,16 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
 
     told = described(origin)
     planned = draft.adjust(told.applied(draft.spec, draft.spec.model.context))
+    must_have_text(planned, draft.text)
     told.check(planned)
     draft.check_fit(planned)
     home.make()
     owner = load_or_create(home.identity)
-    with importing(origin, home.runs, draft.spec.seed) as found:
+    seed, is_bytes = draft.spec.seed, isinstance(origin, CheckpointSource)
+    with (
+        ProgressLine("reading weights", quiet=quiet) as line,
+        importing(origin, home.runs, seed, partial(line.show, is_bytes=is_bytes)) as found,
+    ):
         spec = draft.adjust(found.applied(draft.spec, draft.spec.model.context))
         found.check(spec)
         spec = _complete(spec, draft.text, found.tokenizer)
@@ -118,6 +134,16 @@ def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None) ->
     for warning in filter(None, warnings):
         click.echo(f"warning: {warning}", err=True)
     return data
+
+
+def must_have_text(spec: RunSpec, text: str) -> None:
+    """A checkpoint names the old run's text and has no copy of it. Raises ConfigError before weights are read."""
+    is_own = spec.privacy and spec.privacy.own_data  # each member's own: it has no digest
+    if spec.data.source.startswith((FILE, PACKED)) and not text and not is_own:
+        raise ConfigError(
+            f"the text is {spec.data.source}, which the checkpoint does not contain",
+            hint="give the path of your copy with --data",
+        )
 
 
 def text_source(chosen: str, column: str | None, where: Sequence[str]) -> tuple[str, str]:

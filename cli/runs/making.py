@@ -76,7 +76,7 @@ def make_run(
     check_fit = fit_check(config, even_if_too_large=even_if_too_large)
     draft = Draft(spec, adjust, text, tokenizer and tokenizer.data, check_fit)
     origin = CheckpointSource(saved) if saved else origin_of(folder, upcycle, without_fit)
-    data = write_run(home, path, draft, origin)
+    data = write_run(home, path, draft, origin, quiet=as_json)
     found = FoundRun(open_run(data), data, path)
     is_own_copy = bool(text) and found.spec.data.index is None
     if is_own_copy:

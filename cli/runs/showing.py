@@ -52,7 +52,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
     lines = (
         f"run        {spec.name}  {about['run']}",
         f"signed by  {spec.owner}",
-        f"model      {model_size(spec)}, context {spec.model.context}, {spec.data.tokenizer}",
+        f"model      {model_size(spec)}, context {spec.model.context}, tokenizer {spec.data.tokenizer}",
         *objective_lines(spec),
         *privacy_lines(spec),
         f"weights    {_start(spec)}",
@@ -60,7 +60,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
         f"admission  {_who(spec.admission)}",
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
         f"rate       {_rate(spec)}",
-        f"time       about {span(_run_time_s(spec, config))} of steps on this machine, by arithmetic",
+        f"time       about {span(_run_time_s(spec, config))} of steps on this machine, calculated, not measured",
         *(f"{part_word(spec):10} {line}" for line in expert_lines(spec, costs)),
         *need_lines(costs, free, config),
         f"upload     {_upload(spec, costs)}",

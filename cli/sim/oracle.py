@@ -134,7 +134,7 @@ def _own(history: History, rows: Rows) -> Iterator[Violation]:
         if row.digest != saved.state.hex():
             yield Violation("saved weights are the final ones", f"{name}, round {saved.final}")
     yield from _uncertified(history)
-    yield from _lost_work(history)
+    yield from _lost_work(history, rows)
 
 
 def _undone(history: History) -> Iterator[Violation]:
@@ -176,8 +176,8 @@ def _uncertified(history: History) -> Iterator[Violation]:
         yield Violation("the ledger proves what is saved", f"{history.name}, round {saved.final}: another state")
 
 
-def _lost_work(history: History) -> Iterator[Violation]:
-    """Announced work of rounds that are not final in the saved state is in that state, with its payload."""
+def _lost_work(history: History, rows: Rows) -> Iterator[Violation]:
+    """Announced work is in its final set, or in the saved state: pending with its payload, or given back."""
     if history.lost_feedback:
         text = f"{history.name} dropped its error feedback {history.lost_feedback} times"
         yield Violation("nothing acknowledged is lost", text)
@@ -194,6 +194,12 @@ def _lost_work(history: History) -> Iterator[Violation]:
             yield Violation("nothing acknowledged is lost", f"{where}: its saved state does not know it")
         elif number > settled and payload not in history.whole:
             yield Violation("nothing acknowledged is lost", f"{where}: its payload is not whole")
+    for past in saved.past:
+        row = rows.get(past.sent.round)
+        # Rows that count left the error feedback. In a reduced round an author may count with none of its rows.
+        if past.rows and row and row.final and history.peer not in row.contributors:
+            text = f"{history.name}, round {past.sent.round}: neither the final set nor the error feedback has it"
+            yield Violation("nothing acknowledged is lost", text)
 
 
 def _feeds(histories: Sequence[History], peers: dict[PeerId, str]) -> Iterator[Violation]:

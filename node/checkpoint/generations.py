@@ -328,7 +328,7 @@ def _begun(folder: Path, write: Callable[[Unfinished], None]) -> Unfinished:
             folder.mkdir(parents=True)
             sync_folder(folder.parent)
         _sweep(folder)
-        kept = _generations(folder)
+        kept = finished(folder)
         fresh = Unfinished(folder, folder / f"{int(kept[0].name) + 1 if kept else 1:010d}", kept)
         try:
             fresh._part.mkdir()
@@ -345,7 +345,7 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
     `check` raises CorruptFault for tensors that the caller cannot use: an older generation may do.
     Raises CorruptFault when there are generations and none verifies, DiskFault.
     """
-    found = _generations(folder)
+    found = finished(folder)
     report: list[str] = []
     for at, generation in enumerate(found):
         try:
@@ -356,7 +356,7 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
             continue
         report += lacks
         _set_aside(found[:at])
-        files = {row.name: generation / f"{row.name}{_ARRAY}" for row in manifest.arrays}
+        files = {row.name: array_file(generation, row.name) for row in manifest.arrays}
         return Loaded(tensors, manifest.body, tuple(report), files)
     if found:
         hint = f"move {folder} away to start from the peers' newest state; unsent work in it is lost"
@@ -366,7 +366,7 @@ def load(folder: Path, check: Check = lambda _: None) -> Loaded | None:
 
 def move_older(folder: Path, to: Path) -> None:
     """Move all generations but the newest to another folder, in place of what is there. Raises DiskFault."""
-    _, *older = _generations(folder)
+    _, *older = finished(folder)
     with disk(to):
         if older:
             remove_tree(to)
@@ -384,7 +384,7 @@ def _read(generation: Path, check: Check) -> tuple[dict[str, Tensor], Generation
         with (generation / _TENSORS).open("rb") as file:
             parts = generation / PARTS if manifest.format < RARE_FORMAT else None
             tensors = _tensors(file, manifest.rows, manifest.tensors, parts)
-        tensors |= {row.name: _array(generation / f"{row.name}{_ARRAY}", row) for row in manifest.arrays}
+        tensors |= {row.name: _array(array_file(generation, row.name), row) for row in manifest.arrays}
         rare, lacks = _rare_of(generation, manifest)
         tensors |= rare
         check(tensors)
@@ -419,6 +419,16 @@ def manifest_in(generation: Path) -> GenerationManifest:
             raise CorruptFault(str(error)) from error
 
 
+def array_file(generation: Path, name: str) -> Path:
+    """Where a generation has a tensor that has a file of its own."""
+    return generation / f"{name}{_ARRAY}"
+
+
+def tensor_file(generation: Path) -> Path:
+    """Where a generation has its other tensors, but the rare ones."""
+    return generation / _TENSORS
+
+
 def _array(path: Path, row: ArrayRow) -> Tensor:
     """A verified tensor, mapped. Raises DecodeError, OSError."""
     spec = tensorfile.dtype_of(row.dtype), row.shape
@@ -442,8 +452,8 @@ def _tensors(file: BinaryIO, rows: Collection[TensorRow], hashed: bytes, parts: 
     return tensors | (read_parts(parts) if parts else {})
 
 
-def _generations(folder: Path) -> list[Path]:
-    """Finished generations, newest first."""
+def finished(folder: Path) -> list[Path]:
+    """Finished generations, newest first. Raises DiskFault."""
     with disk(folder):
         found = folder.iterdir() if folder.is_dir() else ()
         return sorted((path for path in found if _NAME.fullmatch(path.name)), reverse=True)

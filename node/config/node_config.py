@@ -33,6 +33,8 @@ MOST_AVERAGED = 1 << 16
 _GPU = r"cuda:(0|[1-9][0-9]?)"
 _ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
 _MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
+SAMPLE_S = 60, 7 * 86400
+"""Limits of `sample_every_s`: each text takes some seconds of a core."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 MAX_SEEDS = 64
 MAX_PLACES = 8
@@ -152,6 +154,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     Empty: nowhere. Whoever reaches the address may read, so other users of this machine too.
     """
+    sample_every_s: int = 0
+    """Seconds between two sample texts of the run's model on the page, at least (docs/web.md); 0: none. Each is
+    written by a process of the lowest priority, on the CPU, where memory is to spare."""
     eval_every: int = 0
     """Rounds from one validation to the next; 0: as often as it takes at most 1 % of the time."""
     log: LogLevel = "info"
@@ -185,6 +190,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:
             raise ConfigError(f"eval_every = {self.eval_every} is outside 0 … {1 << 20}")
+        if self.sample_every_s and not SAMPLE_S[0] <= self.sample_every_s <= SAMPLE_S[1]:
+            limits = f"{SAMPLE_S[0]} … {SAMPLE_S[1]}"
+            raise ConfigError(f"sample_every_s = {self.sample_every_s} is outside {limits}, and not 0")
         if self.loggers:
             check_loggers(self.loggers)
         self._check_places()

@@ -21,6 +21,8 @@ from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed, loggers_of
+from atoll.node.daemon.samples.choice import sampler_of
+from atoll.node.daemon.samples.sampler import Sampler
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
@@ -74,6 +76,8 @@ class NodeParts:
     control: ControlServer
     web: WebServer
     loggers: LoggerFeed
+    samples: Sampler | None
+    """None where the user wants no sample texts."""
     guest: GuestWatch
 
 
@@ -83,8 +87,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     `on_other_chain` is called when the node must begin again on another chain of the run, or, with None, with a
     summary that its ledger has now.
     """
-    folder = plan.home.run(plan.run.spec.id)
-    make_folder(folder)
+    folder = make_folder(plan.home.run(plan.run.spec.id))
     limited, routed, swarm = _build_network(plan, folder)
     me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
@@ -102,6 +105,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
     guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), driver.hold)
+    samples = sampler_of(plan, log, driver.view) if config.sample_every_s else None
     access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(
         plan=plan,
@@ -120,7 +124,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         stop_daemon=stop,
     )
     measured = NodeMeasurements(plan, net, goodput.durations, loggers.counts)
-    site = Site(PageSource(plan, swarm.ledger, log, operator), measured, PageControl(access, operator))
+    site = Site(PageSource(plan, swarm.ledger, log, operator, samples), measured, PageControl(access, operator))
     log.listeners += goodput.durations.on_event, loggers.on_event
     swarm.calls.on_answer = goodput.durations.round_trips.add
     return NodeParts(
@@ -134,6 +138,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         control=ControlServer(plan.home.control_socket, plan.home.log, operator),
         web=web,
         loggers=loggers,
+        samples=samples,
         guest=guest,
     )
 

@@ -25,7 +25,7 @@ from atoll.node.daemon.web.page_access import TOKEN_S, PageAccess
 from atoll.node.daemon.web.server import WebServer
 from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
-from atoll.p2p.discovery.seed_table import short_text
+from atoll.p2p.discovery.seed_table import short_texts
 from atoll.p2p.limits.config import GivenRates
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.nat.route_host import RouteHost
@@ -317,7 +317,7 @@ class DaemonOperator:
         text = node.waiting or reason(node.round)
         if node.waiting or node.round.phase is not Phase.SYNC:
             return text
-        seeds = [short_text(row) for row in self.swarm.discovery.rows() if not row.via]
+        seeds = short_texts([row for row in self.swarm.discovery.rows() if not row.via])
         # The DHT's own state is of use where there is no seed. `atoll doctor` has addresses and remedies.
         known = seeds or [f"{name} {state}" for name, state in self.swarm.discovery_table().items()]
         return f"{text}: {'; '.join(known)}" if known else text

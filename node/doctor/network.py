@@ -101,7 +101,7 @@ def seeds(given: DoctorInput) -> Iterator[Finding]:
     known = cached_peers(given)
     if not wanted:
         state: CheckState = "skip" if known or given.status else "warn"
-        remedy = "" if state == "skip" else "give one with --seed, `seeds` in config.toml, or an invite"
+        remedy = "" if state == "skip" else "give one with --peer, `seeds` in config.toml, or an invite"
         yield Finding("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
         return
     own = PeerId(str((given.status or {}).get("peer", "")))

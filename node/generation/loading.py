@@ -16,7 +16,7 @@ from atoll.node.import_export.export_run import atom_reader, tokenizer_json
 from atoll.node.import_export.huggingface.config import config_from_model
 from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.serving import sampling_fields, special_token_fields, tokenizer_fields
-from atoll.node.import_export.huggingface.weights import UNIT, tensor_names
+from atoll.node.import_export.huggingface.weights import published, tensor_names
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -33,7 +33,7 @@ def load_run(spec: RunSpec, found: Snapshot, blobs: Path, data: str, device: str
     serving = spec.serving or None
     read = joined(whole, atom_reader(spec, found, blobs))
     names = tensor_names(dense_of(whole))
-    tensors = {called: read(name).to(torch.float32) / UNIT for name, called in names.items()}
+    tensors = {called: published(whole, name, read(name)) for name, called in names.items()}
     kind = getattr(transformers, config["architectures"][0])
     model = kind.from_pretrained(
         None, config=transformers.AutoConfig.for_model(**config), state_dict=tensors, dtype=torch.float32

@@ -1,7 +1,7 @@
 """Exports a run's newest weights in this home as a Hugging Face folder. Needs no running node.
 
 The source is what the worker saves after each round, or a snapshot file. A running node may replace the files
-meanwhile; then the export fails with one line, and a second try succeeds.
+meanwhile: the newest of them are copied, and where that fails there is one line, and a second try succeeds.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint.base_weights import open_base
 from atoll.node.checkpoint.local import AVERAGE, FINAL, LocalState, load_local
+from atoll.node.checkpoint.read_only import read_final
 from atoll.node.checkpoint.snapshot import Snapshot, read_own_snapshot
 from atoll.node.checkpoint.tensorfile import read_atom
 from atoll.node.import_export.huggingface.folder import save_folder
@@ -148,15 +149,20 @@ def load_saved(spec: RunSpec, run_folder: Path) -> LocalState | None:
 def saved_weights(spec: RunSpec, run_folder: Path, *, average: bool = False) -> Snapshot:
     """The newest final weights that the worker saved, or with `average` the average of final states up to them.
 
-    Raises ConfigError where there are none; as `load_saved`.
+    Raises ConfigError where there are none, CorruptFault, DiskFault. The weights are a copy: of a running node
+    the file may get newer values while it is read.
     """
+    lacks = ConfigError(
+        f"there are no weights of {spec.name!r} in this home yet", hint="train first, or give --snapshot FILE"
+    )
+    if not average:
+        newest = read_final(run_folder / STATE, spec.id, state_digest)
+        if newest is None:
+            raise lacks
+        return newest
     found = load_saved(spec, run_folder)
     if found is None:
-        raise ConfigError(
-            f"there are no weights of {spec.name!r} in this home yet", hint="train first, or give --snapshot FILE"
-        )
-    if not average:
-        return Snapshot(found.tensors[FINAL], found.body.final, found.body.state)
+        raise lacks
     if AVERAGE not in found.tensors:
         raise ConfigError(
             f"this node keeps no average of {spec.name!r}",

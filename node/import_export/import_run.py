@@ -133,17 +133,20 @@ def _experts(options: UpcycleOptions, dense: ModelSpec) -> ExpertsSpec:
 
 
 @contextmanager
-def importing(source: RunSource, runs: Path, seed: int) -> Iterator[Imported]:
+def importing(
+    source: RunSource, runs: Path, seed: int, report: Callable[[int, int], None] = lambda done, of: None
+) -> Iterator[Imported]:
     """Read a source; its files are in a temporary folder below `runs` until the block ends.
 
+    `report` is told how much of its weights is read: tensors of a folder, bytes of a checkpoint.
     Raises ConfigError, Divergence, DiskFault.
     """
     part = make_folder(runs / f".import.{os.getpid()}.part")
     try:
         if isinstance(source, CheckpointSource):
-            yield _from_checkpoint(source, part)
+            yield _from_checkpoint(source, part, report)
         else:
-            yield _from_folder(source, part, seed)
+            yield _from_folder(source, part, seed, report)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -168,8 +171,8 @@ def store_run(found: Imported, run_folder: Path, write: Callable[[], None]) -> N
         raise
 
 
-def _from_folder(source: HuggingFaceSource, part: Path, seed: int) -> Imported:
-    found = load_folder(source.folder)
+def _from_folder(source: HuggingFaceSource, part: Path, seed: int, report: Callable[[int, int], None]) -> Imported:
+    found = load_folder(source.folder, report)
     if (options := source.upcycle) is not None:
         experts = _experts(options, found.model)
         found = HuggingFaceFolder(*upcycle(found.model, found.theta, experts, seed, options.noise_shift))
@@ -187,8 +190,8 @@ def _from_folder(source: HuggingFaceSource, part: Path, seed: int) -> Imported:
     )
 
 
-def _from_checkpoint(source: CheckpointSource, part: Path) -> Imported:
-    found = open_checkpoint(source.folder)
+def _from_checkpoint(source: CheckpointSource, part: Path, report: Callable[[int, int], None]) -> Imported:
+    found = open_checkpoint(source.folder, report)
     start = _write_start(part / _WEIGHTS, found.theta(), found.arena)
     paths = [part / _MOMENTS.format(number) for number in range(file_count(found.spec.model))]
     for number, path in enumerate(paths):

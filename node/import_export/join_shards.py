@@ -8,6 +8,7 @@ Joining needs shards of a quorum of the run's members, unless the user gives up 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import torch
 from blake3 import blake3
@@ -42,6 +43,7 @@ from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
 from atoll.protocols.run.run_spec import RunSpec, open_run
 
+_MAKE: Final = "`atoll checkpoint save` writes one"
 PIECE_BYTES = 16 << 20
 RUN, VOTES, MANIFEST, TOKENIZER = "run", "votes", "manifest.json", "tokenizer.json"
 
@@ -271,7 +273,7 @@ def _read_run(folder: Path) -> RunSpec:
     try:
         data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES)
         if data is None:
-            raise ConfigError(f"{folder} is no checkpoint: it has no file `{RUN}`")
+            raise ConfigError(f"{folder} is no checkpoint: it has no file `{RUN}`", hint=_MAKE)
         return open_run(data)
     except (PeerFault, CorruptFault) as error:
         raise ConfigError(f"{folder / RUN} is not a run that this program knows: {error}") from error

@@ -23,6 +23,7 @@ FIRST_PAUSE_S = 2.0
 MAX_PAUSE_S = 30.0
 """Between two rounds of asking the seeds of an invite."""
 _AGAIN = "ask the run's owner for the file again, and copy it whole"
+_OTHER_WAYS = "an invite begins with `atoll:`; `atoll run list` has the runs of this home"
 
 
 class FoundRun(NamedTuple):
@@ -93,7 +94,7 @@ def find_run(home: Home, wanted: str | None) -> FoundRun:
     if Path(wanted).is_file():
         return read_run(Path(wanted))
     if "/" in wanted or wanted.endswith(".run"):
-        raise ConfigError(f"there is no run file {wanted}")
+        raise ConfigError(f"there is no run file {wanted}", hint=_OTHER_WAYS)
     known = runs_of(home)
     near = [
         run for run in known if len(wanted) >= MIN_ID_CHARACTERS and run.spec.id.hex().startswith(wanted.lower())

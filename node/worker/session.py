@@ -38,6 +38,7 @@ from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
+from atoll.node.worker.lean_torch import whole_torch
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import take_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
@@ -94,6 +95,8 @@ class Session:
         """The newest result since this process began."""
         self._async_save = AsyncSave(saved)
         self._spec = codec.decode(start.spec, RunSpec)
+        if self._spec.model.plugin or self._spec.objective:
+            whole_torch()
         if start.trains and self._spec.objective:
             objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
         self._random = random

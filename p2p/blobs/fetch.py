@@ -192,6 +192,16 @@ class Blobs:
         """Serve no blob to `peer` any more."""
         self._server.refused.add(peer)
 
+    def is_refused(self, peer: PeerId) -> bool:
+        """Whether `peer` gets no blob."""
+        return peer in self._server.refused
+
+    def count_pushed(self, peer: PeerId, *, up_bytes: int = 0, down_bytes: int = 0) -> None:
+        """Count bytes that pushed.py sent or received."""
+        self._server.bytes_up[peer] += up_bytes
+        self._server.wire_bytes_up += up_bytes
+        self._fetcher.bytes_down[peer] += down_bytes
+
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
         """Chunk bytes sent to and received from `peer`."""
         return self._server.bytes_up[peer], self._fetcher.bytes_down[peer]

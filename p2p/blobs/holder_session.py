@@ -49,6 +49,8 @@ class HolderSession:
         self._came: asyncio.Queue[tuple[int, memoryview]] = asyncio.Queue(_CAME_CHUNKS)
         self._spare: list[bytearray] = []
         """Buffers for reuse: fresh memory for every chunk costs more than hashing it."""
+        self._is_long = True
+        """Whether the blob has more than one chunk."""
         self._useful_s = self._now()
 
     async def run(self) -> None:
@@ -60,6 +62,7 @@ class HolderSession:
             offer = await self._receive_offer()
         self._pace.rtt_s = self._now() - asked_s
         manifest = decode_manifest(offer.manifest, self._download.blob)
+        self._is_long = manifest.chunks > 1
         if await self._download.begin(manifest):
             self._join(manifest, offer, at_once)
             await together(self._receive(manifest), self._write_chunks(), self._steer())
@@ -112,7 +115,9 @@ class HolderSession:
     async def _read_body(self, size: int) -> memoryview:
         if (announced := frame_size(await self._stream.read_exactly(PREFIX_BYTES), size)) < size:
             raise DecodeError(f"a chunk of {announced} bytes where {size} are legal")
-        body = memoryview(self._spare.pop() if self._spare else bytearray(BLOB_CHUNK_BYTES))[:size]
+        # A small blob takes no buffer of a whole chunk: the end of a session may keep it until the garbage goes.
+        fresh_bytes = BLOB_CHUNK_BYTES if self._is_long else size
+        body = memoryview(self._spare.pop() if self._spare else bytearray(fresh_bytes))[:size]
         for start in range(0, size, _READ_BYTES):
             part = await self._stream.read_exactly(min(_READ_BYTES, size - start))
             body[start : start + len(part)] = part

@@ -20,7 +20,7 @@ from atoll.p2p.discovery.dnsaddr import DnsSeed
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
-from atoll.p2p.system.waiting import Notifier, backoff_s
+from atoll.p2p.system.waiting import MAX_S, Notifier, backoff_s
 from atoll.protocols.errors import DiskFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 
@@ -36,6 +36,10 @@ STAGGER_S = 0.25
 DIAL_S = 15.0
 EXPLORE_S = 60.0
 """Interval at which one peer is dialled beyond the target: two full halves of a swarm must find each other."""
+LOST_MAX_S = 10.0
+"""Longest pause between dials to a peer that was connected: the sides of a partition must meet soon after it."""
+LOST_S = 3600.0
+"""After this time without it the peer is gone, and not cut off."""
 FRESH_S = 20.0
 """Without any connection, a transport that refuses to dial is reset after this time, then ever more rarely."""
 MAX_FRESH_S = 600.0
@@ -221,7 +225,7 @@ class Discovery:
 
     def _failed(self, known: KnownPeer, reason: str) -> None:
         log.debug("dial to %s failed: %s", short(known.peer), reason)
-        next_dial = self._now() + backoff_s(known.failures + 1, self._rng)
+        next_dial = self._now() + self._pause_s(known)
         match explain(reason).kind:
             case DialFault.LOCAL:
                 # Our own network restarts, so no peer was dialled: that is no failure of the peer.
@@ -232,6 +236,12 @@ class Discovery:
             case _:
                 known.is_unreachable = True
                 self.book.failed(known.peer, reason, next_dial)
+
+    def _pause_s(self, known: KnownPeer) -> float:
+        """Seconds until the next dial to a peer after one more failure."""
+        # No more dials hang at once than before, and none is made beyond the target.
+        is_lost = known.connection_order > 0 and self._now() - (known.last_seen or 0.0) < LOST_S
+        return backoff_s(known.failures + 1, self._rng, max_s=LOST_MAX_S if is_lost else MAX_S)
 
     async def _forget_failures(self) -> None:
         """Reset a transport that refuses to dial while no peer is connected: nothing is lost by that."""

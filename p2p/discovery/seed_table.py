@@ -21,7 +21,7 @@ class SeedRow:
     """State of one seed."""
 
     seed: str
-    """The seed, in the form that `--seed` accepts."""
+    """The seed, in the form that `--peer` accepts."""
     state: str
     """One of: connected, this node, dialling, not tried yet, asking DNS, failed."""
     reason: str = ""
@@ -48,6 +48,17 @@ def short_text(row: SeedRow) -> str:
     """The same without address and remedy: `seed …gJqxbG: connection refused (tried 6 times, again in 9 s)`."""
     name = f"…{row.seed[-6:]}" if "/p2p/" in row.seed else row.seed
     return f"seed {name}: {row_text(replace(row, remedy=''))}"
+
+
+def short_texts(rows: Sequence[SeedRow]) -> list[str]:
+    """The short texts of some rows: one for a seed with several addresses of which one is connected."""
+    up = {_peer_of(row) for row in rows if row.state == CONNECTED}
+    told = [row for row in rows if row.state == CONNECTED or _peer_of(row) not in up]
+    return list(dict.fromkeys(map(short_text, told)))
+
+
+def _peer_of(row: SeedRow) -> str:
+    return row.seed.rpartition("/p2p/")[2]
 
 
 def dns_seed_row(name: DnsSeed, found: Sequence[SeedRow], now: float) -> SeedRow:

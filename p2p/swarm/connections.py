@@ -91,6 +91,11 @@ class PeerConnections:
         """Connected peers that are neither banned nor excluded from the run."""
         return [p for p in self._live if p not in self._excluded and not self.reputations.is_banned(p)]
 
+    def direct_neighbours(self) -> list[PeerId]:
+        """Neighbours whose connection is known not to go through a relay."""
+        routes = ((peer, self._live[peer]) for peer in self.neighbours())
+        return [peer for peer, found in routes if found is not None and found.path is not Route.RELAYED]
+
     async def serve(self, events: AsyncIterator[HostEvent]) -> None:
         """Follow the host's events and poll its connections until cancelled."""
         async with asyncio.TaskGroup() as group:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 
 from atoll.p2p.blobs.fetch import Blobs
+from atoll.p2p.blobs.pushed import PushedBlobs
 from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.discovery.discovery import TARGET, Discovery
 from atoll.p2p.host.interface import Host, PeerAddress, Route
@@ -79,6 +80,7 @@ class Swarm:
         self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
+        self._pushed = PushedBlobs(self.calls, self.blobs, now)
         self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
         self._connections = self._make_connections()
         self.replication = Replication(
@@ -121,6 +123,7 @@ class Swarm:
 
     def publish(self, body: Body) -> Entry:
         """Append to our feed, durably, and send to everyone. Raises DiskFault, LocalFault, DecodeError."""
+        self._pushed.send_payload_of(body, self._connections.direct_neighbours)  # a relay's traffic is donated
         return self.replication.publish(body)
 
     def publish_register(self, value: Value, ttl_s: float) -> None:
@@ -129,12 +132,13 @@ class Swarm:
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob from holders, dialling those we are not connected to. See BlobFetcher.fetch."""
+        if (path := await self._pushed.take(blob, max_bytes)) is not None:
+            return path
         others = [peer for peer in holders if peer != self._identity.peer_id]
         live = await self._connections.routes()
         async with asyncio.TaskGroup() as group:
-            for peer in others:
-                if peer not in live:
-                    group.create_task(self._connections.dial(peer))
+            for peer in [peer for peer in others if peer not in live]:
+                group.create_task(self._connections.dial(peer))
         # A relay's traffic is donated: a relayed holder is used only if no other holder has the blob.
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
@@ -232,8 +236,7 @@ class Swarm:
 
     def expects_members(self) -> bool:
         """Whether this node knows peers to join, or looks for those of another owner's run in the DHT."""
-        use = self._dht
-        if use is not None and use.listing is not None and use.dht.bootstrap and not use.is_owner:
+        if (use := self._dht) is not None and use.listing is not None and use.dht.bootstrap and not use.is_owner:
             return True
         # Peers of other runs may be connected, for the DHT; their addresses are not in the book.
         return bool(self.discovery.table()) or any(known.maddrs for known in self.discovery.book.all())

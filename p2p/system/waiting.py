@@ -27,12 +27,21 @@ class Notifier:
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:
     """Run `parts` until all return. If one fails, the others are cancelled and its error alone is raised."""
+    failures: list[Exception] = []
     try:
         async with asyncio.TaskGroup() as group:
             for part in parts:
                 group.create_task(part)
     except ExceptionGroup as faults:
-        raise faults.exceptions[0] from None
+        # The group's error and the frame that raised it hold each other, and would hold every stream that ended
+        # with an error, its buffers too, until garbage is collected. So does an error raised while it is handled.
+        faults.__traceback__ = None
+        failures += faults.exceptions
+    if failures:
+        try:
+            raise failures[0]
+        finally:
+            failures.clear()
 
 
 def backoff_s(

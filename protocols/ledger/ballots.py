@@ -4,7 +4,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
 from typing import get_args
 
@@ -15,6 +15,12 @@ from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
 
 _BALLOTS = frozenset(get_args(records.BallotBody))
+BALLOTS_KEPT = 4096
+"""Ballots of one author about one round that count: the first ones in its feed, so all nodes count the same."""
+PROPOSALS_KEPT = 64
+"""Of these, proposals. An honest owner makes another one only after a quorum promised and did not vote."""
+PREPARES_KEPT = 16
+"""Prepares of one author about one round: the highest ones, because nobody promises a lower one afterwards."""
 
 
 class Book(msgspec.Struct, frozen=True, dict=True):
@@ -44,6 +50,8 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     """By ballot, the first vote of each author: a second one is equivocation and does not count."""
     epochs: frozenset[bytes] = frozenset()
     """The epochs of all ballots that were seen."""
+    written: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """Ballots of each author that were seen, up to BALLOTS_KEPT."""
     orphans: frozenset[Digest] = frozenset()
     """Contributions, Reductions and proposals that no feed here holds (`add_orphan`)."""
     other_votes: Mapping[tuple[PeerId, records.Ballot, Digest], Digest] = msgspec.field(default_factory=dict)
@@ -156,9 +164,15 @@ def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
 
 def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
+    if type(body) not in _BALLOTS:
+        return _with_entry(book, entry, author, body)
+    seen = book.written.get(author, 0)
+    if seen >= BALLOTS_KEPT:
+        return book, ""
     after, fault = _with_entry(book, entry, author, body)
-    if type(body) not in _BALLOTS or after is book:
+    if after is book:
         return after, fault
+    after = replace(after, written={**book.written, author: seen + 1})
     if isinstance(body, records.BallotBody) and body.ballot.epoch not in after.epochs:
         after = replace(after, epochs=after.epochs | {body.ballot.epoch})
     return after, fault
@@ -177,7 +191,7 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
         case records.Reduction():
             return replace(book, reductions={**book.reductions, entry: author}), ""
         case records.Prepare() if body.ballot.proposer == author:
-            return replace(book, prepares={**book.prepares, body.ballot: entry}), ""
+            return _prepare(book, entry, body.ballot), ""
         case records.Proposal() if body.ballot.proposer == author:
             return _propose(book, entry, body)
         case records.Promise():
@@ -205,14 +219,17 @@ def add_orphan(book: Book, entry: Digest, author: PeerId, body: records.Body) ->
             proposals = {**book.proposals, entry: body}
             epochs = book.epochs | {body.ballot.epoch}
             return replace(book, proposals=proposals, orphans=book.orphans | {entry}, epochs=epochs)
-        case records.Vote():
+        case records.Vote() if book.written.get(author, 0) < BALLOTS_KEPT:
             votes = {(author, body.ballot, body.proposal): entry, **book.other_votes}
-            return replace(book, other_votes=votes, epochs=book.epochs | {body.ballot.epoch})
+            written = {**book.written, author: book.written.get(author, 0) + 1}
+            return replace(book, other_votes=votes, epochs=book.epochs | {body.ballot.epoch}, written=written)
     return book
 
 
 def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
     """The book without an author's contributions that are not held and that no proposal names."""
+    if author not in book.contributors:
+        return book
     gone = {entry for entry, (who, _) in book.contributions.items() if who == author} - {*held}
     gone -= {name for proposal in book.proposals.values() for name in proposal.contributions}
     if not gone:
@@ -221,13 +238,70 @@ def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
     return replace(book, contributions=left, contributors=frozenset(who for who, _ in left.values()))
 
 
+def without_ballots(book: Book, author: PeerId) -> Book:
+    """The book without the ballots and the ack of an author that decides nothing."""
+    if author in book.acks:
+        book = replace(book, acks={who: members for who, members in book.acks.items() if who != author})
+    return _keep_ballots(book, lambda who, epoch: who != author) if author in book.written else book
+
+
+def of_voters(book: Book, epoch: bytes, voters: Collection[PeerId]) -> Book:
+    """The book whose ballots in `epoch` are those of its voters: nobody else's ever count in the round."""
+    if book.written.keys() <= {*voters}:
+        return book  # nearly always
+    return _keep_ballots(book, lambda who, at: at != epoch or who in voters)
+
+
+def _keep_ballots(book: Book, keeps: Callable[[PeerId, bytes], bool]) -> Book:
+    """The book with the ballots that `keeps` wants, by author and epoch. Orphans stay: they were asked for."""
+    promises = {
+        at: {p: one for p, one in given.items() if keeps(p, at.epoch)} for at, given in book.promises.items()
+    }
+    votes = {at: {p: one for p, one in given.items() if keeps(p, at.epoch)} for at, given in book.votes.items()}
+    proposals = {
+        name: one
+        for name, one in book.proposals.items()
+        if name in book.orphans or keeps(one.ballot.proposer, one.ballot.epoch)
+    }
+    here = replace(
+        book,
+        prepares={at: entry for at, entry in book.prepares.items() if keeps(at.proposer, at.epoch)},
+        promises={at: given for at, given in promises.items() if given},
+        proposals=proposals,
+        votes={at: given for at, given in votes.items() if given},
+        other_votes={key: entry for key, entry in book.other_votes.items() if keeps(key[0], key[1].epoch)},
+    )
+    left = {*_writers(here)}
+    return replace(here, written={who: many for who, many in book.written.items() if who in left})
+
+
+def _writers(book: Book) -> Iterator[PeerId]:
+    yield from (at.proposer for at in book.prepares)
+    yield from (one.ballot.proposer for one in book.proposals.values())
+    for given in (*book.promises.values(), *book.votes.values()):
+        yield from given
+    yield from (who for who, _, _ in book.other_votes)
+
+
 def _contribute(book: Book, entry: Digest, author: PeerId, body: records.Contribution) -> Book:
     contributions = {**book.contributions, entry: (author, body)}
     return replace(book, contributions=contributions, contributors=book.contributors | {author})
 
 
+def _prepare(book: Book, entry: Digest, ballot: records.Ballot) -> Book:
+    ours = [at for at in book.prepares if at.proposer == ballot.proposer]
+    prepares = {**book.prepares, ballot: entry}
+    if len(ours) >= PREPARES_KEPT:
+        # Those of other epochs first: attempts begin again at 0 in the next one.
+        del prepares[min([*ours, ballot], key=lambda at: (at.epoch == ballot.epoch, at))]
+    return replace(book, prepares=prepares)
+
+
 def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, str]:
-    other = next((name for name, p in book.proposals.items() if p.ballot == body.ballot and name != entry), None)
+    ours = [(name, p) for name, p in book.proposals.items() if p.ballot.proposer == body.ballot.proposer]
+    if len(ours) >= PROPOSALS_KEPT and entry not in book.proposals:
+        return book, ""
+    other = next((name for name, p in ours if p.ballot == body.ballot and name != entry), None)
     fault = "two proposals in one ballot" if other is not None else ""
     return replace(book, proposals={**book.proposals, entry: body}), fault
 

@@ -187,13 +187,19 @@ def cover(offers: Iterable[Offer], plan: SlicePlan) -> tuple[bytes, tuple[Digest
 
 
 def covered_by(body: Reduction, plan: SlicePlan, offers: Sequence[Offer]) -> tuple[Offer, ...] | None:
-    """The covered contributions by rising entry id; None unless all are among `offers` (one per author)."""
+    """The covered contributions by rising entry id; None unless all are among `offers` (one per author).
+
+    None for more than MAX_SET, too.
+    """
     bits = int.from_bytes(body.covered, "little")
     if len(body.covered) != -(-len(plan.authors) // 8) or bits >> len(plan.authors):
         return None
     wanted = {author for place, author in enumerate(plan.authors) if bits >> place & 1}
     more = set(body.more)
     found = [offer for offer in offers if offer.author in wanted or offer.entry in more]
-    if len(found) != len(wanted) + len(more) or set_digest([offer.entry for offer in found]) != body.members:
+    # A FaultProof about more could not be made.
+    if len(found) != len(wanted) + len(more) or len(found) > MAX_SET:
+        return None
+    if set_digest([offer.entry for offer in found]) != body.members:
         return None
     return tuple(sorted(found))

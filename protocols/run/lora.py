@@ -41,6 +41,11 @@ _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
         lambda spec: spec.inner.optimizer == "muon",
         "Muon moves the layers' matrices, and these are frozen; AdamW moves adapters",
     ),
+    (
+        "outer.spectrum",
+        lambda spec: bool(spec.outer.spectrum),
+        "adapters are vectors, and an isotropic mean is one of matrices",
+    ),
 )
 """Keys of a RunSpec, whether one uses them, and why adapters do not go with them."""
 

@@ -18,16 +18,16 @@ from atoll.protocols.run.lora import check_lora
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec
-from atoll.protocols.run.sections.compression import CompressSpec
+from atoll.protocols.run.sections.compression import CompressSpec, check_estimates
 from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
+from atoll.protocols.run.sections.means import Spectrum, check_average, check_spectrum
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec, check_objective
 from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_SHARE, check_optimizer
 from atoll.protocols.run.sections.plugin import check_plugin
 from atoll.protocols.run.sections.privacy import PrivacySpec, check_privacy
 from atoll.protocols.run.sections.serving import ServingSpec
-from atoll.protocols.run.sections.spectrum import Spectrum, check_spectrum
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -330,7 +330,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         check_optimizer(self.inner)
         _check_outer(self.outer, self.model)
         _check_rule(self)
-        for check in (check_spectrum, check_zeroth_order, check_objective, check_plugin):
+        for check in (check_average, check_spectrum, check_zeroth_order, check_objective, check_plugin):
             check(self)
         self.compress.check(self.outer, reduced=bool(self.reduce), audited=bool(self.audit))
         self.admission.check()
@@ -338,7 +338,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
-        for check in (check_excision, check_lora, check_privacy):
+        for check in (check_excision, check_lora, check_privacy, check_estimates):
             check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
             raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")
@@ -470,10 +470,6 @@ def _check_rule(spec: RunSpec) -> None:
         raise ConfigError("outer.momentum_256 is for runs with outer.rule nesterov, slowmo or co2")
     if rule != "co2" and (outer.stale_256 or outer.clip_65536):
         raise ConfigError("outer.stale_256 and outer.clip_65536 are for runs with outer.rule co2")
-    if rule == "average" and outer.alpha_256 != 256:
-        raise ConfigError("outer.rule average needs outer.alpha_256 256: the whole mean is the step")
-    if rule == "average" and spec.compress.codec not in ("int8", "e3m0"):
-        raise ConfigError("outer.rule average needs compress.codec int8 or e3m0: weights not sent have no average")
     if not outer.momenta:
         return
     refused = (

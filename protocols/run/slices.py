@@ -16,6 +16,8 @@ from msgspec import Meta
 from atoll.protocols.ids import PeerId, RunId, digest, peer_bytes
 from atoll.protocols.run.arena import Span
 
+MAX_REDUCERS = 256
+"""Most slices of a round. A set names its Reductions too: a quarter of what it may name at most."""
 _KEPT_BITS = 5
 
 
@@ -66,11 +68,16 @@ def plan_of(
     `absent`: members that are passed over, because their Reductions missed final sets (docs/wires/reduction.md).
     """
     able = authors - absent
-    count = min(even_count(len(able)), chunks)
+    count = slice_count(len(able), chunks)
     if len(authors) <= spec.above or not count:
         return all_gather(chunks)
     spans = tuple(slice_span(number, count, chunks) for number in range(count))
     return SlicePlan(tuple(sorted(authors)), _reducers(run, able, count), spans)
+
+
+def slice_count(able: int, chunks: int) -> int:
+    """How many slices an arena of `chunks` chunks is cut into if so many members can reduce one."""
+    return min(even_count(able), chunks, MAX_REDUCERS)
 
 
 def even_count(members: int) -> int:

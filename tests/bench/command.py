@@ -49,7 +49,7 @@ OPTIONS = {
     "reducers": (),
     "experts": ("loss", "device"),
     "slices": ("loss", "preset", "seeds", "store", "device"),
-    "convergence": ("store", "part", "minutes", "size", "arms", "rounds", "seeds", "device", "report"),
+    "convergence": ("store", "part", "minutes", "size", "arms", "rounds", "seeds", "device", "report", "codes"),
     "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
     "scale": (),
     "heal": ("seeds",),
@@ -127,6 +127,9 @@ LOSS_DEADLINE_S = 6 * 3600.0
 @click.option("--size", help="convergence: micro, tiny, 10m or 125m (micro; on a GPU 125m).")
 @click.option(
     "--arms", help="convergence: only these methods, or arms such as `sgd H=15 k=64`, commas between (all)."
+)
+@click.option(
+    "--codes", help="convergence: lines of these older codes count too, commas between (only those of this code)."
 )
 @click.option("--report", metavar="FILE.md", help="convergence: train nothing; write the page of what is stored.")
 @click.option(

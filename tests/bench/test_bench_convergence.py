@@ -3,6 +3,7 @@
 import asyncio
 import typing
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from atoll_bench.convergence.arms import SIZES, arm_of, methods, spec_of
 from atoll_bench.convergence.page import write_page
 from atoll_bench.convergence.parts import Wanted, arms, best_trial, cells, next_arm, trials_of
 from atoll_bench.convergence.store import FILE, add_line, line_of, read_lines, reusable
-from atoll_bench.convergence.tables import bar_rows, better_diloco, estimate, whole_runs
+from atoll_bench.convergence.tables import bar_rows, better_diloco, claim_rows, estimate, whole_runs
 from atoll_bench.convergence.trial import Point, _Rounds
 from atoll_bench.experts.experts_members import Members, identity_of
 from atoll_bench.reference_arms.baselines import Task
@@ -220,6 +221,21 @@ def test_a_line_of_another_code_or_device_is_trained_again():
     assert arm.key != arm_of("average", "micro", total=1500, seed=2).key
 
 
+def test_a_line_of_a_code_that_somebody_trusts_is_not_trained_again(tmp_path):
+    arm, other = (arm_of("average", "micro", total=1500, seed=seed) for seed in (1, 2))
+    lines = [fixed(arm, 3.0, code="older"), fixed(other, 3.0, code="oldest")]
+    assert reusable(lines, "cpu", ("older",)).keys() == {arm}
+    changed = replace(lines[0], key="0" * 16)  # its settings mean something else by now
+    assert not reusable([changed], "cpu", ("older",))
+    add_line(tmp_path / FILE, lines[0])
+    with pytest.raises(ConfigError, match="no stored line has it"):
+        measured(tmp_path, codes="oldest")
+    (_, first), (_, second), *_ = trials_of("average", WANTED)
+    add_line(tmp_path / FILE, fixed(first, 3.0, code="older"))
+    left = partial(convergence._next, WANTED._replace(only=("average",)), tmp_path / FILE, (1, 1), "cpu")
+    assert (left(()), left(("older",))) == (first, second)
+
+
 # --- what is said of it -----------------------------------------------------------------------
 
 
@@ -252,6 +268,20 @@ def test_ours_with_muon_is_judged_against_both_optimizers():
         "ours with Muon / DiLoCo with Muon": True,
         "ours with Muon / data-parallel Muon": False,
     }
+
+
+def test_a_claim_is_judged_by_the_method_and_what_its_paper_compares_it_with():
+    lines = stored_lines({**MAIN, "nesterov-muon": 3.1, "isotropic": 3.3, "blend": 3.21})
+    rows = {row.metric: row.passed for row in claim_rows(WANTED, lines)}
+    assert rows.pop("MuLoCo below DiLoCo: nesterov-muon / nesterov") is True
+    assert rows.pop("IsoLoCo below DiLoCo: isotropic / nesterov") is False
+    assert rows.pop("Streaming DiLoCo as good as DiLoCo: blend / nesterov") is True
+    assert rows.pop("SparseLoCo below DiLoCo: ours / nesterov") is True
+    unknown = {name for name, passed in rows.items() if passed is None}
+    assert unknown == {
+        "its authors' code as good as ours: reference / ours",
+        "EDiT not above DiLoCo: edit / nesterov",
+    }, "of the others a trial is a run; what was not run is neither"
 
 
 def test_the_better_one_is_unknown_while_one_is_missing():
@@ -295,6 +325,7 @@ BAD = [
     ({"size": "huge"}, "no size 'huge'"),
     ({"arms": "adam"}, "no method 'adam'"),
     ({"report": "page.md"}, "nothing to report"),
+    ({"codes": "72ceea78b2fc"}, "no stored line has it"),
 ]
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.oracle import judge
 from atoll.protocols.errors import AtollError
-from tests.chaos import disk_cases, kill_cases, memory_cases, net_cases, power_cases
+from tests.chaos import apart_cases, disk_cases, kill_cases, memory_cases, net_cases, power_cases
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 from tests.chaos.soak import soak
@@ -40,9 +40,12 @@ CASES: dict[str, Case] = {
     "oom": memory_cases.oom,
     "soak": soak,
     **net_cases.CASES,
+    **apart_cases.CASES,
 }
 LEFT_OUT = {
     "loss": "was never run to its end",
+    "apart-halves": "takes a quarter of an hour, and missed bars (docs/chaos.md): --only apart-halves --full",
+    "apart-minority": "takes 20 minutes, and missed a bar (docs/chaos.md): --only apart-minority --full",
     "soak": "says nothing in minutes: --only soak --full takes an hour",
 }
 """Cases that `make chaos` names and does not run, with the reason; `--only` runs them."""

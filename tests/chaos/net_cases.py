@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from atoll_lab.capability import missing
 from atoll_lab.lab import Lab, LabSpec, LinkSpec, Public
 from atoll_lab.node import LabNode, until
@@ -25,17 +27,17 @@ LIMIT_S = 600.0
 
 
 class Net:
-    """Four nodes on the lab's internet, and a blade between them."""
+    """Nodes on the lab's internet, and a blade between them."""
 
     def __init__(self, lab: Lab, folder: Path) -> None:
         self._core = next(iter(lab)).link.core
         self.lab, self.nodes = lab, [LabNode(host, folder) for host in lab]
 
-    def start(self) -> None:
+    def start(self, changes: Sequence[str] = RUN, data: str = "synthetic:markov", seed: int = 1) -> None:
         """Start all; wait until all train together."""
         first, *others = self.nodes
-        flags = [part for change in RUN for part in ("--set", change)]
-        first.atoll("run", "new", "tiny", "--seed", "1", "--data", "synthetic:markov", *flags)
+        flags = [part for change in changes for part in ("--set", change)]
+        first.atoll("run", "new", "tiny", "--seed", str(seed), "--data", data, *flags)
         run_file = first.home.run_file("tiny")
         first.start(run_file)
         for node in others:
@@ -67,23 +69,39 @@ class Net:
         digests = {each.get(common) for each in finals}
         return len(digests) == 1 and None not in digests and max(newest) - common <= HEAL_ROUNDS
 
+    def processes(self) -> list[psutil.Process]:
+        """Those of all nodes."""
+        return [process for node in self.nodes for process in node.processes()]
+
+    def end(self) -> None:
+        """End all in good order. Raises LabError."""
+        started = [node for node in self.nodes if node.running]
+        for node in started:
+            node.terminate()
+        for node in started:
+            node.wait()
+
     def _address(self, number: int) -> str:
         return self.nodes[number].host.address
 
 
 @contextmanager
-def net(folder: Path) -> Iterator[Net]:
-    """Yield the nodes of a lab of its own, all of which train. Raises NotRun where no lab can be had."""
+def unstarted(folder: Path, count: int) -> Iterator[Net]:
+    """Yield so many nodes of a lab of its own, none of which was started. Raises NotRun without a lab."""
     if (lack := missing()) is not None:
         raise NotRun(lack)
-    with Lab(LabSpec({f"n{number}": Public(LINK) for number in range(NODES)})) as lab:
+    with Lab(LabSpec({f"n{number}": Public(LINK) for number in range(count)})) as lab:
         found = Net(lab, folder)
+        yield found
+        found.end()
+
+
+@contextmanager
+def net(folder: Path) -> Iterator[Net]:
+    """Yield the nodes of a lab of its own, all of which train. Raises NotRun where no lab can be had."""
+    with unstarted(folder, NODES) as found:
         found.start()
         yield found
-        for node in found.nodes:
-            node.terminate()
-        for node in found.nodes:
-            node.wait()
 
 
 def halves(town: Net, seconds: float) -> None:

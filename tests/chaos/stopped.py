@@ -2,17 +2,23 @@
 
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 import psutil
 
-from atoll.cli.sim.nodes import SimNode
 from tests.waiting import poll
 
 
+class Running(Protocol):
+    """A node of the simulation or of the lab."""
+
+    def processes(self) -> Sequence[psutil.Process]: ...
+
+
 @contextmanager
-def stopped(nodes: Iterable[SimNode]) -> Iterator[None]:
+def stopped(nodes: Iterable[Running]) -> Iterator[None]:
     """While the block runs, no process of these nodes does anything."""
     processes = [process for node in nodes for process in node.processes()]
     try:

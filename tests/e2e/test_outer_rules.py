@@ -31,6 +31,7 @@ CASES = [
             "outer.floor_256=256",
             "compress.feedback_rule=econtrol",
             "compress.feedback=1",
+            "pace.least_256=256",  # its estimates need members of equal weight
         ),
         f"{WORKER}, {FEEDBACK}",
     ),
@@ -38,7 +39,18 @@ CASES = [
     slow("average", (*DENSE, "outer.alpha_256=256"), WORKER),
     slow("nesterov", (*DENSE, "outer.alpha_256=179"), WORKER),
     slow("slowmo", ("outer.momentum_256=128",), WORKER),
-    slow("nesterov", (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit"), WORKER),
+    # A-EDiT: its rounds aim at a common time, and members take the steps that they can.
+    slow(
+        "nesterov",
+        (*DENSE, "outer.alpha_256=179", "outer.aggregate=edit", "pace.least_256=64", "pace.most_256=512"),
+        WORKER,
+    ),
+    # MuLoCo.
+    slow(
+        "nesterov",
+        (*DENSE, "outer.alpha_256=179", "outer.momentum_256=154", "inner.optimizer=muon"),
+        "tests/node/worker/test_outer_rules.py::test_muloco_has_one_digest_after_a_kill_and_a_late_join",
+    ),
     slow("co2", (*DENSE, "outer.clip_65536=655"), WORKER),
     slow(
         "sgd",

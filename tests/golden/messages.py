@@ -486,6 +486,7 @@ def golden() -> dict[str, Any]:
         "reply": call_frames.reply(7, b"\1"),
         "failure": call_frames.failure(7, "PeerFault", "too large"),
         "notice": call_frames.notice("gossip.entry", b"\1"),
+        "pushed blob": call_frames.notice("blob.push", codec.encode(b"payload")),
         "cancel": call_frames.cancel(7),
         **{f"{type(each).__name__}, JSON": universal.to_json(each) for each in JSON},
     }

@@ -28,6 +28,7 @@ LARGEST = 2.0**40
 FOREIGN_DECODERS = {
     "node/checkpoint/universal.py": "JSON with a cap, and without floats",
     "node/daemon/loggers/child.py": "events of this node's own daemon",
+    "node/daemon/samples/sampler.py": "the answer of this node's own process, after its cap",
     "node/daemon/telemetry/log_ring.py": "this node's own log and journal",
     "node/daemon/telemetry/logfile.py": "this node's own log",
     "node/daemon/telemetry/round_log.py": "this node's own log",

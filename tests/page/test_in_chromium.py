@@ -5,6 +5,7 @@ import time
 import msgspec
 import pytest
 
+from atoll.node.daemon.web.page_data import SampleText
 from atoll.protocols.local.privacy_now import PrivacyNow
 from tests.node.daemon.web.fed_node import PEER_ROW
 from tests.page.chromium import DESK, PHONE, tab
@@ -87,6 +88,22 @@ async def test_text_of_peers_is_text(node, url):
         await page.says("#facts", f" by …{OTHER[-8:]} {EVIL}")
         assert await page.page.locator("img").count() == 0
         assert await page.page.title() != "owned"
+        assert page.complaints == []
+
+
+async def test_a_sample_text_is_text_and_says_by_which_round(node, url):
+    node.text = SampleText(round=5, unix_s=1.8e9, text=f"{EVIL}\n{'x' * 400}", why="the node is paused")
+    async with tab(url, size=PHONE) as page:
+        await page.says("#sample", EVIL)
+        assert await page.text("#sampleNote") == "by final round 5, 2027-01-15 08:00:00 UTC"
+        assert await page.text("#sampleWhy") == "none that is newer: the node is paused"
+        assert await page.page.locator("img").count() == 0
+        assert await page.page.title() != "owned"
+        wide = await page.page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0, "a long word is broken"
+        node.text = SampleText(why="they are off: set sample_every_s in config.toml")
+        await page.says("#sampleWhy", "none: they are off")
+        assert await page.text("#sample") == ""
         assert page.complaints == []
 
 

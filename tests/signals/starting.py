@@ -38,7 +38,7 @@ class Moment:
     """When, and how, a start is told to stop."""
 
     place: str
-    """`daemon load click`, `worker call node/worker/main.py:Worker.run`, … (see the probe); empty: never."""
+    """`daemon load click`, `worker call node/worker/session.py:Session.train`, … (see the probe); empty: never."""
     how: str
     """A key of ENDS."""
     link: str = ""

@@ -96,11 +96,7 @@ class SummaryMaker:
             self._counted.setdefault(author, []).append(entry)
 
     def make(
-        self,
-        state: FinalityState,
-        authors: Iterable[PeerId],
-        reducers: ReducerHistory,
-        proven: Collection[PeerId] = (),
+        self, state: FinalityState, reducers: ReducerHistory, proven: Collection[PeerId] = ()
     ) -> FullSummary | None:
         """The summary of all final rounds; None where the feeds here are not those that the final sets name.
 
@@ -110,7 +106,7 @@ class SummaryMaker:
         """
         for author in proven:
             self._counted.pop(author, None)
-        summary = summarize(state, authors)
+        summary = summarize(state)
         if summary is None:
             return None
         found = {author: self._floor(author, summary) for author in sorted(self._counted)}

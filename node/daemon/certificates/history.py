@@ -69,8 +69,6 @@ class LedgerHistory:
     """The run, if its voters certify summaries, which every node makes at the same rounds; None: they do not."""
     summary: Summary | None = field(init=False)
     """What stands for the rounds that are gone; None: none are."""
-    _authors: set[PeerId] = field(init=False)
-    """Authors of all final sets, and members of epochs."""
     reducers: ReducerHistory = field(default_factory=ReducerHistory, init=False)
     """What the rounds that are gone say about later reducers."""
     _made: deque[_Made] = field(default_factory=deque, init=False)
@@ -91,7 +89,6 @@ class LedgerHistory:
             self._maker.resume(full)
         elif data is not None:
             self.summary = decode_summary(data)
-        self._authors = set(self.authors)
 
     @property
     def certifies(self) -> bool:
@@ -116,11 +113,6 @@ class LedgerHistory:
         has_chosen = any(self.ledger.entries(kind=kind, author=state.me) for kind in (Epoch, Follow))
         return resumed(state, self.summary, chosen if has_chosen or not self.certifies else None)
 
-    def on_accepted(self, authors: Iterable[PeerId]) -> None:
-        """A final set, or an epoch, names these authors."""
-        if self.certifies or not self.keeps_all:
-            self._authors.update(authors)
-
     def on_counted(self, named: Iterable[tuple[PeerId, Digest]]) -> None:
         """A final set names these contributions."""
         if self.certifies:
@@ -132,7 +124,7 @@ class LedgerHistory:
             return None
         # Not those of the state: a replay makes the summaries before it learns of proofs.
         proven = self.ledger.equivocators()
-        full = self._maker.make(state, self._authors, reducers, proven)
+        full = self._maker.make(state, reducers, proven)
         if full is None:
             return None
         if not self.keeps_all:
@@ -144,7 +136,7 @@ class LedgerHistory:
         newest = self._made[-1].summary.round if self._made else self.last_gone
         if self.keeps_all or self.certifies or state.last_final < newest + self.step_rounds:
             return
-        summary = summarize(state, self._authors)
+        summary = summarize(state)
         if summary is not None:
             self._made.append(_Made(encode_summary(summary), summary))
 

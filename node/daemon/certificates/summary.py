@@ -7,7 +7,7 @@ tests/node/daemon/certificates/test_summary.py shows. A node believes its own su
 believe another one's: docs/decisions/0025-ledgers-may-be-cut.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -79,11 +79,8 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         return _tally(self.tally)
 
 
-def summarize(state: FinalityState, authors: Iterable[PeerId]) -> Summary | None:
-    """The summary of all final rounds; `authors`: those of all final sets, and members of epochs.
-
-    None where an epoch decides the next round: whether it does follows from no final set.
-    """
+def summarize(state: FinalityState) -> Summary | None:
+    """The summary of all final rounds; None where an epoch decides the next one: it follows from no final set."""
     if state.last_final < 0 or state.chain[-1].first > state.last_final:
         return None
     newest = range(max(0, state.last_final + 1 - RECENT_ROUNDS), state.last_final + 1)
@@ -108,7 +105,7 @@ def summarize(state: FinalityState, authors: Iterable[PeerId]) -> Summary | None
             if at in state.decided
         ),
         voted_out=_sorted({peer: at for peer, at in state.epochs.voted_out.items() if at <= state.last_final}),
-        authors=tuple(sorted(set(authors))),
+        authors=tuple(sorted(state.accepted)),
     )
 
 
@@ -135,6 +132,7 @@ def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...] | 
         tally=_tally(summary.tally),
         chain=chain,
         planned=planned,
+        accepted=frozenset(summary.authors),
         decided={each.round: (each.voters, frozenset(each.authors)) for each in summary.decided},
         epochs=replace(state.epochs, voted_out=dict(summary.voted_out)),
     )

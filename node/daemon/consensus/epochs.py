@@ -121,11 +121,21 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
                     found[name] += many
         return sorted(found, key=lambda name: (-found[name], name))
 
-    def on_side(self, name: EpochId) -> set[PeerId]:
-        """Those whose choice is this epoch, or one that continues it."""
-        # Many authors, few choices: the chains of parents are walked once a choice.
-        choices = {choice for choice in {*self.chosen.values()} if name in self.ancestors(choice)}
-        return {peer for peer, choice in self.chosen.items() if choice in choices}
+    def on_side(self, name: EpochId, among: Collection[PeerId]) -> set[PeerId]:
+        """Those of some peers whose choice is this epoch, or one that continues it."""
+        # Of some peers: anybody can make up choices, and long chains of epochs to walk.
+        chosen = ((peer, self.chosen[peer]) for peer in among if peer in self.chosen)
+        return {peer for peer, choice in chosen if name in self.way_to(choice)}
+
+    def way_to(self, choice: EpochId) -> frozenset[EpochId]:
+        """The epochs of `ancestors`. They are walked once a choice, and again once more is known."""
+        if choice not in self._ways:
+            self._ways[choice] = frozenset(self.ancestors(choice))
+        return self._ways[choice]
+
+    @cached_property
+    def _ways(self) -> dict[EpochId, frozenset[EpochId]]:
+        return {}
 
     @cached_property
     def found_here(self) -> dict[tuple[object, ...], frozenset[PeerId]]:
@@ -148,17 +158,21 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         return frozenset(one for peer, newest in self.voted.items() for one in self._progress_of(peer, newest))
 
     def _progress_of(self, peer: PeerId, newest: int) -> set[tuple[int, PeerId, int]]:
-        return {
-            (number, peer, ((newest - number + 1) // LONG).bit_length())
-            for _, number in self.places
-            if newest > number
-        }
+        begins = self._begins
+        return {(at, peer, ((newest - at + 1) // LONG).bit_length()) for at in begins if newest > at}
+
+    @cached_property
+    def _begins(self) -> frozenset[int]:
+        """The rounds at which epochs begin."""
+        return frozenset(number for _, number in self.places)
 
     def with_vote(self, author: PeerId, number: int) -> "EpochBook":
         """The book after a newer vote. What it found before is kept where the vote changes none of it."""
         after = replace(self, voted={**self.voted, author: number})
         # Votes are most of what comes here, and say of nobody where it works.
-        vars(after).update(found_here=self.found_here, unvoted=self.unvoted)
+        vars(after).update(
+            found_here=self.found_here, unvoted=self.unvoted, _ways=self._ways, _begins=self._begins
+        )
         before = self.voted.get(author, -1)
         if "progress" in vars(self) and self._progress_of(author, before) == self._progress_of(author, number):
             vars(after).update(progress=self.progress)
@@ -246,6 +260,37 @@ def without_votes(book: EpochBook, author: PeerId) -> EpochBook:
     return replace(book, votes_against=votes, excise_votes=wanted)
 
 
+def without(book: EpochBook, author: PeerId, deciders: Collection[PeerId]) -> EpochBook:
+    """The book without an author whose feed is gone. It may come again, from its begin.
+
+    Its signatures stay under epochs that one of `deciders` signed too: others may work in these.
+    """
+    for name, who in book.signers.items():
+        if author in who and who.isdisjoint(deciders):
+            book = _unsign(book, name, author)
+    if author not in book.chosen.keys() | book.left.keys() | book.voted.keys():
+        return book
+    return replace(
+        book,
+        chosen={who: name for who, name in book.chosen.items() if who != author},
+        left={who: number for who, number in book.left.items() if who != author},
+        back={who: names for who, names in book.back.items() if who != author},
+        voted={who: number for who, number in book.voted.items() if who != author},
+    )
+
+
+def _unsign(book: EpochBook, name: EpochId, author: PeerId) -> EpochBook:
+    body = book.bodies[name]
+    left, place = book.signers[name] - {author}, (body.parent, int(body.round))
+    begun = tuple(each for each in book.children(*place) if each != name)
+    places = {at: names for at, names in book.places.items() if at != place} | ({place: begun} if begun else {})
+    if left:
+        return replace(book, signers={**book.signers, name: left}, places=places)
+    bodies = {each: one for each, one in book.bodies.items() if each != name}
+    signers = {each: who for each, who in book.signers.items() if each != name}
+    return replace(book, bodies=bodies, signers=signers, places=places)
+
+
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     body = book.bodies[name]
     place = body.parent, int(body.round)
@@ -307,8 +352,7 @@ def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
     # this side. The order of ballots is a hash of things that were fixed before. The id, which can be made to fit,
     # decides only between two epochs of the same voters: these signed both.
     body = book.bodies[name]
-    known = electorate.recent.union(electorate.voters) - book.excluded_from(body.round)
-    side = book.on_side(name) & known
+    side = book.on_side(name, _weighing(book, electorate, body.round))
     places = [at for at, peer in enumerate(electorate.voters) if peer in side]
     length = book.length(side, body.round)
     return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name
@@ -318,7 +362,16 @@ def best_of(book: EpochBook, electorate: Electorate, names: Collection[EpochId])
     """The greatest of these epochs that begin in one place; None where there is none."""
     if len(names) == 1:
         return next(iter(names))  # nearly always, and this is asked at every vote
-    return max(names, default=None, key=lambda name: rank(book, electorate, name))
+    number = max((book.bodies[name].round for name in names), default=0)
+    chosen = {book.chosen[peer] for peer in _weighing(book, electorate, number) if peer in book.chosen}
+    # Those that nobody who weighs works in come last, by their ids: anybody can open any number of them.
+    on_ways = frozenset[EpochId]().union(*map(book.way_to, chosen)).intersection(names)
+    return max(on_ways, key=lambda name: rank(book, electorate, name)) if on_ways else max(names, default=None)
+
+
+def _weighing(book: EpochBook, electorate: Electorate, number: int) -> frozenset[PeerId]:
+    """Who weighs where epochs begin at a round."""
+    return electorate.recent.union(electorate.voters) - book.excluded_from(number)
 
 
 def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:

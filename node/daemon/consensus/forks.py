@@ -4,7 +4,7 @@ The ledger decides, so nodes that have the same entries choose the same chain; l
 from leaving a round that it just decided (`_waiting`). Rules in words: docs/epochs.md.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -84,13 +84,31 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
         found = decided_proposal(book, segment.electorate.voters, state.equivocators)
         authors = segment.tally.proven(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
         yield _Fork(segment.first, before.epoch, segment.electorate, authors, segment.epoch)
-    # Epochs that others entered at a round that our chain decided without them.
+    # Epochs that deciders entered at a round that our chain decided without them. One that all of these left again
+    # outranks nothing, and of others anybody can open as many as it likes: none of these is looked at.
     ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]
     spans = {segment.epoch: (segment.first, end) for segment, end in zip(state.chain, ends, strict=True)}
-    for parent, number in state.epochs.places:
-        first, end = spans.get(parent, (0, 0))
+    for parent, number in sorted(_left_at(state.epochs, spans.keys(), deciders_of(state))):
+        first, end = spans[parent]
         if first <= number < end and number in state.decided:
             yield _Fork(number, parent, state.electorate(number), state.decided[number][1], parent)
+
+
+def _left_at(book: EpochBook, chain: Collection[EpochId], peers: Collection[PeerId]) -> set[tuple[EpochId, int]]:
+    """Where the ways to what some peers chose leave a chain: its epoch, and the round of the next one."""
+    found: set[tuple[EpochId, int]] = set()
+    for choice in {book.chosen[peer] for peer in peers if peer in book.chosen}.difference(chain):
+        way = [book.bodies[name] for name in book.ancestors(choice) if name in book.bodies]
+        found.update([(body.parent, int(body.round)) for body in way if body.parent in chain][:1])
+    return found & book.places.keys()
+
+
+def deciders_of(state: finality_types.FinalityState) -> frozenset[PeerId]:
+    """Who decided one of the rounds that are remembered, or may decide one in a chain that outranks ours."""
+    authors = {proven for _, proven in state.decided.values()}  # mostly one and the same
+    groups = [state.epochs.signers.get(segment.epoch, frozenset[PeerId]()) for segment in state.chain]
+    groups += [segment.electorate.recent.union(segment.electorate.voters) for segment in state.chain]
+    return frozenset(state.voters).union(*authors, *groups)
 
 
 def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId | None:
@@ -132,7 +150,7 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
     stay = (_stayed(book, fork) | waiting) - excluded
-    moved = book.on_side(best).intersection(fork.electorate.voters, known)
+    moved = book.on_side(best, known.intersection(fork.electorate.voters))
     longer = book.length(moved, fork.number) > book.length(stay, fork.number)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent
 

@@ -22,7 +22,7 @@ from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
-from atoll.node.daemon.consensus.forks import change_chain, look_for_better_chain
+from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
 from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
@@ -40,9 +40,11 @@ from atoll.protocols.ledger.ballots import (
     add_entry,
     add_orphan,
     decided_proposal,
+    of_voters,
     owner_of,
     voter_order,
     without,
+    without_ballots,
 )
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
@@ -176,8 +178,7 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.EntryPayloadHeld(entry):
             return replace(state, held=state.held | {entry}), []
         case finality_types.AuthorPruned(author):
-            books = {at: without(book, author, state.held) for at, book in state.books.items()}
-            return replace(state, books=books, epochs=epochs.without_votes(state.epochs, author)), []
+            return _without(state, author), []
         case finality_types.RoundClosed(number, members):
             views = {**state.views, number: members}
             return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []
@@ -224,8 +225,11 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if isinstance(body, EpochBody):
             return state, []
-    if kind in _BALLOTS and isinstance(body, BallotBody) and _is_of_leaver(state, event.author, body):
-        return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
+    if kind in _BALLOTS and isinstance(body, BallotBody):
+        if not _may_count(state, event.author, body):
+            return state, []
+        if _is_of_leaver(state, event.author, body):
+            return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
     is_open = state.last_final < body.round < state.rounds
     if not is_open and body.round not in [segment.first for segment in state.chain[1:]]:
@@ -245,6 +249,28 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if not fault:
         return state, []
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
+
+
+def _without(state: finality_types.FinalityState, author: PeerId) -> finality_types.FinalityState:
+    """The state after the ledger let go of an author: as after a restart, which would find nothing of it."""
+    deciders = deciders_of(state)
+    books, others = state.books, epochs.without_votes(state.epochs, author)
+    # The ledger hears who is accepted only after this machine found it: what a decider wrote is not forgotten.
+    if author not in deciders:
+        books = {at: without_ballots(book, author) for at, book in books.items()}
+        others = epochs.without(others, author, deciders)
+    books = {at: without(book, author, state.held) for at, book in books.items()}
+    return replace(state, books=books, epochs=others)
+
+
+def _may_count(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
+    """Whether the author may be a voter of the ballot's round and epoch. Of all others any number cost nothing."""
+    if (body.round, body.ballot.epoch) == (state.deciding, state.epoch):
+        return author in state.voters
+    # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
+    # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
+    forks = [segment.electorate.voters for segment in state.chain[1:] if segment.first == body.round]
+    return body.round >= state.deciding or any(author in voters for voters in forks)
 
 
 def _is_of_leaver(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
@@ -351,13 +377,17 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         proven = before[1]  # one set in memory for a thousand rounds of the same members
     forks = {segment.first for segment in state.chain[1:]}
     books = {at: book for at, book in state.books.items() if at > number or at in forks}
+    voters = voter_order(state.run, number + 1, proven)
+    if number + 1 in books:
+        books[number + 1] = of_voters(books[number + 1], state.epoch, voters)
     decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}
     done = replace(
         state,
         last_final=number,
         decided={**decided, number: (state.voters, proven)},
-        voters=voter_order(state.run, number + 1, proven),
+        voters=voters,
         tally=state.tally.after(authors),
+        accepted=state.accepted if authors <= state.accepted else state.accepted | authors,
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},

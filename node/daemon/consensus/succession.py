@@ -12,8 +12,9 @@ from atoll.node.daemon.consensus.epochs import EpochId, Segment, best_of, is_quo
 from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.ballots import voter_order
+from atoll.protocols.ledger.ballots import of_voters, voter_order
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
+from atoll.protocols.ledger.set_limit import first_authors
 
 AWAY_ROUNDS = 8
 """Who contributed to none of so many newest rounds was away."""
@@ -28,11 +29,16 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         return state, []
     first = state.deciding
     voters = voter_order(state.run, first, state.epochs.bodies[name].members)
+    books = {**state.books}
+    if first in books:
+        books[first] = of_voters(books[first], name, voters)
     state = replace(
         state,
+        books=books,
         chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally)),
         planned=state.planned[1:],
         voters=voters,
+        accepted=state.accepted.union(voters),
         attempt=0,
         since=state.now,
         short_since=None,
@@ -158,6 +164,8 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
     found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)
     candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
+    # Here may be everybody that writes into open rounds.
+    here = first_authors(state.run, number, here, state.seniority)
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
@@ -196,7 +204,8 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     if not may_have_been_away(state):
         return False
     newest = _newest_rounds(state)
-    since = max((newest.get(peer, -1) for peer in state.epochs.on_side(name)), default=-1) - AWAY_ROUNDS
+    side = state.epochs.on_side(name, newest.keys())
+    since = max((newest[peer] for peer in side), default=-1) - AWAY_ROUNDS
     if since <= state.deciding or newest.get(state.me, -1) >= since:
         return False
     there = frozenset(peer for peer, number in newest.items() if number >= since)
@@ -219,11 +228,11 @@ def _outweighs(
     `counting`: those of some peers that count.
     """
     book, number = state.epochs, state.deciding
-    side = book.on_side(name)
     for tier in tiers:
         tier = tier - book.excluded_from(number)
+        side = book.on_side(name, tier)
         others = {peer for peer in counting(tier - side) if not book.has_left(peer, number, state.epoch)}
-        if tier & side or others:
+        if side or others:
             # So the others are no quorum either, which has two thirds.
-            return len(tier & side) >= len(others)
+            return len(side) >= len(others)
     return False

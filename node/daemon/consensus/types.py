@@ -24,6 +24,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
+from atoll.protocols.ledger.set_limit import Seniority
 
 PATIENCE_S = 10.0
 """Default patience in seconds; the driver sets about two round times."""
@@ -361,6 +362,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Voters of the next round: the proven authors of the last final set, in the order of their ballots."""
     tally: Tally = Tally()
     """Accepted work of each author, by the rounds that are final."""
+    accepted: frozenset[PeerId] = frozenset()
+    """Authors of all final sets, and members of epochs: they are no newcomers."""
     lease_s: float = LEASE_S
     """How long the run's leases live, in seconds: a node that came up knows after that time who is there."""
     chain: tuple[Segment, ...] = (Segment(ROOT, 0, Electorate(()), Tally()),)
@@ -455,6 +458,13 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
         voters = self.voters if number == self.deciding else self.decided[number][0]
         before = (self.decided[at][1] for at in range(number - RECENT_ROUNDS, number) if at in self.decided)
         return Electorate(voters, frozenset[PeerId]().union(*before))
+
+    @property
+    def seniority(self) -> Seniority:
+        """Whose work comes first, where the round that is decided next has more than its set may name."""
+        before = range(self.deciding - RECENT_ROUNDS, self.deciding)
+        newest = (self.decided[at][1] for at in before if at in self.decided)
+        return Seniority((frozenset(self.voters), *newest), self.accepted)
 
     @property
     def own_summary(self) -> Digest | None:

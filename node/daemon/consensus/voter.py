@@ -25,6 +25,7 @@ from atoll.node.daemon.consensus.types import (
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
 from atoll.protocols.ledger.records import (
+    MAX_SET,
     Ballot,
     Epoch,
     Follow,
@@ -257,10 +258,15 @@ def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
     """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early.
 
-    Those of proven authors only: any number of others may be a flood, and decides nothing.
+    Those of proven authors only: any number of others may be a flood, and decides nothing. Of a set that names as
+    many as it may, those of authors that are in the newest final sets, or decide now.
     """
     ours, book = _own_set(state), state.book
     proven = state.tally.proven(book.authors_of(ours))
+    if len(ours) >= MAX_SET:
+        # Of a flood each node holds another part, so full sets may share few of its authors.
+        known = state.electorate(state.deciding)
+        proven = proven.intersection(known.recent.union(known.voters)) or proven
     counted = {entry for entry in ours if book.author_of(entry) in proven}
     return len(counted.intersection(names)), len(counted)
 

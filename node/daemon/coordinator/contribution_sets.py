@@ -80,6 +80,10 @@ class ContributionIndex:
         """Return the newest round with a contribution of this node."""
         return Round(max(self._own_rounds)) if self._own_rounds else None
 
+    def first_author(self, payload: Digest) -> PeerId | None:
+        """Return who named this payload first, of the contributions that are known; None if nobody did."""
+        return next((author for author, record in self._found.values() if record.payload == payload), None)
+
     def held_with(self, payload: Digest) -> list[tuple[Round, Digest]]:
         """Return rounds and entry ids of the contributions that can be folded with this payload, rising."""
         naming = [(record.round, entry) for entry, (_, record) in self._found.items() if record.payload == payload]

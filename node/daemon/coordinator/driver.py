@@ -123,6 +123,7 @@ class Driver:
         self.finalizer.step()
         self.moments.step()
         self.removals.step()
+        self.newcomers.step()
         self.evaluator.step()
         self.leases.publish_if_due()
         self._cut_ledger()
@@ -300,9 +301,8 @@ class Driver:
 
     def on_payload_resolved(self, payload: Digest) -> None:
         """Feed every contribution that names this payload and can be folded with it."""
-        held = self.contributions.held_with(payload)
-        self.newcomers.on_held(entry for _, entry in held)
-        for number, entry in held:
+        self.newcomers.on_held(payload)
+        for number, entry in self.contributions.held_with(payload):
             self.machines.feed_round(round_types.PayloadHeld(entry, number, self.context.now()))
             self.machines.feed_finality(finality_types.EntryPayloadHeld(entry))
 
@@ -381,7 +381,7 @@ class Driver:
                 self.queue.start_task(self._check(action), f"check {action.round}")
             case finality_types.FetchMissing(number, entries, payloads):
                 if entries:
-                    self.newcomers.require(entries)
+                    self.net.require(entries)
                 self._fetch_for_check(number, payloads)
             case finality_types.FetchOrphans(number, wanted, proposals):
                 self.net.fetch_orphans(number, wanted, proposals)
@@ -392,9 +392,7 @@ class Driver:
                 self.on_set(action.round, action.contributions, True)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
-                self.newcomers.on_epoch(voters)
-                if self.history is not None:
-                    self.history.on_accepted(voters)
+                self.net.accept(voters)
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
                 self._leave_chain(first)
@@ -412,7 +410,6 @@ class Driver:
     def _note_final(self, action: finality_types.FinalizeRound) -> None:
         if self.history is not None:
             named = self.contributions.find(action.contributions)
-            self.history.on_accepted(author for _, author, _ in named)
             self.history.on_counted((author, entry) for entry, author, _ in named)
             # Several rounds may become final at once: the state is that after the newest.
             if action.round == self.finality.last_final:

@@ -34,23 +34,22 @@ class NewcomerWatch:
         body, finality = entry.body, self.machines.finality
         if isinstance(body, Proposal) and body.round == finality.deciding and entry.author in finality.voters:
             self.net.keep(self.contributions.authors(body.contributions))
-            self.require(entry for entry in body.contributions if entry not in self.contributions)
+            self.net.require(entry for entry in body.contributions if entry not in self.contributions)
 
     def on_final(self, names: Iterable[Digest]) -> None:
         """A round is final with this set."""
         self.net.accept(self.contributions.authors(names))
 
-    def on_epoch(self, voters: Iterable[PeerId]) -> None:
-        """An epoch of these members decides from now on."""
-        self.net.accept(voters)
+    def step(self) -> None:
+        """Tell the rounds whose work comes first where one has more than its set may name."""
+        seniority = self.machines.finality.seniority
+        if seniority != self.machines.round.seniority:
+            self.machines.feed_round(round_types.SenioritySeen(seniority, self.context.now()))
 
-    def require(self, entries: Iterable[Digest]) -> None:
-        """Entries that a ballot or a final set names are not here."""
-        self.net.require(entries)
-
-    def on_held(self, entries: Iterable[Digest]) -> None:
-        """The payloads of these contributions were verified."""
-        for author in self.contributions.authors(entries):
+    def on_held(self, payload: Digest) -> None:
+        """A payload was verified: it is the work of one author, whoever names it too."""
+        author = self.contributions.first_author(payload)
+        if author is not None:
             self.net.vouch(author)
 
     def on_pruned(self, author: PeerId) -> None:

@@ -188,6 +188,7 @@ class ReductionCoordinator:
             if self.is_reduced(number) and number not in self._rounds:
                 self._open(number)
         for number in list(self._rounds):
+            self._rank(number)
             self._lose_patience(number)
         if self._doubts.faults or self._doubts.unheard:
             self._doubts.step(self.worker.is_ready)
@@ -245,7 +246,10 @@ class ReductionCoordinator:
 
     def _open(self, number: int) -> None:
         plan = self.ledger.plan(number)
-        self._rounds[number] = OpenRound(reduction_machine.State(self.ledger.me, Round(number), plan))
+        state = reduction_machine.State(
+            self.ledger.me, Round(number), plan, self.ledger.rules.run, self.machines.finality.seniority
+        )
+        self._rounds[number] = OpenRound(state)
         self.machines.feed_round(ReductionPlanned(Round(number), self.context.now()))
         for author in [author for author, first in self._excluded.items() if number >= first]:
             self._feed(number, reduction_machine.Excluded(author))
@@ -268,7 +272,6 @@ class ReductionCoordinator:
 
     def _report_held(self, offer: Offer) -> None:
         """Tell the round machine that all this node needs of a contribution before its round closes is here."""
-        self.net.vouch(offer.author)
         held = PayloadHeld(offer.entry, self.ledger.contribution(offer.entry).round, self.context.now())
         self.queue.post(lambda: self.machines.feed_round(held))
 
@@ -302,6 +305,12 @@ class ReductionCoordinator:
         self.context.log.event("slices", round=number, reduced=reduced, raw=len(parts) - reduced)
         if is_first:
             self._doubts.sample(number, parts)
+
+    def _rank(self, number: int) -> None:
+        """Say whose work comes first, if that changed."""
+        seniority = self.machines.finality.seniority
+        if self._rounds[number].state.seniority != seniority:
+            self._feed(number, reduction_machine.Ranked(seniority))
 
     def _lose_patience(self, number: int) -> None:
         """End the wait for reducers, then for rows that nobody gives: an author may be dead, or lie."""
@@ -348,6 +357,9 @@ class ReductionCoordinator:
     def _on_rows_held(self, number: int, offer: Offer, span: Span) -> None:
         self._feed(number, reduction_machine.RowsHeld(offer.entry, span))
         if self.ledger.plan(number).span_of(self.ledger.me) == span and number in self._rounds:
+            # Rows are the work of one author, whoever names them too.
+            if self.contributions.first_author(self.ledger.contribution(offer.entry).payload) == offer.author:
+                self.net.vouch(offer.author)
             self._report_held(offer)
         self.on_rows()
 

@@ -14,10 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice, effective_slices, entries_of, one_per_author
-from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ids import Digest, PeerId, Round, RunId
+from atoll.protocols.ledger.records import MAX_SET
 from atoll.protocols.ledger.reduction import Claim, Offer, covered_by
+from atoll.protocols.ledger.set_limit import Seniority, first_places
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import SlicePlan
+
+NO_RUN = RunId(Digest(b""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +91,25 @@ class Excluded:
     author: PeerId
 
 
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Who comes first if there are more contributions than a set may name."""
+
+    seniority: Seniority
+
+
 Event = (
-    OfferSeen | ClaimSeen | RowsHeld | ReductionHeld | Collected | PatienceOver | Wrong | Righted | Gone | Excluded
+    OfferSeen
+    | ClaimSeen
+    | RowsHeld
+    | ReductionHeld
+    | Collected
+    | PatienceOver
+    | Wrong
+    | Righted
+    | Gone
+    | Excluded
+    | Ranked
 )
 
 
@@ -133,6 +154,10 @@ class State:
     me: PeerId
     number: Round
     plan: SlicePlan
+    run: RunId = NO_RUN
+    """Id of the run."""
+    seniority: Seniority = field(default_factory=Seniority)
+    """Who comes first if there are more contributions than a set may name."""
     offers: frozenset[Offer] = frozenset()
     claims: Mapping[Digest, Claim] = field(default_factory=dict)
     """Reductions of this round and of earlier ones, which it may continue."""
@@ -141,6 +166,8 @@ class State:
     """Contributions and Reductions that nobody gives."""
     excluded: frozenset[PeerId] = frozenset()
     """Authors that are excluded from this round, or from one before it."""
+    surplus: frozenset[Digest] = frozenset()
+    """Contributions that the set has no place for."""
     rows: frozenset[tuple[Digest, Span]] = frozenset()
     """Rows on disk, by contribution and slice."""
     payloads: frozenset[Digest] = frozenset()
@@ -160,6 +187,8 @@ class State:
 def step(state: State, event: Event) -> tuple[State, list[Action]]:
     """Return the next state and the actions. A repeated event changes nothing and asks for nothing."""
     state = _apply(state, event)
+    if isinstance(event, OfferSeen | Excluded | Ranked):
+        state = replace(state, surplus=_surplus(state))
     state = replace(state, parts=_parts(state, event))
     fresh = [action for action in dict.fromkeys(_needed(state)) if action not in state.asked]
     state = replace(state, asked=state.asked | frozenset(fresh))
@@ -172,7 +201,7 @@ def _parts(state: State, event: Event) -> tuple[EffectiveSlice, ...]:
     """Return what counts after an event."""
     # A payload that was given up counts again when it comes; rows on disk never change what counts.
     changes = isinstance(event, Gone | ReductionHeld) and event.entry in state.claims and event.entry in state.gone
-    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong | Righted | Excluded):
+    if not changes and not isinstance(event, OfferSeen | ClaimSeen | Wrong | Righted | Excluded | Ranked):
         return state.parts
     spans = state.plan.spans
     # A Reduction of this round changes its own slice only. One of an earlier round may taint those of any slice.
@@ -224,6 +253,8 @@ def _apply(state: State, event: Event) -> State:
             return replace(state, gone=state.gone | {entry})
         case Excluded(author):
             return replace(state, excluded=state.excluded | {author})
+        case Ranked(seniority):
+            return replace(state, seniority=seniority)
         case Collected():
             return replace(state, collected=True)
         case PatienceOver():
@@ -235,7 +266,7 @@ def _needed(state: State) -> Iterator[Action]:
     mine = state.plan.span_of(state.me)
     # A reducer needs the rows of its slice from everybody, before the round closes.
     if mine is not None and not state.reduced:
-        yield from _rows(state, _counted(state), mine)
+        yield from _rows(state, _named(state), mine)
     for part in state.parts:
         if part.reduced is not None and part.reduced.entry not in state.payloads:
             yield FetchReduction(part.reduced)
@@ -271,7 +302,7 @@ def _reduction(state: State) -> tuple[State, list[Action]]:
     if mine is None or state.reduced or not state.collected:
         return state, []
     # A contribution without rows here is left out of the Reduction. It still counts raw where it is held.
-    offers = tuple(o for o in _counted(state) if o.author == state.me or (o.entry, mine) in state.rows)
+    offers = tuple(o for o in _named(state) if o.author == state.me or (o.entry, mine) in state.rows)
     return replace(state, reduced=True), [ReduceSlice(mine, offers)] if offers else []
 
 
@@ -280,7 +311,7 @@ def _fold(state: State) -> tuple[State, list[Action]]:
     if not state.collected or not all(_is_decided(state, part) for part in state.parts):
         return state, []
     gone, parts = _absent(state), state.parts
-    absent = gone | _barred(state)
+    absent = gone | state.surplus | _barred(state)
     if gone:
         # Rows that nobody gives: the set is made without their contributions, in all slices alike.
         lost = absent | _lost(state)
@@ -296,14 +327,27 @@ def _absent(state: State) -> frozenset[Digest]:
 
 
 def _lost(state: State) -> frozenset[Digest]:
-    """Return the Reductions whose payload nobody gives, and what is of an excluded author or covers such work."""
-    return (state.gone.intersection(state.claims) - state.payloads) | _barred(state)
+    """Return Reductions whose payload nobody gives, what has no place, what is of or covers excluded work."""
+    return (state.gone.intersection(state.claims) - state.payloads) | state.surplus | _barred(state)
 
 
 def _counted(state: State) -> tuple[Offer, ...]:
     """Return the contributions of authors that are not excluded; all, if there is no other."""
     offers = one_per_author(state.offers)
     return tuple(o for o in offers if o.author not in state.excluded) or offers
+
+
+def _named(state: State) -> tuple[Offer, ...]:
+    """Return the contributions that count and that the set has a place for."""
+    return tuple(offer for offer in _counted(state) if offer.entry not in state.surplus)
+
+
+def _surplus(state: State) -> frozenset[Digest]:
+    """Return the contributions that come last, beyond what a set may name beside a Reduction of each slice."""
+    # Where a Reduction covers one of them it counts all the same, as one that its author's death left out.
+    most = MAX_SET - len(state.plan.reducers)
+    authors = {offer.entry: offer.author for offer in _counted(state)} if len(state.offers) > most else {}
+    return frozenset(authors).difference(first_places(state.run, state.number, authors, state.seniority, most))
 
 
 def _barred(state: State) -> frozenset[Digest]:

@@ -40,6 +40,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.SetResolved(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
+        case round_types.SenioritySeen(seniority):
+            return replace(state, seniority=seniority), []
         case round_types.LeasesChanged(members, _, shortage):
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}

@@ -19,7 +19,6 @@ from atoll.node.daemon.rounds.queries import (
     attendance,
     closes_at,
     comes_too_late,
-    counted_book,
     few_members,
     has_joined_in_vain,
     in_flight,
@@ -28,6 +27,7 @@ from atoll.node.daemon.rounds.queries import (
     may_train_on,
     missing_payloads,
     next_round,
+    own_set,
     worked_in,
 )
 from atoll.node.daemon.rounds.state import RESTING, WORKING, Phase, RoundConfig, RoundState
@@ -146,7 +146,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
-        names = state.reduced.get(number, counted_book(state, number).whole)
+        names = state.reduced.get(number, own_set(state, number))
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))

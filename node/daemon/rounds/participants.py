@@ -8,8 +8,9 @@ from functools import cached_property
 
 import msgspec
 
-from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.ledger.set_limit import Seniority, first_places
 
 NEWER_S = 1.0
 """Times at which leases began are rounded: by so much one is later than the loss of a connection."""
@@ -52,10 +53,18 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
         kept = {entry: who for entry, who in self.authors.items() if who != author or entry in self.held}
         return self if len(kept) == len(self.authors) else RoundBook(kept, self.held)
 
+    def first(self, run: RunId, number: int, seniority: Seniority) -> tuple[Digest, ...]:
+        """The set of those that can be folded now, sorted: its digest must not depend on the order of arrival."""
+        key = run, number, seniority
+        if key not in self._firsts:
+            held = {entry: self.authors[entry] for entry in self.held}
+            self._firsts[key] = first_places(run, number, held, seniority)
+        return self._firsts[key]
+
     @cached_property
-    def whole(self) -> tuple[Digest, ...]:
-        """Those that can be folded now, sorted: the digest of a set must not depend on the order of arrival."""
-        return tuple(sorted(self.held))
+    def _firsts(self) -> dict[tuple[RunId, int, Seniority], tuple[Digest, ...]]:
+        """What `first` found. It is asked at every event."""
+        return {}
 
     @cached_property
     def there(self) -> frozenset[PeerId]:

@@ -17,7 +17,7 @@ from atoll.node.daemon.rounds.state import (
     Phase,
     RoundState,
 )
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import Digest, PeerId
 
 _NO_WORK = RoundBook()
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
@@ -43,6 +43,11 @@ def counted_book(state: RoundState, number: int) -> RoundBook:
     # A round in which nobody else worked could never become final without them.
     has_other = not book.held.isdisjoint(left)
     return RoundBook(left, book.held & left.keys()) if has_other and len(left) < len(book.authors) else book
+
+
+def own_set(state: RoundState, number: int) -> tuple[Digest, ...]:
+    """This node's own set of a round: what counts and can be folded now, and no more than a set may name."""
+    return counted_book(state, number).first(state.config.run, number, state.seniority)
 
 
 def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:

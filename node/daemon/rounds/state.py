@@ -12,8 +12,9 @@ import msgspec
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -32,6 +33,7 @@ LATE_ROUNDS = 0.1
 LATE_LEAST_S = 1.0
 """The least such delay, in seconds: times in leases are rounded."""
 NO_DIGEST = Digest(b"")
+NO_RUN = RunId(NO_DIGEST)
 
 
 class Phase(Enum):
@@ -89,6 +91,8 @@ class RoundConfig:
     """The least share of a round's steps that a member may take, in 256ths."""
     observes: str = ""
     """What this node does instead of training, in one line; empty: it trains."""
+    run: RunId = NO_RUN
+    """Id of the run."""
     has_worker: bool = True
     """Whether WorkerReady will ever come."""
 
@@ -108,6 +112,7 @@ def config_of(spec: RunSpec, me: PeerId, observes: str = "", *, has_worker: bool
         overlap_steps=overlap_steps,
         overlap_most=overlap_most,
         observes=observes,
+        run=spec.id,
         has_worker=has_worker,
     )
 
@@ -170,6 +175,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Members that a round closed without, and of whose contributions none was seen since."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
+    seniority: Seniority = Seniority()
+    """Who comes first in a round with more contributions than a set may name."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""
     just_left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)

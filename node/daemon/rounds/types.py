@@ -1,4 +1,4 @@
-"""Events that the round machine receives and actions that it returns. Rules: node/daemon/rounds/machine.py.
+"""Events that the round machine (machine.py) receives, and actions that it returns.
 
 Times `now` are seconds of one monotonic clock, as floats. Nothing here reads a clock.
 """
@@ -13,9 +13,8 @@ from atoll.node.daemon.rounds.participants import MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending, TrainReply
-
-# --- events ---------------------------------------------------------------------------------------
 
 
 class WorkerReady(msgspec.Struct, frozen=True):
@@ -85,6 +84,13 @@ class SetResolved(msgspec.Struct, frozen=True):
     now: float
 
 
+class SenioritySeen(msgspec.Struct, frozen=True):
+    """Other authors come first now in the rounds with more contributions than a set may name."""
+
+    seniority: Seniority
+    now: float
+
+
 class LeasesChanged(msgspec.Struct, frozen=True):
     """All live leases of others, replacing the ones known so far. Expired ones are left out."""
 
@@ -110,8 +116,7 @@ class TrainingDone(msgspec.Struct, frozen=True):
 
 def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
-    steps = done.pending.steps
-    lag = lag_of(done.overlapped, done.held_s, done.train_s, steps) if after >= 0 else None
+    lag = lag_of(done.overlapped, done.held_s, done.train_s, done.pending.steps) if after >= 0 else None
     return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
 
 
@@ -205,6 +210,7 @@ Event: TypeAlias = (
     | AuthorExcluded
     | ReductionPlanned
     | SetResolved
+    | SenioritySeen
     | LeasesChanged
     | TrainingDone
     | TrainingRefused
@@ -219,9 +225,6 @@ Event: TypeAlias = (
     | Refused
     | Behind
 )
-
-
-# --- actions --------------------------------------------------------------------------------------
 
 
 class StartTraining(msgspec.Struct, frozen=True):
@@ -271,10 +274,7 @@ class ResolveSet(msgspec.Struct, frozen=True):
 
 
 class PublishAck(msgspec.Struct, frozen=True):
-    """Append Ack(round, set digest, state) to our feed and send RoundClosed(round, members) to finality.
-
-    Comes again for a round whose set grew later.
-    """
+    """Append Ack(round, set digest, state), send RoundClosed(round, members) to finality; again if it grew."""
 
     round: Round
     members: tuple[Digest, ...]

@@ -9,13 +9,15 @@ from atoll.node.daemon.telemetry.contribution_reader import ContributionReader
 from atoll.node.daemon.telemetry.log_ring import event_ring, log_ring
 from atoll.node.daemon.telemetry.machine_use import MachineUse
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork, SampleText
 from atoll.node.daemon.web.server import is_loopback
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import LogLine, PeerStatus, RoundStatus, Status
+
+OFF = "they are off: set sample_every_s in config.toml"
 
 
 class Reports(Protocol):
@@ -34,11 +36,21 @@ class Reports(Protocol):
         """The newest `last` rounds, oldest first."""
 
 
+class ShownSample(Protocol):
+    """Who writes sample texts."""
+
+    shown: SampleText
+    """The newest one, or why there is none."""
+
+
 class PageSource:
     """See `atoll.node.daemon.web.site.StatusSource`."""
 
-    def __init__(self, plan: JoinPlan, ledger: Ledger, log: RoundLog, reports: Reports) -> None:
-        """The source of a daemon that is built from `plan`."""
+    def __init__(
+        self, plan: JoinPlan, ledger: Ledger, log: RoundLog, reports: Reports, samples: ShownSample | None = None
+    ) -> None:
+        """The source of a daemon that is built from `plan`. `samples`: None where the user wants none."""
+        self._samples = samples
         self.is_local = is_loopback(plan.config.web)
         self._plan = plan
         self._reports = reports
@@ -70,6 +82,9 @@ class PageSource:
 
     def resources(self, worker_pid: int) -> ResourceUse:
         return self._machine.read(worker_pid)
+
+    def sample(self) -> SampleText:
+        return self._samples.shown if self._samples is not None else SampleText(why=OFF)
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         return self._lines.news(after)

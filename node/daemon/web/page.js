@@ -234,6 +234,14 @@ function swarm(now, list, known) {
   at("peers").replaceChildren(...[me, ...known, ...gone].map(line));
 }
 
+// The model's text is text, never markup: it repeats what anybody may have written.
+function sample(wrote) {
+  const by = wrote.round === null ? "" : wrote.round < 0 ? "by the weights that the run began with" : `by final round ${wrote.round}`;
+  write("sampleNote", by && `${by}, ${new Date(wrote.unix_s * 1000).toISOString().slice(0, 19).replace("T", " ")} UTC`);
+  write("sample", wrote.text);
+  write("sampleWhy", wrote.why && `${wrote.text ? "none that is newer" : "none"}: ${wrote.why}`);
+}
+
 function alarms(data) {
   const now = data.status, worst = data.alarms.length ? data.alarms[0].level : "good";
   const texts = data.alarms.map(alarm => `${alarm.word}: ${alarm.text}`);
@@ -301,6 +309,7 @@ function draw(data) {
   progress(now, data.pace);
   facts(now, shares(now));
   resources(now, data.resources);
+  sample(data.sample);
   caps(now.limits);
   const list = [...rows.values()].sort((one, other) => one.round - other.round);
   charts(list);

@@ -75,6 +75,18 @@ class Alarm(msgspec.Struct, frozen=True):
     text: str
 
 
+class SampleText(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest text that the model of the run wrote on this node."""
+
+    round: int | None = None
+    """The final round whose weights wrote it; -1: those that the run began with. Null before the first text."""
+    unix_s: float | None = None
+    text: str = ""
+    """At most 500 characters, printable but for line ends."""
+    why: str = ""
+    """Why there is none, or none that is newer; empty where nothing stood in the way."""
+
+
 class LogNews(msgspec.Struct, frozen=True):
     """Lines of the node's log, oldest first."""
 
@@ -118,8 +130,9 @@ class DashboardData(msgspec.Struct, frozen=True, kw_only=True):
     alarms: tuple[Alarm, ...]
     """The worst first."""
     resources: ResourceUse
+    sample: SampleText
+    """Like `log` and `events`, empty where the page is not served on loopback."""
     log: LogNews
-    """Like `events`, empty where the page is not served on loopback."""
     events: EventNews
 
 

@@ -24,6 +24,7 @@ from atoll.node.daemon.web.page_data import (
     PageEvent,
     ResourceUse,
     RoundWork,
+    SampleText,
 )
 from atoll.node.daemon.web.page_file import page
 from atoll.node.daemon.web.run_pace import alarms_of, pace_of
@@ -40,6 +41,7 @@ WORK_ROUNDS = 24
 """Most rounds in a reply with the contributions that the ledger has."""
 CHANGING_ROUNDS = 4
 """The newest rounds are sent again: their times and losses may still change."""
+ELSEWHERE = "not shown to other machines"
 QUIET_ZONE = 4
 """Light modules around a QR code, as its standard asks for."""
 
@@ -56,7 +58,7 @@ class StatusSource(Protocol):
     """What the web server may read from the node."""
 
     is_local: bool
-    """Whether only this machine reaches the page: then log, events and an invite are shown."""
+    """Whether only this machine reaches the page: then log, events, sample text and an invite are shown."""
 
     def status(self) -> Status:
         """The node's current status."""
@@ -78,6 +80,9 @@ class StatusSource(Protocol):
 
     def resources(self, worker_pid: int) -> ResourceUse:
         """What the node takes of its machine. `worker_pid` 0: there is no worker."""
+
+    def sample(self) -> SampleText:
+        """The newest text that the run's model wrote here, or why there is none."""
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         """Newest lines of the log after the first `after` ones, and how many there were."""
@@ -141,6 +146,7 @@ class Site:
             pace=pace,
             alarms=alarms_of(shown),
             resources=source.resources(status.worker_pid),
+            sample=self._sample(),
             log=self._log(log),
             events=self._events(event),
         )
@@ -149,6 +155,10 @@ class Site:
         """The newest rounds, at least those from `since` on that are among the newest ROUNDS_MAX."""
         few = self._source.rounds(FEW_ROUNDS)
         return few if since and few and few[0].round <= since else self._source.rounds(ROUNDS_MAX)
+
+    def _sample(self) -> SampleText:
+        """A model repeats what it was trained on, which may not be for everybody."""
+        return self._source.sample() if self._source.is_local else SampleText(why=ELSEWHERE)
 
     def _log(self, after: int) -> LogNews:
         if not self._source.is_local:

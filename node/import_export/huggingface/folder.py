@@ -101,13 +101,13 @@ def _is_export(folder: Path) -> bool:
     return CONFIG in names and names <= {CONFIG, GENERATION, TOKENIZER_JSON, TOKENIZER_CONFIG, "README.md"}
 
 
-def load_folder(folder: Path) -> HuggingFaceFolder:
-    """The model of a folder, with the longest context that it allows, and its weights.
+def load_folder(folder: Path, report: Callable[[int, int], None] = lambda done, of: None) -> HuggingFaceFolder:
+    """The model of a folder, with the longest context that it allows, and its weights; `report`: see load_weights.
 
     Raises ConfigError or Divergence with one line about what does not fit.
     """
     model = model_of(folder)
-    return HuggingFaceFolder(model, *load_weights(folder, model))
+    return HuggingFaceFolder(model, *load_weights(folder, model, report))
 
 
 def model_of(folder: Path) -> ModelSpec:

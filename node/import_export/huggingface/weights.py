@@ -50,10 +50,7 @@ def save_weights(
     shards, called = _shards(atoms(model), shard_bytes), tensor_names(model)
     names = [_shard_name(at, len(shards)) for at in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
-        tensors = {
-            called[atom.name]: (read(atom.name) - _added_gain(model, atom.name)).to(torch.float32) / UNIT
-            for atom in shard
-        }
+        tensors = {called[atom.name]: published(model, atom.name, read(atom.name)) for atom in shard}
         save_tensors(folder / name, tensors)
     if len(shards) > 1:
         table = {called[atom.name]: name for name, shard in zip(names, shards, strict=True) for atom in shard}
@@ -69,10 +66,13 @@ class LoadedWeights(NamedTuple):
     """Whether keys were halved and queries doubled: adapters of these do not fit the checkpoint itself."""
 
 
-def load_weights(folder: Path, model: ModelSpec) -> LoadedWeights:
+def load_weights(
+    folder: Path, model: ModelSpec, report: Callable[[int, int], None] = lambda done, of: None
+) -> LoadedWeights:
     """All atoms as int32 in units of 2⁻²⁴, rounded half to even, in the agreed order.
 
-    Raises ConfigError for missing, extra or mis-shaped atoms, Divergence for a value that is not within ±128.
+    `report` is told how many of how many tensors are read. Raises ConfigError for missing, extra or mis-shaped
+    atoms, Divergence for a value that is not within ±128.
     """
     called = tensor_names(model)
     wanted = {called[atom.name]: atom.shape for atom in atoms(model)}
@@ -88,6 +88,7 @@ def load_weights(folder: Path, model: ModelSpec) -> LoadedWeights:
             if gain := _added_gain(model, name):
                 value = value.double() + gain / UNIT
             found[name] = to_fixed(value.double() / (1 << halvings) if halvings else value, name)
+            report(len(found), len(wanted))
     for name in wanted.keys() - found.keys():
         raise ConfigError(f"{folder}: the checkpoint lacks {name}")
     if model.tied and _HEAD in found and not torch.equal(found.pop(_HEAD), found[_EMBEDDING]):
@@ -112,6 +113,11 @@ def to_fixed(values: Tensor, name: str) -> Tensor:
     if not bool(((scaled >= -(2**31)) & (scaled < 2**31)).all()):
         raise Divergence(f"{name} has a value that is NaN or outside -128 … 128")
     return scaled.to(torch.int32)
+
+
+def published(model: ModelSpec, name: str, atom: Tensor) -> Tensor:
+    """The values of an atom, int32, as a file or a model of transformers has them, float32."""
+    return (atom - _added_gain(model, name)).to(torch.float32) / UNIT
 
 
 def _added_gain(model: ModelSpec, name: str) -> int:

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
@@ -44,6 +44,7 @@ import numpy.typing as npt
 import torch
 from llvmlite import ir
 from numba.core import cgutils, types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from platformdirs import user_cache_path
 from torch import Tensor
@@ -77,6 +78,19 @@ SPARE = 2
 _spare: list[mmap.mmap] = []
 
 
+class KeptCode(FunctionCache):  # type: ignore[misc]  # numba has no types
+    """Machine code on disk, which is loaded without the compiler.
+
+    numba's own class would first load all that it can compile: 0.4 s of CPU, with scipy's linear algebra. Machine
+    code that is whole needs none of it, and for a function that is not there the compiler loads it by itself.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The machine code for these types, or None."""
+        with self._guard_against_spurious_io_errors():
+            return self._load_overload(sig, target_context)
+
+
 def compiled(function: F) -> F:
     """Machine code for `function` at its first call. It holds no lock on the interpreter: threads run beside it.
 
@@ -85,8 +99,10 @@ def compiled(function: F) -> F:
     results are those of the plain version.
     """
     # No fastmath: it would reorder sums, and the bytes of a payload depend on their order.
-    made: F = numba.njit(nogil=True, cache=_HAS_CACHE, error_model="numpy", _nrt=False)(function)
-    return made
+    made = numba.njit(nogil=True, error_model="numpy", _nrt=False)(function)
+    if _HAS_CACHE:
+        made._cache = KeptCode(function)
+    return cast(F, made)
 
 
 def inlined(function: F) -> F:

@@ -14,7 +14,7 @@ from atoll.protocols.merkle import path_digests
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.slices import even_count, slice_span
+from atoll.protocols.run.slices import slice_count, slice_span
 
 ASK_BYTES = 90
 """A question for rows or for an opening, and what frames it and its answer."""
@@ -83,4 +83,4 @@ def path_bytes(chunks: int, span: Span) -> int:
 
 def reductions_of(spec: RunSpec, members: int) -> int:
     """Return how many Reductions a round of so many contributors has: one of each slice."""
-    return min(even_count(members), arena_of(spec.model).chunks) if is_reduced(spec, members) else 0
+    return slice_count(members, arena_of(spec.model).chunks) if is_reduced(spec, members) else 0

@@ -1,12 +1,13 @@
 """CompressSpec: how a pseudo-gradient becomes a payload, and what its sender remembers (docs/feedback.md)."""
 
-from typing import Annotated, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.payload import DENSE_BLOCK, check_codec
+from atoll.protocols.run.sections.refusals import Refusal, refuse
 
 FeedbackName: TypeAlias = Literal["ef", "econtrol", "dgc"]
 DEFAULT_CONTROL = 0.1
@@ -174,6 +175,20 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 "members have the momentum, and the fold would have it again",
             ),
         )
+
+
+_UNEQUAL = "the fold's momentum is the mean of the members' estimates only if all weigh the same"
+_ESTIMATES: tuple[Refusal, ...] = (
+    ("pace.least_256 below 256", lambda spec: spec.pace.least_256 != 256, _UNEQUAL),
+    ("pace.most_256 above 256", lambda spec: spec.pace.most_256 != 256, _UNEQUAL),
+    ("pace.probation_256", lambda spec: bool(spec.pace.probation_256), _UNEQUAL),
+)
+
+
+def check_estimates(spec: Any) -> None:
+    """Refuse a RunSpec whose members keep estimates of the fold, and whose weights differ. Raises ConfigError."""
+    if spec.compress.feedback_rule == "econtrol" and spec.outer.momenta:
+        refuse(spec, "compress.feedback_rule econtrol with outer.rule slowmo", _ESTIMATES)
 
 
 _AUDITED = (

@@ -29,6 +29,10 @@ KEPT = (32, 64, 128)
 WARMUP = 20
 """One step in so many warms the rate up."""
 _DENSE = ("compress.codec=int8", "compress.k=4096")
+_ESTIMATED = ("outer.rule=slowmo", "outer.momentum_256=255", "outer.floor_256=256")
+"""What makes the fold move by EControl's estimate (docs/feedback.md)."""
+_AS_CODED = ("outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536")
+"""What SparseLoCo's authors do beside their quantiser (docs/feedback.md)."""
 Settings = tuple[str, ...]
 
 
@@ -99,9 +103,11 @@ _RULES = {
     "slowmo": Method(
         "slowmo β 0.5, int8",
         ("outer.rule=slowmo", "outer.momentum_256=128", *_DENSE),
-        (_outer(128, 4e-3), _outer(192, 4e-3), _outer(128, 8e-3), _outer(192, 8e-3)),
+        (_outer(128, 4e-3), _outer(192, 4e-3), _outer(256, 4e-3), _outer(128, 8e-3)),
     ),
-    "co2": Method("co2, int8", ("outer.rule=co2", *_DENSE), _rates(64, 128, 192, 256)),
+    "co2": Method(
+        "co2, φ = 0.02, int8", ("outer.rule=co2", "outer.clip_65536=1311", *_DENSE), _rates(64, 128, 192, 256)
+    ),
 }
 """By name of `outer.rule`."""
 _BESIDE = {
@@ -111,8 +117,8 @@ _BESIDE = {
         "nesterov, float32 (DiLoCo)", ("outer.rule=nesterov", *_DENSE), exact=True, tuned_as="nesterov"
     ),
     "nesterov-muon": Method(
-        "nesterov, int8, Muon (MuLoCo)",
-        ("outer.rule=nesterov", *_DENSE, *_MUON),
+        "nesterov β 0.6, int8, Muon (MuLoCo)",
+        ("outer.rule=nesterov", "outer.momentum_256=154", *_DENSE, *_MUON),
         (_outer(179, 4e-3), _outer(128, 4e-3), _outer(179, 8e-3), _outer(128, 8e-3)),
     ),
     "average-float32": Method("average, float32", ("outer.rule=average", *_DENSE), exact=True, tuned_as="average"),
@@ -120,17 +126,17 @@ _BESIDE = {
     "isotropic": Method(
         "nesterov β 0.8, isotropic, int8 (IsoLoCo)",
         ("outer.rule=nesterov", "outer.momentum_256=205", "outer.spectrum=isotropic", *_DENSE),
-        (_outer(90, 4e-3), _outer(179, 4e-3), _outer(90, 8e-3), _outer(179, 8e-3)),
+        (_outer(256, 4e-3), _outer(461, 4e-3), _outer(640, 4e-3), _outer(461, 8e-3)),
     ),
     "sgd-slow": Method(
         "sgd, sparse2, slow momentum (MT-DAO)",
-        ("inner.beta1=0.995", "inner.beta2=0.999"),
-        tuple((f"inner.momentum_share={share:g}", "compress.feedback=0.5") for share in (0.5, 0.7, 0.9, 0.98)),
+        ("inner.beta1=0.995", "inner.beta2=0.999", "compress.feedback=0.98"),
+        tuple((f"inner.momentum_share={share:g}",) for share in (0.5, 0.7, 0.9, 0.98)),
         sparse=True,
     ),
     "edit": Method(
-        "edit: nesterov with EDiT's penalty, int8",
-        ("outer.rule=nesterov", "outer.aggregate=edit", *_DENSE),
+        "edit: nesterov β 0.8 with EDiT's penalty, int8",
+        ("outer.rule=nesterov", "outer.momentum_256=205", "outer.aggregate=edit", *_DENSE),
         tuned_as="nesterov",
     ),
     "blend": Method(
@@ -139,24 +145,32 @@ _BESIDE = {
             "outer.rule=nesterov",
             "compress.codec=e3m0",
             "compress.k=4096",
+            "compress.feedback=0",
             "outer.overlap_steps=4",
             "outer.late=blend",
         ),
-        tuned_as="nesterov",
+        (_outer(102, 4e-3), _outer(128, 4e-3), _outer(179, 4e-3), _outer(102, 8e-3)),
     ),
     "reference": Method(
-        "sgd, lookup2 (SparseLoCo as coded)", ("compress.codec=lookup2",), sparse=True, tuned_as="sgd"
+        "sgd, lookup2, mean over senders, median clip (SparseLoCo as coded)",
+        ("compress.codec=lookup2", *_AS_CODED),
+        sparse=True,
+        tuned_as="sgd",
     ),
     "econtrol": Method(
-        "sgd, sparse2, EControl",
-        ("compress.feedback_rule=econtrol", "compress.feedback=1"),
+        "slowmo β 255/256, sparse2, EControl",
+        ("compress.feedback_rule=econtrol", "compress.feedback=1", *_ESTIMATED),
         tuple((f"compress.control={eta:g}",) for eta in (0.05, 0.1, 0.2, 0.4)),
         sparse=True,
     ),
     "dgc": Method(
-        "sgd, sparse2, DGC",
-        ("compress.feedback_rule=dgc", "compress.feedback=1"),
-        tuple((f"compress.momentum={beta:g}",) for beta in (0.3, 0.5, 0.7, 0.9)),
+        "sgd α = 1 − m, sparse2, DGC with its warm-up",
+        ("compress.feedback_rule=dgc", "compress.feedback=1", "compress.warmup=[[4,1024],[8,256]]"),
+        # A momentum m makes the sum of the steps 1/(1 − m) times as long.
+        tuple(
+            (f"compress.momentum={momentum:g}", f"outer.alpha_256={round(256 * (1 - momentum))}")
+            for momentum in (0.3, 0.5, 0.7, 0.9)
+        ),
         sparse=True,
     ),
     "sgd-overlap": Method("sgd, sparse2, τ = 4", ("outer.overlap_steps=4",), sparse=True, tuned_as="sgd"),

@@ -8,7 +8,8 @@ is not trained again. `--report` writes the page of what is stored, whatever tha
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from atoll.node.learning.data.dataset import open_dataset
@@ -17,7 +18,7 @@ from atoll.node.worker.multi_device.group import check_device
 from atoll.protocols.errors import ConfigError, Divergence
 from atoll_bench.convergence.arms import SIZES, Arm, spec_of
 from atoll_bench.convergence.parts import Wanted, arms, next_arm
-from atoll_bench.convergence.store import FILE, Line, add_line, line_of, read_lines, reusable
+from atoll_bench.convergence.store import FILE, Line, add_line, check_codes, line_of, read_lines, reusable
 from atoll_bench.convergence.tables import rows_of
 from atoll_bench.convergence.trial import Point, trained
 from atoll_bench.report import Row
@@ -43,9 +44,11 @@ async def measure(
     seeds: int = SEEDS,
     device: str = "cpu",
     report: str = "",
+    codes: str = "",
 ) -> list[Row]:
     """Train what is missing of a part, until no time is left for another arm; rows of all that is stored.
 
+    `codes`: lines of these codes are not trained again either (`store.reusable`).
     Raises ConfigError for settings that no bench can have, DecodeError for a store that is none.
     """
     only = tuple(filter(None, arms.split(",")))
@@ -56,8 +59,11 @@ async def measure(
         found = read_lines(path)
         check_device(device)
         _check(wanted)
+        trusted = tuple(filter(None, codes.split(",")))
+        check_codes(found, trusted)
         if not report:
-            found += await _train_parts(wanted, path, (number, parts), minutes, device, say)
+            left = partial(_next, wanted, path, (number, parts), device, trusted)
+            found += await _train_parts(left, path, minutes, device, say)
         rows = rows_of(wanted, found)
         if report:
             from atoll_bench.convergence.page import write_page  # matplotlib takes a second
@@ -66,12 +72,17 @@ async def measure(
     return rows
 
 
+def _next(wanted: Wanted, path: Path, part: tuple[int, int], device: str, codes: Sequence[str]) -> Arm | None:
+    """The next arm of a part that the store does not have; other processes may have added some."""
+    return next_arm(wanted, reusable(read_lines(path), device, codes), *part)
+
+
 async def _train_parts(
-    wanted: Wanted, path: Path, part: tuple[int, int], minutes: float, device: str, say: Say
+    left: Callable[[], Arm | None], path: Path, minutes: float, device: str, say: Say
 ) -> list[Line]:
-    """Train one arm after the other; the lines that were added."""
+    """Train one arm after the other, while `left` has one; the lines that were added."""
     began, added, longest_s = time.monotonic(), list[Line](), 0.0
-    while (arm := next_arm(wanted, reusable(read_lines(path), device), *part)) is not None:
+    while (arm := left()) is not None:
         if minutes and time.monotonic() - began + longest_s > 60 * minutes:
             say(f"{minutes:g} minutes are over; the same command goes on")
             break

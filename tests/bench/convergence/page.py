@@ -10,7 +10,7 @@ from atoll_bench.convergence.arms import KEPT, LENGTHS, MEMBERS, SIZES, methods,
 from atoll_bench.convergence.parts import Wanted, best_trial, cells, trials_of
 from atoll_bench.convergence.plots import draw
 from atoll_bench.convergence.store import Line
-from atoll_bench.convergence.tables import PARALLEL, Runs, bar_rows, estimate, ratio, whole_runs
+from atoll_bench.convergence.tables import PARALLEL, Runs, bar_rows, claim_rows, estimate, ratio, whole_runs
 from atoll_bench.convergence.trial import VALIDATION_TOKENS
 from atoll_bench.report import Row
 
@@ -72,6 +72,11 @@ def _section(group: Wanted, runs: Runs, lines: Sequence[Line]) -> list[str]:
         _setting(own, lines, group),
         "### Bars\n",
         _table(("figure", "bar", "seen", "", ""), [_bar_cells(row) for row in bar_rows(group, lines)]),
+        "### Claims\n",
+        "What the papers say of their methods, as a ratio of losses of equal seeds; at most 1.005 where a\n"
+        "method shall be as good. What shorter runs gave, misses among them, and methods without an arm:\n"
+        "[outer-loop](../outer-loop.md).\n",
+        _table(("claim", "bar", "seen", "", ""), [_bar_cells(row) for row in claim_rows(group, lines)]),
         "### Arms\n",
         "Loss at the end: mean over seeds ± half of the 95 % interval, and its ratio to data-parallel\n"
         "AdamW's of equal seeds. Bytes: what one member sent in the whole run.\n",

@@ -1,6 +1,8 @@
 """What was trained already: one JSON line for each finished arm, so that a bench of hours can end and go on.
 
 A line counts again only for the same setting and the same code: the digest of all that trains, encodes and folds.
+Most changes of code leave every bit of a training as it was. Who has seen that, by training some lines again, may
+name older codes whose lines count too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +16,7 @@ import atoll.node.learning
 import atoll.node.worker
 import atoll.protocols.run
 from atoll.p2p.system.atomic_files import disk
-from atoll.protocols.errors import DecodeError
+from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ids import digest
 from atoll_bench.convergence import trial
 from atoll_bench.convergence.arms import Arm
@@ -101,7 +103,18 @@ def add_line(path: Path, line: Line) -> None:
             file.write(msgspec.json.encode(line) + b"\n")
 
 
-def reusable(lines: Iterable[Line], device: str) -> dict[Arm, Line]:
-    """Lines of this code and this device whose RunSpec is still what follows from their arm."""
-    own = (line for line in lines if line.code == code_name() and line.device == device)
+def reusable(lines: Iterable[Line], device: str, codes: Sequence[str] = ()) -> dict[Arm, Line]:
+    """Lines of this device, and of this code or one of `codes`, whose RunSpec still follows from their arm."""
+    good = {code_name(), *codes}
+    own = (line for line in lines if line.code in good and line.device == device)
     return {line.arm: line for line in own if line.key == line.arm.key}
+
+
+def check_codes(lines: Iterable[Line], codes: Sequence[str]) -> None:
+    """Raise ConfigError for a code that trained none of the lines."""
+    known = sorted({line.code for line in lines})
+    for code in codes:
+        if code not in known:
+            raise ConfigError(
+                f"--codes {code}: no stored line has it", hint=f"use some of {', '.join(known) or 'none'}"
+            )

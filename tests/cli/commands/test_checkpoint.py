@@ -1,18 +1,21 @@
 """`atoll checkpoint` and `run new --from-checkpoint`: what a user sees, and that failures are one line."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 from msgspec.structs import replace
 
+from atoll.cli.runs.draft import must_have_text
 from atoll.node.checkpoint.local import load_local
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.assets.feed_recovery import read_mark
 from atoll.node.import_export.restore_node import restore_node
 from atoll.node.import_export.save_shard import save_shard
+from atoll.node.learning.data.dataset import measured
 from atoll.node.runs.run_files import find_run
 from atoll.p2p.system.atomic_files import write_whole
-from atoll.protocols.errors import DiskFault
+from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll_bench.experts.experts_members import identity_of, seed_of
 from tests.node.import_export.test_join_shards import RUN, SIGNED, saved, trained
@@ -70,6 +73,33 @@ def test_save_join_show_and_go_on(atoll, home, two, tmp_path):
     shorter = ("--set", "outer.rounds=1", "--set", "inner.decay_256=256", "--set", "outer.holders=2")
     made = atoll("run", "new", "shorter", "--from-checkpoint", to, *shorter)
     assert "within its fall from" in made.out, made.err
+
+
+def test_who_goes_on_gives_the_text_that_the_checkpoint_lacks(atoll, tmp_path, monkeypatch):
+    book = tmp_path / "books" / "book.txt"
+    book.parent.mkdir()
+    book.write_text("the sea and the ship. " * 3000)
+    data = measured(replace(SPEC.data, source="file:book.txt"), str(book), tmp_path)
+    spec, to = replace(SPEC, owner=identity_of(0).peer_id, data=data), tmp_path / "saved"
+    with monkeypatch.context() as here:
+        here.chdir(book.parent)
+        saved(trained(tmp_path / "homes", spec, count=2, rounds=1), to, sign_run(spec, identity_of(0)))
+    assert atoll("checkpoint", "join", str(to)).code == 0
+    refused = atoll("run", "new", "on", "--from-checkpoint", str(to))
+    assert (refused.code, refused.err.count("\n")) == (78, 1)
+    assert "the text is file:book.txt, which the checkpoint does not contain; give the path" in refused.err
+    made = atoll("run", "new", "on", "--from-checkpoint", str(to), "--data", str(book), "--json")
+    assert made.code == 0, made.err
+    assert json.loads(made.out)["source"] == "file:book.txt"
+
+
+@pytest.mark.parametrize(("source", "is_lacking"), [("packed:books", True), ("builtin:shakespeare", False)])
+def test_a_packed_text_is_lacking_too(source, is_lacking):
+    """The current folder was taken for it: `. is no packed text`."""
+    spec = replace(SPEC, data=replace(SPEC.data, source=source))
+    must_have_text(spec, "books")
+    with pytest.raises(ConfigError, match="with --data") if is_lacking else nullcontext():
+        must_have_text(spec, "")
 
 
 def test_restore_fills_an_empty_home_once(atoll, home, two, tmp_path):
@@ -146,9 +176,12 @@ def test_a_node_that_runs_is_neither_saved_nor_restored(atoll, home, two, tmp_pa
     ("args", "said"),
     [
         (("checkpoint", "save", "{}", "--run", "nowhere"), "no run is called"),
-        (("checkpoint", "join", "{}/none"), "is no checkpoint"),
-        (("checkpoint", "show", "{}/none"), "no manifest"),
-        (("checkpoint", "restore", "{}/none"), "no manifest"),
+        (("checkpoint", "join", "{}/none"), "there is no folder"),
+        (("checkpoint", "show", "{}/none"), "there is no folder"),
+        (("checkpoint", "restore", "{}/none"), "there is no folder"),
+        (("checkpoint", "join", "{}"), "is no checkpoint"),
+        (("checkpoint", "show", "{}"), "no manifest"),
+        (("checkpoint", "restore", "{}"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}/none"), "no manifest"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--preset", "tiny"), "brings model and recipe"),
         (("run", "new", "on", "--from-checkpoint", "{}", "--upcycle", "experts=4,per_token=2"), "brings model"),

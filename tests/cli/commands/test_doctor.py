@@ -11,7 +11,8 @@ from atoll.cli.node_commands import doctor_screen
 from atoll.cli.node_commands.doctor_screen import lines
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor.checks import Finding
-from atoll.node.runs.capacity.machine_fit import Machine
+from atoll.node.runs.capacity.machine_fit import Machine, PresetFit
+from tests.test_docs import ROOT
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def test_without_a_node(atoll, tmp_path: Path) -> None:
     text = ran.out.splitlines()
     assert len(text) <= 40
     assert "no node runs here" in ran.out
+    assert "give one with --peer, `seeds` in config.toml, or an invite" in ran.out
     counts = [sum(line.startswith(state) for line in text) for state in ("pass", "warn", "skip")]
     assert text[-1].strip() == f"{counts[0]} passed, {counts[1]} warnings, 0 failed, {counts[2]} not checked"
     assert counts[2] >= 5, "no run, no seed, no key"
@@ -131,6 +133,12 @@ def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_
         lines = atoll("doctor", "--fit").out.splitlines()
         assert lines[1] == said
         assert lines[3].split() == ["preset", "parameters", "memory", "device", "fits"]
+
+
+def test_every_field_of_a_fit_is_in_the_page_of_json():
+    section = (ROOT / "docs" / "json.md").read_text().split("With `--fit`")[1].split("\n## ")[0]
+    fields = {*Machine.__struct_fields__, *PresetFit.__struct_fields__}
+    assert {name for name in fields if f"`{name}`" not in section} == set()
 
 
 def test_fit_is_not_about_a_run(atoll):

@@ -129,11 +129,22 @@ def test_wrong_options_are_usage(atoll, args):
 
 @pytest.mark.parametrize(
     "args",
-    [["generate", "--help"], ["chat", "--help"], ["generate", "x", "--top-p", "2"], ["export", "hf", "--fource"]],
+    [
+        *(
+            ["generate", "--help"],
+            ["chat", "--help"],
+            ["generate", "x", "--top-p", "2"],
+            ["export", "hf", "--fource"],
+        ),
+        *(["export", kind, "x"] for kind in ("hf", "gguf", "peft")),
+        *(["checkpoint", verb, "none"] for verb in ("join", "show", "restore")),
+    ],
 )
 def test_help_and_usage_load_no_torch(tmp_path, args):
+    """Nor does an export of a run that is not there, or a checkpoint that is not: torch takes seconds."""
     code = "import sys; from atoll.cli.command_group import run; run(sys.argv[1:]); print('torch' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    line = [sys.executable, "-c", code, "--home", str(tmp_path / "home"), *args]
+    ran = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert ran.stdout.splitlines()[-1] == "False"
 
 

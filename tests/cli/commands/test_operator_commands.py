@@ -75,15 +75,17 @@ def test_status_says_what_and_why(atoll, daemon):
         ),
         (
             {"privacy": PrivacyNow(epsilon=4.3771, delta=1e-5, uses=1, most=None)},
-            "privacy   ε 4.38 at δ 1e-05 for each sequence, used in 1 step at most",
+            "privacy   ε 4.38 of this node alone at δ 1e-05 for each sequence, used in 1 step at most",
         ),
         (
             {"privacy": PrivacyNow(epsilon=17.8566, delta=1e-5, uses=10, most=20.0)},
-            "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20",
+            "privacy   ε 17.9 of this node alone at δ 1e-05 for each sequence, "
+            "used in 10 steps at most; no round beyond 20",
         ),
         (
             {"privacy": PrivacyNow(epsilon=17.8566, delta=1e-5, uses=10, most=20.0, spent=True)},
-            "privacy   ε 17.9 at δ 1e-05 for each sequence, used in 10 steps at most; no round beyond 20, so none "
+            "privacy   ε 17.9 of this node alone at δ 1e-05 for each sequence, "
+            "used in 10 steps at most; no round beyond 20, so none "
             "any more",
         ),
         (

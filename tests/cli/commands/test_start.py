@@ -55,7 +55,8 @@ def refused(ran, code: int, *said: str) -> None:
 
 def test_without_a_run(atoll):
     refused(atoll("start"), 78, "there is no run in this home; make one with `atoll run new NAME`")
-    refused(atoll("start", "--run", "nope.run"), 78, "there is no run file nope.run")
+    for wanted in (("--run", "nope.run"), ("https://example.org/run",)):
+        refused(atoll("start", *wanted), 78, f"there is no run file {wanted[-1]}; an invite begins with `atoll:`")
 
 
 def test_limits_of_a_guest_that_cannot_be_meant_or_measured(atoll, run_id, monkeypatch, tmp_path):

@@ -39,7 +39,7 @@ def test_the_address_has_a_token_where_it_is_opened_or_must_be(atoll, daemon, op
     assert opened == [f"{URL}#token=abc"]
     ran = atoll("web", "--no-open")
     assert ran.out == f"{URL}#token=abc\n"
-    assert "works once" in ran.err
+    assert "works once, within 10 m 00 s; the page that it opens" in ran.err
     said = json.loads(atoll("web", "--no-open", "--json").out)
     assert (said["url"], said["steering"]) == (URL, f"{URL}#token=abc")
     assert json.loads(atoll("web", "--json").out)["steering"] == ""

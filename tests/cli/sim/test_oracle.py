@@ -203,6 +203,12 @@ def announced_before_saved(homes):
     shutil.rmtree(newest)
 
 
+def counted_nowhere(homes):
+    """The saved state has it in the final set, which lacks it."""
+    others = [identity_of(0).peer_id]
+    rewrite(homes, 1, lambda row: {**row, "contributors": others} if row["round"] == 1 else row)
+
+
 def damaged_save(homes):
     path = max((run_of(homes, 1) / "state").iterdir()) / "tensors.safetensors"
     data = bytearray(path.read_bytes())
@@ -236,6 +242,7 @@ def banned(homes):
         (payload_gone, "nothing acknowledged is lost"),
         (payload_damaged, "nothing acknowledged is lost"),
         (announced_before_saved, "nothing acknowledged is lost"),
+        (counted_nowhere, "nothing acknowledged is lost"),
         (dropped, "nothing acknowledged is lost"),
         (damaged_save, "what is saved can be read"),
         (banned, "no correct node is banned"),
@@ -244,6 +251,13 @@ def banned(homes):
 def test_one_planted_violation_is_found(homes, plant, promise):
     plant(homes)
     assert promise in promises(homes)
+
+
+def test_work_that_missed_its_set_and_is_back_in_the_error_feedback_is_not_lost(homes):
+    counted_nowhere(homes)
+    other, history = read_homes(homes)
+    past = tuple(replace(one, rows=() if one.sent.round == 1 else one.rows) for one in history.saved.past)
+    assert judge([other, history._replace(saved=replace(history.saved, past=past))]).violations == []
 
 
 def test_two_sides_of_a_partition_are_apart_and_no_fork(homes):

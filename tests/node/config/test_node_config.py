@@ -73,6 +73,8 @@ def test_flags_of_a_table_win_over_its_keys_and_leave_the_others(write):
         ('threads = "two"', "(key threads)"),
         ("threads = -1", "threads = -1 is outside 0"),
         ("eval_every = -1", "eval_every = -1 is outside 0"),
+        ("sample_every_s = 59", "sample_every_s = 59 is outside 60"),
+        ("sample_every_s = 700000", "sample_every_s = 700000 is outside 60"),
         ('listen = ["0.0.0.0:4710"]', "is not a multiaddr"),
         ('listen = ["/ip4/1.2.3.4/tcp/1/p2p/12D3KooW"]', "is not a multiaddr"),
         ('seeds = ["/ip4/1.2.3.4/tcp/1"]', "does not end in an address and /p2p/PEERID"),

@@ -1,6 +1,7 @@
 """A daemon starts its parts one after the other, and ends them in the order of its script, whatever ended it."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -60,6 +61,7 @@ class Node:
         self.story: list[str] = []
         names = ("network", "control", "web", "loggers", "guest", "driver", "carry", "goodput", "worker")
         self.parts = {name: Part(name, self.story) for name in names}
+        self.samples = Part("sample", [])
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
         self.host_may_start.set()
@@ -105,6 +107,7 @@ class Node:
             goodput=parts["goodput"],
             web=parts["web"],
             loggers=parts["loggers"],
+            samples=self.samples,
             guest=parts["guest"],
             text=SimpleNamespace(shards_here=lambda most: ()),
         )  # fmt: skip
@@ -175,6 +178,15 @@ async def test_parts_start_and_end_in_order():
         ["host"],
     )
     assert "stopping" in node.story
+
+
+async def test_a_node_that_is_up_has_taken_its_modules_out_of_the_collectors_view():
+    gc.unfreeze()
+    node = Node()
+    await node.run(lambda up: stop_when_up(node, up))
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    assert frozen > 10_000
 
 
 async def test_a_node_that_stops_writes_that_it_leaves_last_and_hands_on_what_it_has():

@@ -225,6 +225,22 @@ async def test_a_run_of_the_dht_is_agreed_to_once(tmp_path, in_dht, called):
     assert (again.is_new, again.run.spec, len(in_dht)) == (False, SPEC, 1), "the home has it now"
 
 
+@pytest.mark.parametrize("every_s", [0, 600])
+async def test_sample_texts_are_written_after_final_rounds_where_the_user_wants_them(tmp_path, every_s):
+    home = Home(tmp_path / "home")
+    home.make()
+    home.run_file("run").write_bytes(sign_run(SPEC, OWNER))
+    plan = await plan_in(home, link=None, wanted="run", sample_every_s=every_s or None, web="localhost:0")
+    plan.store()
+    parts = build(plan, lambda *, finish=False: None, lambda first: None)
+    heard = [one for one in parts.log.listeners if getattr(one, "__self__", None) is parts.samples]
+    parts.log.close()
+    assert (parts.samples is not None) == bool(every_s) == bool(heard)
+    if parts.samples is not None:
+        assert parts.samples._command[-3:] == (str(home.root), SPEC.id.hex(), "")
+        assert parts.samples._obstacle() == "the worker is starting"
+
+
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):
     home = Home(tmp_path / "home")
     home.make()

@@ -28,6 +28,7 @@ EXPERTS = ExpertsSpec(count=6, per_token=2, ffn=48)
 MIXED = replace(DENSE, qk_norm=True, experts=EXPERTS)
 MODELS = {
     "llama": DENSE,
+    "gemma": replace(DENSE, gemma=True),
     "qwen3": replace(DENSE, qk_norm=True),
     "qwen3_moe": MIXED,
     "olmoe": replace(MIXED, qk_norm_across=True),

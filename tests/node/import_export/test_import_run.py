@@ -39,6 +39,7 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
 )
 from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import open_run, sign_run
 from tests.node.daemon.published import CONTEXT, publish, qwen_like
 from tests.node.worker.session_home import ME, SPEC
@@ -63,6 +64,15 @@ def made(tmp_path, upcycle=None):
         home = tmp_path / "runs" / spec.id.hex()
         store_run(found, home, lambda: None)
     return spec, home
+
+
+def test_how_much_of_the_weights_is_read_is_told(tmp_path, hf):
+    told = []
+    (tmp_path / "runs").mkdir()
+    source = HuggingFaceSource(tmp_path / "hf", None)
+    with importing(source, tmp_path / "runs", 1, lambda done, of: told.append((done, of))) as found:
+        count = len(atoms(found.model))
+    assert told == [(number, count) for number in range(1, count + 1)]
 
 
 def blob(home, name):

@@ -296,7 +296,7 @@ BAD = {
     ),
     "words changed after they were signed": (lambda f: forge(words(f, 3), bytes=7), "is not what …"),
     "a stranger's shard": (by_a_stranger, "is in no final set of the run"),
-    "no run": (lambda f: (f / "run").unlink(), "it has no file `run`"),
+    "no run": (lambda f: (f / "run").unlink(), "it has no file `run`; `atoll checkpoint save` writes one"),
     "another file as run": (lambda f: (f / "run").write_bytes(b"\x92\xc4"), "is not a run"),
     "a missing shard": (lambda f: [words(f, 1).unlink(), tensors(f, 1).unlink()], "nobody's shard has expert"),
     "a missing file": (lambda f: tensors(f, 1).unlink(), "is missing"),
@@ -439,7 +439,10 @@ def test_less_than_a_quorum_is_joined_only_by_who_gives_the_others_up(tmp_path):
     assert not open_checkpoint(tmp_path / "to").manifest.quorum
     assert "what the others had not sent is lost" in found.manifest.who_signed()
     (tmp_path / "runs").mkdir()
-    with importing(CheckpointSource(tmp_path / "to"), tmp_path / "runs", 1) as imports:
+    told = []
+    source, report = CheckpointSource(tmp_path / "to"), lambda done, of: told.append((done, of))
+    with importing(source, tmp_path / "runs", 1, report) as imports:
+        assert told[-1][0] == told[-1][1] > 0, "all bytes are verified"
         assert "less than a quorum" in imports.warning
     path = tmp_path / "to" / MANIFEST
     path.write_bytes(to_json(replace(found.manifest, quorum=True)))

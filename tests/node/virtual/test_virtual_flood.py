@@ -1,8 +1,17 @@
 """Whole nodes of an open run against made-up identities: the run goes on, and an honest newcomer gets in."""
 
+import asyncio
+import random
+
+import pytest
+
 from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.ledger.newcomers import NewcomerQuota
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.ledger.records import MAX_SET, Contribution, encode_entry, sign_entry
 from tests.p2p.swarm.flooder import Flooder, fake_work
 
 MEMBERS = 3
@@ -14,6 +23,42 @@ IN_S = 60.0
 def final_sets(node) -> list[set]:
     rows = node.driver.context.log.rows
     return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
+
+
+@pytest.mark.slow(slice="test_a_newcomer_gets_into_a_flooded_run")
+def test_more_authors_than_a_set_may_name_end_no_round(world):
+    """A member brings made-up identities, each with a legal payload of its own: all of them are held.
+
+    With as many as a set may name its proposer could not write it down, nor could any worker fold it.
+    """
+
+    async def story() -> None:
+        async with world(40, 4, quorum_256=192, lease_s=20.0) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.all_final(2))
+            liar, victims, rng = w.nodes[3], [w.nodes[number] for number in range(3)], random.Random(1)
+            for node in victims:
+                # As many places as a user may give newcomers: the more come through.
+                node.swarm.newcomers.quota = NewcomerQuota(4 * MAX_SET)
+            target, crowd = w.newest() + 3, set()
+            while len(crowd) < MAX_SET + 40:
+                for _ in range(100):
+                    who, size = Identity(rng.randbytes(32)), payload_size(w.spec, target, b"")
+                    payload = liar.swarm.blobs.store.add_bytes(rng.randbytes(size))
+                    body = Contribution(Round(target), digest(b"base"), payload, 1, 1, 1, 1.0)
+                    entry = sign_entry(w.spec.id, who, 0, b"", body)
+                    crowd.add(who.peer_id)
+                    for node in victims:
+                        node.swarm.replication._on_entry(liar.peer, encode_entry(entry))
+                await asyncio.sleep(1.0)
+            await w.until(lambda: all(node.worker.final > target + 2 for node in victims), 300.0)
+            named = final_sets(victims[0])[target]
+            assert {node.peer for node in victims} <= named
+            assert len(named) == MAX_SET
+            w.check_agreement()
+
+    run_virtual(story())
 
 
 def test_a_newcomer_gets_into_a_flooded_run(world):

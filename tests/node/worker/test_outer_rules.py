@@ -59,7 +59,17 @@ CASES = [
 
 @pytest.mark.parametrize(("rule", "codec", "more"), CASES)
 def test_a_kill_and_a_late_join_give_one_digest(tmp_path, rule, codec, more):
-    spec = spec_of(rule, codec, **more)
+    killed_and_joined(tmp_path, spec_of(rule, codec, **more))
+
+
+def test_muloco_has_one_digest_after_a_kill_and_a_late_join(tmp_path):
+    spec = spec_of("nesterov", "int8", alpha_256=179, momentum_256=154)
+    spec = msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, optimizer="muon"))
+    spec.check()
+    killed_and_joined(tmp_path, spec)
+
+
+def killed_and_joined(tmp_path, spec):
     homes = [Home(tmp_path / str(at), peer, spec) for at, peer in enumerate(PEERS[:2])]
     states = set()
     for number in range(3):

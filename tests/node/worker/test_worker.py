@@ -6,8 +6,10 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.main import Worker
+from atoll.node.worker.loop import Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
@@ -41,6 +43,8 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
     VerifyRequest,
 )
+from atoll.protocols.run.run_spec import SPEC_VERSION
+from atoll.protocols.run.sections.objective import ObjectiveSpec
 from tests.node.worker.session_home import ME, OVERLAPPING, SPEC, member
 from tests.waiting import HANGS_S
 
@@ -214,19 +218,76 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path):
     assert worker._spent is not spent, "the next daemon counts from its own beginning"
 
 
-def test_a_worker_that_trains_has_not_imported_torchs_compiler(tmp_path):
-    """It takes seconds, and a hundred megabytes, at every start; torch.optim's classes import it."""
+HEAVY = {"sympy", "torch._decomp", "torch._dynamo", "torch._inductor", "torch._meta_registrations", "torch._prims"}
+"""What traces operators. It takes seconds of CPU, and a hundred megabytes, at every start."""
+
+
+def run_alone(script: str) -> str:
+    """The last line that a process of its own prints; its standard input is empty."""
+    done = subprocess.run(
+        [sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return (done.stdout + done.stderr).splitlines()[-1]
+
+
+def test_a_worker_that_trains_has_not_imported_what_traces(tmp_path):
+    """torch.optim's classes import torch's compiler."""
     script = f"""
 import sys
 from pathlib import Path
-from tests.node.worker.test_worker import Daemon
-from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.schedule.background_fold import BackgroundFold
-from atoll.node.worker.main import Worker
+from atoll.node.worker.lean_torch import lean_imports
+with lean_imports():
+    from tests.node.worker.test_worker import HEAVY, Daemon, Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()
 assert type(daemon.said[-1]).__name__ == "StopReply"
-print(sorted(name for name in sys.modules if name in ("torch._dynamo", "torch._inductor", "sympy")))
+print(sorted(HEAVY & set(sys.modules)))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
+    assert run_alone(script) == "[]"
+
+
+def test_a_starting_worker_imports_nothing_that_it_does_not_use():
+    also = {"hivemind", "libp2p", "pyarrow", "rich", "scipy.linalg", "transformers"}
+    script = f"""
+import sys
+from atoll.node.worker.main import main
+main()
+print(sorted({HEAVY | also!r} & set(sys.modules)), "torch" in sys.modules)
+"""
+    assert run_alone(script) == "[] True"
+
+
+def test_code_of_others_has_the_whole_of_torch(tmp_path):
+    """Such a run's package may trace, or make tensors without data."""
+    term = ObjectiveSpec(name="nowhere.1", weight=1.0, package="atoll-nowhere")
+    spec = replace(SPEC, version=SPEC_VERSION, objective=term)
+    script = f"""
+import sys
+from atoll.node.worker.lean_torch import TRACING, lean_imports
+from atoll.protocols.errors import ConfigError
+from atoll.protocols.local.worker_messages import StartRequest
+with lean_imports():
+    from atoll.node.worker.session import Session
+assert TRACING not in sys.modules
+try:
+    Session(StartRequest({codec.encode(spec)!r}, {ME!r}, {str(tmp_path)!r}, "", 1, "cpu"))
+except ConfigError as error:
+    print(error)
+print(TRACING in sys.modules)
+"""
+    assert run_alone(script) == "True"
+
+
+def test_torchs_compiler_still_works_in_a_worker():
+    """Functions of torch that the compiler must not see import it."""
+    script = """
+from atoll.node.worker.lean_torch import lean_imports
+with lean_imports():
+    import torch
+import torch.utils.checkpoint
+x = torch.ones(2, requires_grad=True)
+torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+print(torch.equal(x.grad, torch.cos(torch.ones(2))))
+"""
+    assert run_alone(script) == "True"

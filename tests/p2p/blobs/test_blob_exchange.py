@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -125,6 +126,20 @@ def fake(
 
 def true_chunk(index: int) -> bytes:
     return DATA[index * BLOB_CHUNK_BYTES : (index + 1) * BLOB_CHUNK_BYTES]
+
+
+def test_a_small_blob_takes_no_buffer_of_a_whole_chunk(tmp_path: Path) -> None:
+    async def scenario(lab: Lab) -> None:
+        data = random.Random(2).randbytes(20_000)
+        peer, _ = await lab.honest(data)
+        tracemalloc.start()
+        try:
+            await lab.fetcher.fetch(manifest_of_bytes(data).id, [peer], CAP)
+            assert tracemalloc.get_traced_memory()[1] < BLOB_CHUNK_BYTES // 2
+        finally:
+            tracemalloc.stop()
+
+    run(tmp_path, scenario)
 
 
 def test_one_holder_is_enough(tmp_path: Path) -> None:

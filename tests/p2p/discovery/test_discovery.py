@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.discovery.discovery import Discovery
+from atoll.p2p.discovery.discovery import LOST_MAX_S, LOST_S, Discovery
 from atoll.p2p.discovery.dns import TxtRecords
-from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text
+from atoll.p2p.discovery.seed_table import SeedRow, row_text, short_text, short_texts
 from atoll.p2p.host.interface import HostEvent, PeerAddress, PeerConnected, PeerDisconnected
 from atoll.p2p.membership.address_book import CACHED_PEERS, AddressBook, parse_seed
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
@@ -248,6 +248,44 @@ def test_the_network_that_comes_back_brings_all_peers_back_soon(tmp_path: Path) 
         assert len([count for count in counts if 0 < count < 4]) <= 4, "the first brings the others"
 
     run(main, seed=2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_sides_of_a_long_partition_meet_soon_after_it(tmp_path: Path, seed: int) -> None:
+    """One node on each side: neither has anybody who could have met the other side before."""
+
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 10 + seed, [], tmp_path / "other.json")
+        node = Node(network, 20 + seed, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        await asyncio.sleep(60)
+        network.cut([node.host.peer_id], [other.host.peer_id])
+        await asyncio.sleep(480 + 7 * seed)
+        dials = len(node.host.dials)
+        network.heal()
+        await asyncio.sleep(1.5 * LOST_MAX_S + 1)
+        assert await node.host.connections()
+        assert dials <= 60, "and it is no flood meanwhile"
+
+    run(main, seed=seed)
+
+
+def test_a_peer_that_is_lost_for_an_hour_is_dialled_as_rarely_as_any_other(tmp_path: Path) -> None:
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 10, [], tmp_path / "other.json")
+        node = Node(network, 1, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        await asyncio.sleep(60)
+        network.cut([peer(1)], [peer(10)])
+        await asyncio.sleep(LOST_S + 600)
+        since = asyncio.get_running_loop().time()
+        await asyncio.sleep(1800)
+        times = [at for at, _ in node.host.dials if at > since]
+        assert min(later - earlier for earlier, later in itertools.pairwise(times)) >= 0.5 * MAX_BACKOFF_S - 1
+
+    run(main)
 
 
 @given(st.integers(1, 10_000), st.integers())
@@ -563,3 +601,12 @@ def test_a_seed_is_told_in_a_few_words() -> None:
     assert row_text(row) == "connection refused – ask its owner (tried 6 times, again in 9 s)"
     assert short_text(row) == f"seed …{peer(9)[-6:]}: connection refused (tried 6 times, again in 9 s)"
     assert short_text(SeedRow("/dnsaddr/example.org", "connected")) == "seed /dnsaddr/example.org: connected"
+
+
+def test_a_seed_with_several_addresses_is_told_once() -> None:
+    places = [f"/ip4/192.0.2.7/{kind}/p2p/{peer(9)}" for kind in ("tcp/9", "udp/9/quic-v1", "tcp/10")]
+    other = SeedRow(f"/ip4/192.0.2.8/tcp/9/p2p/{peer(8)}", "dialling")
+    up = [SeedRow(place, "connected") for place in places[:2]]
+    down = SeedRow(places[2], "failed", "connection refused", "", 1, 9.0)
+    assert short_texts([*up, down, other]) == [short_text(up[0]), short_text(other)]
+    assert short_texts([down, other]) == [short_text(down), short_text(other)]

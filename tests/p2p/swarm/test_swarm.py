@@ -2,19 +2,20 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
-from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.host.interface import Connection, PeerAddress, Route
 from atoll.p2p.ledger.store import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
+from atoll.p2p.swarm.connections import POLL_S
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -22,7 +23,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Ack, sign_entry
+from atoll.protocols.ledger.records import Ack, Contribution, SlicedContribution, sign_entry
 from atoll.protocols.ledger.registers import Lease, sign_register
 
 RUN = RunId(digest(b"run of the swarm tests"))
@@ -357,6 +358,42 @@ def test_blobs_travel_between_nodes_that_were_not_connected(tmp_path: Path) -> N
             assert next(row for row in two.peers() if row.peer == peer(1)).blob_bytes_down == len(data)
 
     run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", ["gathered", "reduced", "relayed"])
+def test_a_small_payload_comes_before_the_record_that_names_it(tmp_path: Path, monkeypatch, kind: str) -> None:
+    """In runs whose rounds may be reduced, and to a neighbour behind a relay, it is not sent unasked."""
+    if kind == "relayed":
+        monkeypatch.setattr(MemoryHost, "connections", relayed(MemoryHost.connections))
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            await asyncio.sleep(2 * POLL_S)
+            blob = one.blobs.store.add_bytes(b"payload" * 1000)
+            record = Contribution(Round(0), digest(b"base"), blob, 8, 1000, 64, 4.0)
+            if kind == "reduced":
+                record = SlicedContribution(*astuple(record), rows=digest(b"rows"))
+            entry = one.publish(record)
+            await world.until_equal()
+            assert two.ledger.get(entry.id) is not None
+            # Nobody is asked: no holder is named.
+            if kind == "gathered":
+                assert (await two.fetch(blob, [], 7000)).read_bytes() == b"payload" * 1000
+            else:
+                with pytest.raises(Unreachable):
+                    await two.fetch(blob, [], 7000)
+
+    run_virtual(main())
+
+
+def relayed(connections: Callable[[MemoryHost], Awaitable[Sequence[Connection]]]):
+    async def found(host: MemoryHost) -> list[Connection]:
+        return [Connection(each.peer, each.maddr, Route.RELAYED) for each in await connections(host)]
+
+    return found
 
 
 def in_dht(world: World, *bootstrap: int, public: bool = True) -> Callable[[MemoryHost], DhtUse]:

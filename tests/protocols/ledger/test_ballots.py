@@ -8,13 +8,19 @@ from hypothesis import strategies as st
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import (
+    BALLOTS_KEPT,
+    PREPARES_KEPT,
+    PROPOSALS_KEPT,
     Book,
     add_entry,
+    add_orphan,
     decided_proposal,
+    of_voters,
     owner_of,
     quorum,
     voter_order,
     without,
+    without_ballots,
 )
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 from atoll.protocols.run.arena import Span
@@ -160,3 +166,66 @@ def test_an_author_whose_feed_was_dropped_contributes_when_it_comes_again():
     assert [*dropped.contributions] == [other[0]]
     again, _ = add_entry(dropped, *one)
     assert again == book
+
+
+def test_the_first_proposals_of_an_author_are_kept_and_the_highest_prepares():
+    owned = [ballot(attempt) for attempt in range(0, 5 * 4 * PROPOSALS_KEPT, len(ORDER))]
+    said = [entry(ORDER[0], Proposal(NUMBER, at, (digest(b"a"),), digest(b"s"))) for at in owned]
+    said += [entry(ORDER[0], Prepare(NUMBER, at)) for at in owned]
+    book, faults = book_of(*said)
+    assert [*book.proposals] == [one[0] for one in said[:PROPOSALS_KEPT]]
+    assert [*book.prepares] == owned[-PREPARES_KEPT:]
+    assert not faults
+
+
+def test_the_prepares_of_an_epoch_before_give_way():
+    before = [ballot(attempt) for attempt in range(0, 5 * 2 * PREPARES_KEPT, len(ORDER))]
+    newest = Ballot(0, ORDER[0], b"epoch")
+    book, _ = book_of(*(entry(ORDER[0], Prepare(NUMBER, at)) for at in (*before, newest)))
+    assert newest in book.prepares
+    assert len(book.prepares) == PREPARES_KEPT
+
+
+def test_an_author_writes_only_so_many_ballots_about_a_round():
+    """Votes and promises of any attempt are legal, so a liar may write as many as its feed takes."""
+    liar = ORDER[0]
+    book, _ = book_of(*(entry(liar, Promise(NUMBER, ballot(at), ())) for at in range(BALLOTS_KEPT)))
+    full = book
+    for body in (Promise(NUMBER, ballot(9999), ()), Vote(NUMBER, ballot(9999), digest(b"x"))):
+        book, _ = add_entry(book, *entry(liar, body))
+        book = add_orphan(book, *entry(liar, body))
+    assert book is full
+    after, _ = add_entry(book, *VOTES[1])
+    assert after.votes, "and nobody else is kept from it"
+
+
+def said_by(peer: PeerId, epoch: bytes = b"") -> list[tuple[Digest, PeerId, object]]:
+    at = Ballot(ORDER.index(peer), peer, epoch)
+    name = digest(peer.encode(), epoch)
+    bodies = [Prepare(NUMBER, at), Proposal(NUMBER, at, (name,), name), Promise(NUMBER, at, ())]
+    bodies += [Vote(NUMBER, at, name), Vote(NUMBER, at, digest(b"two")), Ack(NUMBER, name, name)]
+    return [entry(peer, body) for body in bodies]
+
+
+def test_nothing_is_left_of_the_ballots_of_one_author():
+    gone, others = said_by(ORDER[0]), [one for peer in ORDER[1:] for one in said_by(peer)]
+    book, _ = book_of(*gone, *others)
+    left = without_ballots(book, ORDER[0])
+    assert left == book_of(*others)[0]
+    again = book_of(*others, *gone)[0]
+    for one in gone:
+        left, _ = add_entry(left, *one)
+    assert left == again, "what comes again counts as if it came for the first time"
+
+
+def test_of_the_ballots_of_an_epoch_those_of_its_voters_are_left():
+    strange, elsewhere = said_by(ORDER[0]), said_by(ORDER[0], b"other")
+    voters = [one for peer in ORDER[1:] for one in said_by(peer)]
+    book, _ = book_of(*strange, *elsewhere, *voters)
+    left = of_voters(book, b"", ORDER[1:])
+    assert {at.epoch for at in left.prepares if at.proposer == ORDER[0]} == {b"other"}
+    assert left.within(b"").votes == book_of(*voters)[0].votes
+    assert left.within(b"").proposals == book_of(*voters)[0].proposals
+    assert left.within(b"other").votes == book.within(b"other").votes
+    whole, _ = book_of(*voters)
+    assert of_voters(whole, b"", ORDER[1:]) is whole

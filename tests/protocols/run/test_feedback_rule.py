@@ -18,6 +18,11 @@ SLOWMO = {"rule": "slowmo", "momentum_256": 192, "floor_256": 256}
 DENSE = {"codec": "int8", "k": 4096}
 RULES = ("econtrol", "dgc")
 WARM = (WarmUp(4, 1024), WarmUp(8, 256))
+UNEQUAL = [
+    ({"least_256": 255}, "pace.least_256 below 256"),
+    ({"most_256": 257}, "pace.most_256 above 256"),
+    ({"probation": 32, "probation_256": 64}, "pace.probation_256"),
+]
 REFUSED = [
     *[({"feedback_rule": rule, "feedback": 0.95}, {}, {}, f"{rule} needs compress.feedback 1") for rule in RULES],
     *[
@@ -30,6 +35,10 @@ REFUSED = [
     ({"feedback_rule": "econtrol"}, SLOWMO | {"floor_256": 64}, {}, "needs outer.floor_256 256"),
     ({"feedback_rule": "econtrol"}, SLOWMO | {"aggregate": "clip"}, {}, "econtrol and outer.aggregate"),
     ({"feedback_rule": "econtrol"}, SLOWMO, {"reduce": ReduceSpec()}, "slowmo and reduce cannot go together"),
+    *[
+        ({"feedback_rule": "econtrol"}, SLOWMO, {"pace": pace}, f"outer.rule slowmo and {key}")
+        for pace, key in UNEQUAL
+    ],
     *[
         ({"feedback_rule": rule, "codec": "lookup2"}, {}, {}, f"lookup2 and compress.feedback_rule {rule}")
         for rule in RULES
@@ -56,6 +65,8 @@ LEGAL = [
     ({"feedback_rule": "econtrol", "control": 0.3}, {}, {"reduce": ReduceSpec()}),
     ({"feedback_rule": "econtrol", **DENSE}, {"rule": "average"}, {}),
     ({"feedback_rule": "econtrol"}, SLOWMO | {"fragments": 2, "overlap_steps": 1}, {}),
+    ({"feedback_rule": "econtrol"}, SLOWMO, {"pace": {"probation": 32}}),  # it votes later, and weighs as others
+    ({"feedback_rule": "econtrol"}, {}, {"pace": {"least_256": 64, "most_256": 512}}),
     ({"feedback_rule": "dgc", "momentum": 0.5, "clip": 2.0, "warmup": WARM}, {"fragments": 2}, {}),
     ({"feedback_rule": "dgc"}, {"aggregate": "clip"}, {}),
     ({"warmup": WARM, "feedback": 0.95}, {"rule": "nesterov"}, {}),
@@ -63,6 +74,8 @@ LEGAL = [
 
 
 def changed(spec, compress, outer, more):
+    if "pace" in more:
+        more = more | {"pace": msgspec.structs.replace(spec.pace, **more["pace"])}
     found = CompressSpec(**({"codec": "sparse2", "k": 64, "feedback": 1.0} | compress))
     return msgspec.structs.replace(
         spec, version=SPEC_VERSION, compress=found, outer=msgspec.structs.replace(spec.outer, **outer), **more

@@ -14,6 +14,7 @@ from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 DENSE = CompressSpec(codec="int8", k=4096, feedback=0.95)
+AVERAGE = {"rule": "average", "alpha_256": 256}
 START = StartSpec(weights=digest(b"weights"), state=digest(b"state"))
 REFUSED = [
     ({"momentum_256": 230}, {}, "for runs with outer.rule nesterov, slowmo or co2"),
@@ -45,10 +46,14 @@ REFUSED = [
     ({"aggregate": "edit"}, {"reduce": ReduceSpec()}, "reduce and outer.aggregate cannot go together"),
     ({"spectrum": "isotropic"}, {"reduce": ReduceSpec()}, "spectrum isotropic and reduce cannot go together"),
     (
-        {"spectrum": "isotropic", "rule": "average", "alpha_256": 256},
+        {**AVERAGE, "spectrum": "isotropic"},
         {"compress": DENSE},
-        "spectrum isotropic and outer.rule average",
+        "outer.rule average and outer.spectrum cannot go together",
     ),
+    ({**AVERAGE, "aggregate": "clip"}, {"compress": DENSE}, "outer.rule average and outer.aggregate"),
+    ({**AVERAGE, "aggregate": "edit"}, {"compress": DENSE}, "outer.rule average and outer.aggregate"),
+    (AVERAGE, {"compress": DENSE, "probation": True}, "outer.rule average and pace.probation_256"),
+    ({"spectrum": "isotropic"}, {"lora": True}, "model.lora_rank and outer.spectrum cannot go together"),
     (
         {"spectrum": "isotropic"},
         {"compress": CompressSpec(codec="int8", k=4096, feedback=1.0, feedback_rule="econtrol")},
@@ -65,6 +70,7 @@ LEGAL = [
     ({"rule": "nesterov", "aggregate": "edit", "step_most_256": 256}, {"compress": DENSE}),
     ({"aggregate": "edit", "holders": 1}, {"experts": True}),
     ({"late": "blend", "overlap_steps": 1}, {}),
+    ({"rule": "nesterov"}, {"lora": True}),
     ({"spectrum": "isotropic", "rule": "nesterov", "alpha_256": 461, "momentum_256": 205}, {"compress": DENSE}),
     ({"spectrum": "isotropic", "alpha_256": 538, "aggregate": "nnm", "holders": 1}, {"experts": True}),
     ({"rule": "co2", "stale_256": 256, "clip_65536": 1, "momentum_256": 0, "fragments": 2}, {}),
@@ -75,6 +81,10 @@ def changed(spec, outer, more):
     more = dict(more)
     if more.pop("experts", False):
         more["model"] = msgspec.structs.replace(spec.model, experts=ExpertsSpec(count=4, per_token=2, ffn=50))
+    if more.pop("lora", False):
+        more |= {"model": msgspec.structs.replace(spec.model, lora_rank=4), "base": digest(b"base")}
+    if more.pop("probation", False):
+        more["pace"] = msgspec.structs.replace(spec.pace, probation=4, probation_256=64)
     return msgspec.structs.replace(
         spec, version=SPEC_VERSION, outer=msgspec.structs.replace(spec.outer, **outer), **more
     )

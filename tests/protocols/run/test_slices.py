@@ -8,7 +8,8 @@ from atoll.protocols.codec import check_types
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId, digest
-from atoll.protocols.run.slices import ReduceSpec, all_gather, even_count, plan_of
+from atoll.protocols.ledger.records import MAX_SET
+from atoll.protocols.run.slices import MAX_REDUCERS, ReduceSpec, all_gather, even_count, plan_of, slice_count
 
 RUN = RunId(digest(b"run"))
 PEERS = [Identity(digest(number.to_bytes(2, "little"))).peer_id for number in range(130)]
@@ -38,6 +39,12 @@ def test_slices_are_even_and_each_has_its_own_reducer(count, chunks):
 @pytest.mark.parametrize("count", [1, 4, 16])
 def test_small_rounds_are_not_reduced(count):
     assert plan(count) == all_gather(1000)
+
+
+def test_a_set_has_places_for_contributions_beside_its_reductions():
+    assert slice_count(600, 1000) == slice_count(5000, 1000) == MAX_REDUCERS
+    assert len(plan(128).reducers) == slice_count(128, 1000) == 128
+    assert 4 * MAX_REDUCERS <= MAX_SET
 
 
 @settings(deadline=None)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from atoll.cli.client import ask
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
@@ -85,6 +87,13 @@ class LabNode:
     def running(self) -> bool:
         """Whether the daemon runs."""
         return self._process is not None and self._process.poll() is None
+
+    def processes(self) -> list[psutil.Process]:
+        """The daemon and its children; empty while it does not run."""
+        if self._process is None or not self.running:
+            return []
+        daemon = psutil.Process(self._process.pid)
+        return [daemon, *daemon.children(recursive=True)]
 
     def last_words(self) -> str:
         """Return the last line that the daemon printed."""

@@ -114,10 +114,11 @@ class CertNode(Node):
         return {entry: author for each in self.rounds.values() for author, entry in each.items()}
 
     def summarize(self, state):
-        full = self.maker.make(state, self.authors, ReducerHistory(), self.proven)
+        full = self.maker.make(state, ReducerHistory(), self.proven)
         if full is None:
             self.on_none()
             return
+        assert full.summary.authors == tuple(sorted(self.authors))
         chain = tuple(segment.epoch for segment in state.chain), state.last_final, *sorted(self.proven)
         assert MADE.setdefault(chain, full.blob) == full.blob, "two summaries of one chain"
         self.fulls.append(decode_full(encode_full(full)))
@@ -178,7 +179,7 @@ def compare(node):
     whole = newcomer(node, node.whole, None)
     ours = newcomer(node, known_to_a_newcomer(node), node.full)
     one, other = ours.state, whole.state
-    for name in ("last_final", "voters", "tally", "chain", "planned", "held", "attempt", "books"):
+    for name in ("last_final", "voters", "tally", "accepted", "chain", "planned", "held", "attempt", "books"):
         assert getattr(one, name) == getattr(other, name), name
     assert replace(one.epochs, voted={}) == replace(other.epochs, voted={})
     newer = [{a: at for a, at in state.epochs.voted.items() if at > node.cut_at} for state in (one, other)]
@@ -299,11 +300,11 @@ def test_a_floor_is_the_last_place_that_counts_and_never_falls():
     maker, floors = SummaryMaker(Places()), []
     for name in (b"first", b"second", b"third"):
         maker.on_counted([(PEERS[1], name)])
-        floors += maker.make(state, (), ReducerHistory()).floors
+        floors += maker.make(state, ReducerHistory()).floors
     assert [floor.entry for floor in floors] == [b"first", b"second", b"second"]
     assert [floor.records for floor in floors] == [(b"1",), (b"1", b"4"), (b"1", b"4")]
     maker.on_counted([(PEERS[1], b"of another history")])
-    assert maker.make(state, (), ReducerHistory()) is None
+    assert maker.make(state, ReducerHistory()) is None
 
 
 def test_bytes_that_are_no_summary_are_refused():

@@ -44,7 +44,7 @@ SPEC = replace(preset("tiny", PEERS[0], 1), history=HistorySpec(every=EVERY))
 def full_of(last, voters):
     """A summary of the rounds up to `last` that names these voters."""
     state = begin(SPEC.id, PEERS[0], SPEC.outer.rounds, PEERS[0])
-    made = summarize(replace(state, last_final=last, voters=tuple(voters)), PEERS)
+    made = summarize(replace(state, last_final=last, voters=tuple(voters), accepted=frozenset(PEERS)))
     return FullSummary(VERSION, made, (), ReducerHistory())
 
 

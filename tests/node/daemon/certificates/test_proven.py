@@ -219,7 +219,7 @@ def test_what_the_proof_of_one_says_of_others_is_nothing():
         maker.on_counted(names)
         if orphan:
             maker.on_counted([(PEERS[1], digest(b"of the other history"))])
-        made = [maker.make(state, (), whole.ReducerHistory(), proven) for _ in range(2)]
+        made = [maker.make(state, whole.ReducerHistory(), proven) for _ in range(2)]
         assert made[0] == made[1], "it stays proven"
         return None if made[0] is None else made[0].places
 

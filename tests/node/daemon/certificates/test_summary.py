@@ -91,7 +91,7 @@ class CutNode(Node):
         if isinstance(action, FinalizeRound) and action.round == self.state.last_final:
             newest = self.made[-1].round if self.made else self.cut_at
             if action.round >= newest + STEP:
-                made = summarize(self.state, ())
+                made = summarize(self.state)
                 self.made += [made] if made else []
         if self.state.live and self.made and self.made[0].round + KEPT <= self.state.last_final:
             self.cut(self.made.pop(0))
@@ -196,10 +196,10 @@ def test_a_state_begins_again_from_its_summary():
     state, authors = node.state, [each.peer for each in world.nodes]
     assert len(state.chain) > 1
     assert state.epochs.voted_out.keys() == {gone}
-    summary = decode_summary(encode_summary(summarize(state, authors)))
+    summary = decode_summary(encode_summary(summarize(state)))
     chosen = epochs.chosen_path([(author, body) for _, author, body in node.ledger], node.peer)
     again = resumed(Node.begin(node, chosen), summary, chosen)
-    for name in ("last_final", "voters", "tally", "chain"):
+    for name in ("last_final", "voters", "tally", "chain", "seniority"):
         assert getattr(again, name) == getattr(state, name), name
     newest = sorted(state.decided)[-RECENT_ROUNDS:]
     assert again.decided == {at: state.decided[at] for at in newest}
@@ -215,7 +215,7 @@ def test_all_nodes_of_a_chain_write_the_same_bytes():
     states = [node.state for node in world.nodes]
     newest = min(state.last_final for state in states)
     for _ in range(40):
-        found = {encode_summary(summarize(node.state, ())) for node in world.nodes if final(node) == newest}
+        found = {encode_summary(summarize(node.state)) for node in world.nodes if final(node) == newest}
         assert len(found) <= 1
         if len([node for node in world.nodes if final(node) == newest]) == 5:
             break
@@ -230,7 +230,7 @@ def test_all_nodes_of_a_chain_write_the_same_bytes():
 def test_another_version_and_bytes_that_are_none_are_refused():
     world = World(1, 2, 1, node=CutNode)
     world.run(120)
-    summary = summarize(world.nodes[0].state, ())
+    summary = summarize(world.nodes[0].state)
     with pytest.raises(LocalFault, match="version 9"):
         decode_summary(codec.encode(replace(summary, version=9)))
     for data in (b"", encode_summary(summary)[:-1], encode_summary(summary) + b"\0"):
@@ -241,7 +241,7 @@ def test_another_version_and_bytes_that_are_none_are_refused():
 def test_a_chain_that_parts_before_the_summary_is_not_followed_with_records_that_are_gone():
     world = World(3, 3, 1, node=CutNode)
     world.run(200)
-    summary, state = summarize(world.nodes[0].state, ()), Node.begin(world.nodes[0], ())
+    summary, state = summarize(world.nodes[0].state), Node.begin(world.nodes[0], ())
     other = epochs.Epoch(summary.round - 1, b"", (world.nodes[0].peer,))
     with pytest.raises(LocalFault, match="ledger_history"):
         resumed(state, summary, (other,))

@@ -20,10 +20,11 @@ from atoll.node.daemon.consensus.types import (
     ReportNarrow,
     RoundClosed,
 )
-from atoll.node.daemon.consensus.voter import is_broad
+from atoll.node.daemon.consensus.voter import is_broad, share_of_ours
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order
-from atoll.protocols.ledger.records import Ballot, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.set_limit import first_places
 
 RUN = RunId(digest(b"breadth"))
 PATIENCE_S = 10.0
@@ -151,6 +152,40 @@ def test_who_rests_and_never_closes_the_round_goes_by_what_it_holds_after_a_whil
         node.hear(a, propose(names, a))
         assert node.feed(FinalityTick(100.0 + PATIENCE_S - 0.1)).votes() == []
         assert len(node.feed(FinalityTick(100.0 + PATIENCE_S)).votes()) == count
+
+
+FLOOD = [PeerId(f"eve{number}") for number in range(2 * MAX_SET)]
+
+
+def flooded(node: Voter, authors) -> Voter:
+    for author in authors:
+        (entry,) = named(author)
+        body = Contribution(Round(1), digest(b"base"), digest(author.encode()), 1, 1, 64, 1.0)
+        node.feed(EntrySeen(entry, author, body), EntryPayloadHeld(entry))
+    return node
+
+
+def test_a_full_set_is_broad_by_the_members_in_it():
+    """Of a flood each node holds another part: full sets of the same members share few of the others."""
+    a, b, c, _ = deciders = peers(4)
+    known, others = FLOOD[: MAX_SET - 4], FLOOD[MAX_SET : 2 * MAX_SET - 4]
+    state = flooded(Voter(deciders, b), known).close(*deciders, *known).state
+    assert is_broad(state, named(a, b, c, *others))
+    assert not is_broad(state, named(a, b, *others))
+    assert not is_broad(state, named(a, *known)), "strangers alone decide nothing"
+
+
+def test_who_rests_and_holds_more_than_a_set_may_name_votes_for_a_full_set():
+    a, b, *_ = deciders = peers(4)
+    node = flooded(Voter(deciders, b), FLOOD[: MAX_SET + 40]).feed(Idle(True, 100.0))
+    node.feed(FinalityTick(100.0 + PATIENCE_S))
+    assert share_of_ours(node.state, named(*deciders)) == (4, 4)
+    authors = {named(who)[0]: who for who in (*deciders, *FLOOD[: MAX_SET + 40])}
+    whole = first_places(RUN, 1, authors, node.state.seniority)
+    assert len(whole) == MAX_SET
+    assert {*named(*deciders)} < {*whole}
+    node.hear(a, propose(whole, a))
+    assert len(node.votes()) == 1
 
 
 def test_one_node_alone_decides_with_what_it_has():

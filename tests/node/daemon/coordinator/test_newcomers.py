@@ -3,6 +3,8 @@
 import random
 from types import SimpleNamespace
 
+from msgspec.structs import replace
+
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
@@ -111,5 +113,40 @@ def test_what_a_voter_names_is_kept_and_required() -> None:
     watch.on_entry(SimpleNamespace(author=OWNER, body=proposal))
     assert net.told == [("keep", [ANN]), ("require", [unknown])]
     watch.on_final([known])
-    watch.on_held([known])
-    assert net.told[2:] == [("accept", [ANN]), ("vouch", ANN)]
+    assert net.told[2:] == [("accept", [ANN])]
+
+
+def test_a_payload_is_the_work_of_whoever_named_it_first() -> None:
+    """One piece of noise would else take all places of those that worked."""
+    net = Net()
+    index = ContributionIndex(OWNER, SimpleNamespace(is_held=lambda record: True))
+    for number, who in enumerate((EVE, *CROWD)):
+        index.add(digest(who.encode()), who, work(number % 3, b"noise"))
+    index.add(digest(b"ann"), ANN, work(0, b"work"))
+    watch = NewcomerWatch(context=None, net=net, machines=None, contributions=index)
+    for what in (b"noise", b"work", b"noise", b"unknown"):
+        watch.on_held(digest(what))
+    assert net.told == [("vouch", EVE), ("vouch", ANN), ("vouch", EVE)]
+
+
+def test_rounds_learn_who_comes_first_once_for_each_change() -> None:
+    finality = finality_machine.begin(RunId(digest(b"run")), OWNER, 9, OWNER)
+    machines = SimpleNamespace(
+        round=begin(RoundConfig(OWNER, rounds=9, quorum_256=128, grace_256=256, lease_s=60.0)), finality=finality
+    )
+    fed = []
+
+    def feed_round(event: round_types.Event) -> None:
+        fed.append(event)
+        machines.round, _ = step(machines.round, event)
+
+    machines.feed_round = feed_round
+    watch = NewcomerWatch(
+        context=SimpleNamespace(now=lambda: 1.0), net=Net(), machines=machines, contributions=None
+    )
+    for accepted in ((), (ANN,), (ANN,)):
+        machines.finality = replace(finality, accepted=frozenset(accepted))
+        watch.step()
+        watch.step()
+        assert machines.round.seniority == machines.finality.seniority
+    assert len(fed) == 2

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from atoll.node.daemon.reduction import machine as reduction_machine
 from atoll.node.daemon.reduction.effective_set import effective_slices
 from atoll.node.daemon.reduction.machine import (
     ClaimSeen,
@@ -19,6 +20,7 @@ from atoll.node.daemon.reduction.machine import (
     Gone,
     OfferSeen,
     PatienceOver,
+    Ranked,
     ReduceSlice,
     ReductionHeld,
     RowsHeld,
@@ -29,6 +31,9 @@ from atoll.node.daemon.reduction.machine import (
     step,
 )
 from atoll.protocols.ids import Round
+from atoll.protocols.ledger import reduction
+from atoll.protocols.ledger.reduction import covered_by
+from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.run.slices import all_gather
 
 torch.set_num_threads(1)
@@ -103,6 +108,31 @@ def test_a_round_without_faults(scene):
 
 def asked_order(actions):
     return [action.offer for action in actions]
+
+
+def test_a_set_keeps_a_place_for_each_reduction(scene, monkeypatch):
+    """Those that come last are not named, and count where a Reduction covers them."""
+    monkeypatch.setattr(reduction_machine, "MAX_SET", 8)
+    play, members = scene.play, scene.offers[:2]
+    play.hear(*map(OfferSeen, scene.offers), Ranked(Seniority((frozenset(o.author for o in members),))))
+    play.serve()
+    (reduce,) = play.hear(Collected())
+    assert len(reduce.offers) == 3
+    assert {*members} < {*reduce.offers}
+    play.hear(*map(ClaimSeen, scene.claims), ReductionHeld(scene.claims[0].entry))
+    play.serve()
+    (fold,) = play.of(FoldSlices)
+    named = {offer.entry for offer in reduce.offers} | {claim.entry for claim in scene.claims}
+    assert fold.entries == tuple(sorted(named))
+    assert all(part.reduced is not None for part in fold.parts)
+
+
+def test_a_reduction_covers_no_more_than_a_proof_can_hold(scene, monkeypatch):
+    body, plan, offers = scene.claims[0].body, scene.world.plan, tuple(sorted(scene.offers))
+    monkeypatch.setattr(reduction, "MAX_SET", 5)
+    assert covered_by(body, plan, offers) == offers
+    monkeypatch.setattr(reduction, "MAX_SET", 4)
+    assert covered_by(body, plan, offers) is None
 
 
 def test_a_missing_reducer_costs_its_slice_in_raw_rows(scene):

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import counted_book, reason, waits_s
+from atoll.node.daemon.rounds.queries import counted_book, own_set, reason, waits_s
 from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHABLE_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -33,6 +33,7 @@ from atoll.node.daemon.rounds.types import (
     Reweighed,
     RoundFinal,
     RoundTick,
+    SenioritySeen,
     SetResolved,
     StartTraining,
     TrainingDone,
@@ -40,11 +41,14 @@ from atoll.node.daemon.rounds.types import (
     TrainingSaved,
     WorkerReady,
 )
-from atoll.protocols.ids import Digest, PeerId, Round, digest
-from atoll.protocols.ledger.records import Contribution, set_digest
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, set_digest, sign_entry
+from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending
 
 ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
+IDENTITY = Identity(bytes(32))
 TRAIN_S = 10.0
 STEPS = 10
 LEASE_S = 20.0
@@ -181,6 +185,30 @@ def test_the_set_to_fold_does_not_depend_on_the_order_of_arrival():
         node = Node(min_members=4).ready().leases(a=0, b=0, c=0).train(0)
         node.seen(order[0], 0).seen(order[1], 0).seen(order[2], 0)
         assert node.find(FoldRound) == [FoldRound(Round(0), tuple(sorted(entry_of(p, 0) for p in (ME, A, B, C))))]
+
+
+def test_a_set_names_no_more_than_a_proposal_can():
+    """Members stay in whatever comes; who comes first is what finality says, and it may change."""
+    node = Node(min_members=4).ready().leases(a=0, b=0, c=0)
+    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C)),)), node.now))
+    for number in range(MAX_SET + 60):
+        node.seen(PeerId(f"eve{number}"), 0)
+    node.train(0).seen(A, 0).seen(B, 0).seen(C, 0)
+    (fold,) = node.find(FoldRound)
+    assert len(fold.members) == MAX_SET
+    assert fold.members == tuple(sorted(fold.members))
+    assert {entry_of(p, 0) for p in (ME, A, B, C)} < {*fold.members}
+    ballot = Ballot(0, IDENTITY.peer_id)
+    sign_entry(RunId(digest(b"run")), IDENTITY, 0, b"", Proposal(Round(0), ballot, fold.members, digest(b"s")))
+    node.fold()
+    (ack,) = node.find(PublishAck)
+    assert ack.members == fold.members
+    # A member that was unknown, and whose work is here, takes the place of a stranger.
+    left_out = next(PeerId(f"eve{at}") for at in range(60) if entry_of(PeerId(f"eve{at}"), 0) not in fold.members)
+    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C, left_out)),)), node.now))
+    changed = own_set(node.state, 0)
+    assert entry_of(left_out, 0) in changed
+    assert len({*changed} & {*fold.members}) == MAX_SET - 1
 
 
 def test_nothing_starts_before_ready():

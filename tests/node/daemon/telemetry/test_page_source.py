@@ -16,7 +16,7 @@ from atoll.node.daemon.telemetry.contribution_reader import KINDS, READ_S, ROUND
 from atoll.node.daemon.telemetry.machine_use import READING_S, MachineUse
 from atoll.node.daemon.telemetry.page_source import PageSource
 from atoll.node.daemon.telemetry.round_log import RoundLog
-from atoll.node.daemon.web.page_data import RoundWork
+from atoll.node.daemon.web.page_data import RoundWork, SampleText
 from atoll.node.runs.given_invites import find_given
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import Ledger
@@ -100,10 +100,10 @@ def source(tmp_path: Path, ledger: Ledger) -> Iterator[Callable[..., tuple[PageS
     for number in range(5):
         log.rows.save(msgspec.structs.replace(ROUND_ROW, round=number))
 
-    def make(spec: RunSpec = SPEC, web: str = "localhost:0") -> tuple[PageSource, Node]:
+    def make(spec: RunSpec = SPEC, web: str = "localhost:0", samples=None) -> tuple[PageSource, Node]:
         node, run = Node(), SimpleNamespace(spec=spec)
         plan = SimpleNamespace(home=Home(tmp_path), run=run, identity=ONE, config=NodeConfig(web=web))
-        return PageSource(plan, ledger, log, node), node
+        return PageSource(plan, ledger, log, node, samples), node
 
     yield make
     log.close()
@@ -113,6 +113,12 @@ def test_the_page_has_the_daemon_s_own_watch(source):
     page, node = source()
     node.still = 12.5
     assert page.still_s() == 12.5
+
+
+def test_a_sample_text_is_the_newest_or_says_that_there_are_none(source):
+    assert source()[0].sample().why == "they are off: set sample_every_s in config.toml"
+    shown = SampleText(round=3, unix_s=1.0, text="To be")
+    assert source(samples=SimpleNamespace(shown=shown))[0].sample() is shown
 
 
 def test_an_invite_leads_to_this_node(source):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork
+from atoll.node.daemon.web.page_data import PageEvent, ResourceUse, RoundWork, SampleText
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.control_messages import (
     Goodput,
@@ -69,6 +69,7 @@ class Node:
         self.lines = [LOG_LINE]
         self.events = [PageEvent(1.8e9, "trouble", "error=192.0.2.9:4710 is taken")]
         self.link = LINK
+        self.text = SampleText(round=5, unix_s=1.8e9, text="To be,\nor not")
 
     def status(self) -> Status:
         return self.now
@@ -98,6 +99,9 @@ class Node:
             daemon_cores=0.02, daemon_bytes=90_000_000, worker_cores=1.5, worker_bytes=700_000_000, cores=2,
             memory_free_bytes=3_000_000_000, memory_bytes=8_000_000_000, disk_free_bytes=None, disk_bytes=None,
         )  # fmt: skip
+
+    def sample(self) -> SampleText:
+        return self.text
 
     def log_news(self, after: int) -> tuple[int, Sequence[LogLine]]:
         return len(self.lines), self.lines[after:]

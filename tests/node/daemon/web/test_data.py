@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from atoll.node.daemon.web.http_messages import HttpReply, HttpRequest
 from atoll.node.daemon.web.older_rounds import thin
-from atoll.node.daemon.web.page_data import CurvePoint, DashboardData, InviteView
+from atoll.node.daemon.web.page_data import CurvePoint, DashboardData, InviteView, SampleText
 from atoll.node.daemon.web.site import (
     PEERS_MAX,
     ROUNDS_MAX,
@@ -195,3 +195,11 @@ def test_a_point_has_the_mean_loss_and_the_newest_validation():
     ]
     assert thin(rows, 1) == (CurvePoint(round=2, tokens=3 * 8192, train_loss=3.0, val_bpb=8.0),)
     assert thin(rows[1:2], 1)[0].train_loss is None
+
+
+async def test_a_sample_text_is_shown_on_this_machine_only(node):
+    """A model repeats what it was trained on."""
+    assert (await ask(node)).sample == node.text
+    node.is_local = False
+    assert (await ask(node)).sample == SampleText(why="not shown to other machines")
+    assert b"To be" not in (await reply(node)).body

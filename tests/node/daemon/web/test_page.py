@@ -9,7 +9,7 @@ import pytest
 
 from atoll.node.daemon.web.http_messages import HttpRequest
 from atoll.node.daemon.web.metrics import SHARES
-from atoll.node.daemon.web.page_data import ResourceUse, RoundWork, RunPace
+from atoll.node.daemon.web.page_data import ResourceUse, RoundWork, RunPace, SampleText
 from atoll.node.daemon.web.page_file import CHARTS, FOLDER, page
 from atoll.protocols.local.control_messages import LimitUse, PeerStatus, RoundStatus, Status
 from atoll.protocols.local.privacy_now import PrivacyNow
@@ -82,6 +82,7 @@ def test_the_whole_page_is_small():
         ("found", RoundWork),
         ("pace", RunPace),
         ("privacy", PrivacyNow),
+        ("wrote", SampleText),
         ("limits", LimitUse),
     ],
 )

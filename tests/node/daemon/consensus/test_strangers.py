@@ -1,0 +1,151 @@
+"""What authors that decide nothing may cost the machine: little while they are here, nothing once pruned."""
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.consensus import forks
+from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen
+from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import voter_order
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Epoch,
+    Follow,
+    Leave,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
+
+RUN = RunId(digest(b"strangers"))
+PEERS = tuple(PeerId(f"peer-{name}") for name in "abc")
+A, B, C = PEERS
+STRANGER = PeerId("peer-x")
+NUMBER = Round(5)
+
+
+def entry(author, body):
+    return EntrySeen(digest(author.encode(), repr(body).encode()), author, body)
+
+
+def work(author, number):
+    return entry(author, Contribution(Round(number), digest(b"b"), digest(author.encode()), 1, 1, 64, 1.0))
+
+
+def begin():
+    """Before round 5, whose voters are all three members."""
+    decided = {at: (PEERS, frozenset(PEERS)) for at in range(5)}
+    start = finality.begin(RUN, A, 5000, A)
+    return replace(start, last_final=4, applied=4, voters=voter_order(RUN, 5, PEERS), decided=decided, live=True)
+
+
+def after(*events, state=None):
+    for event in events:
+        state, _ = finality.step(begin() if state is None else state, event)
+    return state
+
+
+def ballots(author, number, attempts=range(3), epoch=b""):
+    for attempt in attempts:
+        at = Ballot(attempt, author, epoch)
+        yield entry(author, Prepare(Round(number), at))
+        yield entry(author, Proposal(Round(number), at, (digest(b"name"),), digest(b"state")))
+        yield entry(author, Promise(Round(number), at, ()))
+        yield entry(author, Vote(Round(number), at, digest(b"proposal")))
+
+
+def test_ballots_of_the_round_by_anybody_but_its_voters_are_not_kept():
+    state = after(*ballots(STRANGER, NUMBER, range(50)))
+    assert state.books == {}
+    assert {*after(*ballots(B, NUMBER)).books[NUMBER].written} == {B}
+
+
+def test_ballots_that_come_before_their_round_count_if_their_author_decides_it():
+    """The feed of a voter may come whole before that of another, whose votes make the rounds between final."""
+    early = [*ballots(B, NUMBER + 1), *ballots(STRANGER, NUMBER + 1)]
+    state = after(*(work(peer, NUMBER) for peer in PEERS), *early)
+    assert {*state.books[NUMBER + 1].written} == {B, STRANGER}, "nobody knows the voters of the next round"
+    owner = state.voters[0]
+    names = tuple(sorted(work(peer, NUMBER).entry for peer in PEERS))
+    chosen = entry(owner, Proposal(NUMBER, Ballot(0, owner), names, digest(b"state")))
+    votes = [entry(peer, Vote(NUMBER, Ballot(0, owner), chosen.entry)) for peer in PEERS]
+    state = after(chosen, *votes, state=state)
+    assert state.last_final == NUMBER
+    assert {*state.book.written} == {B}
+    assert state.book.highest_vote(B) is not None
+
+
+def test_ballots_that_come_before_their_epoch_count_if_their_author_is_a_member():
+    body = Epoch(NUMBER, b"", (A,))
+    early = [*ballots(A, NUMBER, epoch=epoch_id(body)), *ballots(STRANGER, NUMBER, epoch=epoch_id(body))]
+    state, actions = finality.step(after(MembersSeen(frozenset({A})), *early), entry(A, body))
+    assert any(isinstance(action, EnterEpoch) for action in actions)
+    assert {*state.book.written} == {A}
+
+
+def said_by(author):
+    yield from ballots(author, NUMBER + 1)
+    yield from ballots(author, NUMBER + 900, epoch=b"e" * 32)
+    yield entry(author, Epoch(Round(900), b"", tuple(sorted((author, PeerId("peer-y"))))))
+    yield entry(author, Epoch(NUMBER, b"", (author,)))
+    yield entry(author, Leave(NUMBER))
+    yield entry(author, Vote(NUMBER, Ballot(0, B), digest(b"late")))
+    yield entry(author, Follow(NUMBER, b"f" * 32))
+
+
+def facts_of(state):
+    books = {at: book for at, book in state.books.items() if book.written or book.contributions}
+    epochs = {at: replace(book, epochs=frozenset()) for at, book in books.items()}
+    return epochs, state.epochs
+
+
+def test_nothing_is_left_of_a_stranger_that_the_ledger_let_go():
+    others = [*ballots(B, NUMBER), entry(B, Epoch(Round(900), b"", (B,)))]
+    state = after(*others, *said_by(STRANGER), AuthorPruned(STRANGER))
+    assert facts_of(state) == facts_of(after(*others))
+    again = after(*said_by(STRANGER), state=state)
+    assert facts_of(again) == facts_of(after(*others, *said_by(STRANGER))), "and all of it may come again"
+
+
+def test_what_a_decider_wrote_is_not_forgotten():
+    """The ledger hears later than the machine who is accepted."""
+    body = Epoch(NUMBER, b"", tuple(sorted((B, C))))
+    state = after(entry(B, body), *ballots(B, NUMBER + 1), AuthorPruned(B))
+    assert state.epochs.signers[epoch_id(body)] == {B}
+    assert state.epochs.choice(B) == epoch_id(body)
+    assert {*state.books[NUMBER + 1].written} == {B}
+
+
+def test_a_signature_stays_under_an_epoch_that_a_decider_signed():
+    """B works there, whoever the others are: without the signature it would never have begun."""
+    body = Epoch(NUMBER, b"", tuple(sorted((B, STRANGER))))
+    state = after(entry(STRANGER, body), entry(B, body), AuthorPruned(STRANGER))
+    assert state.epochs.is_complete(epoch_id(body))
+    alone = after(entry(STRANGER, body), AuthorPruned(STRANGER), entry(B, body))
+    assert alone.epochs.signers[epoch_id(body)] == {B}
+
+
+def looks(monkeypatch, *bodies, author=C):
+    """How many places one look weighs after these epochs of one author."""
+    book = EpochBook()
+    for body in bodies:
+        book = add_entry(book, author, body)
+    weighed = []
+    monkeypatch.setattr(forks, "best_of", lambda book, electorate, names: weighed.append(frozenset(names)))
+    forks.look_for_better_chain(replace(begin(), epochs=book))
+    return len({*weighed})
+
+
+def test_only_the_epoch_that_a_decider_chose_last_is_weighed(monkeypatch):
+    """Any number of others cost nothing: nobody works in them."""
+    left = [Epoch(Round(at), b"", (C,)) for at in range(5)]
+    assert looks(monkeypatch, *left) == 1
+    chain = [left[0]]
+    for _ in range(20):
+        chain.append(Epoch(Round(4), epoch_id(chain[-1]), (C,)))
+    assert looks(monkeypatch, *chain) == 1
+    strange = [Epoch(Round(at), b"", (STRANGER,)) for at in range(5)]
+    assert looks(monkeypatch, *strange, author=STRANGER) == 0
