@@ -254,10 +254,7 @@ class SwarmNetwork:
     # --- tasks ----------------------------------------------------------------------------------
 
     async def carry(self, listener: SwarmListener, lease_s: float) -> None:
-        """Bring every entry and every change of leases to the listener, in order, until cancelled.
-
-        `lease_s`: how long the run's leases last, in seconds.
-        """
+        """Bring entries and changes of leases, in order, until cancelled. Leases last `lease_s` seconds."""
         self._swarm.on_pruned = listener.on_pruned
         self._swarm.replication.orphans.on_found = listener.on_orphans
         async with asyncio.TaskGroup() as group:
