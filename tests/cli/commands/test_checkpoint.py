@@ -98,7 +98,7 @@ def test_a_packed_text_is_lacking_too(source, is_lacking):
     """The current folder was taken for it: `. is no packed text`."""
     spec = replace(SPEC, data=replace(SPEC.data, source=source))
     must_have_text(spec, "books")
-    with pytest.raises(ConfigError, match="with --data") if is_lacking else nullcontext():
+    with pytest.raises(ConfigError, match="does not contain") if is_lacking else nullcontext():
         must_have_text(spec, "")
 
 

@@ -34,6 +34,7 @@ from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.runs.invites import opening_entry
 from atoll.node.worker.reduction_work import SliceWork, encode
 from atoll.node.worker.round_trainer import Budget, weight_of
+from atoll.p2p.blobs import pushed
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.swarm.swarm import Swarm
@@ -666,6 +667,12 @@ class OnceChecked:
 def signatures_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All nodes of a world are in one process, and each checks every signature: 2 to 9 % of the CPU."""
     monkeypatch.setattr(identity, "Ed25519PublicKey", SimpleNamespace(from_public_bytes=cache(OnceChecked)))
+
+
+@pytest.fixture
+def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads are asked for, as those of all but the smallest models are: none comes along with its record."""
+    monkeypatch.setattr(pushed, "PUSHED_MAX_BYTES", 0)
 
 
 @pytest.fixture

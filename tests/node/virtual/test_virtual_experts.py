@@ -159,6 +159,7 @@ def test_who_has_room_for_no_expert_trains_what_all_train(world):
     run_virtual(story())
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_a_liar_about_what_it_covers_stops_nobody(world):
     """Node 3 says that node 0's payload covers something else, or what does not exist: it never counts."""
 

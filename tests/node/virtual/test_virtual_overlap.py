@@ -59,6 +59,7 @@ def ran(world: Worlds, speeds_s: Sequence[float], rounds: int = ROUNDS, **more: 
 
 
 @pytest.mark.parametrize("loss", [pytest.param(0.0, marks=SLOW_LOSSLESS), 0.02])
+@pytest.mark.usefixtures("asked_for")
 def test_overlap_hides_the_exchange(world, loss):
     blocking, some, every = (
         ran(world, [10.0] * 4, latency_s=0.3, loss=loss, overlap_steps=steps) for steps in (0, SOME, ALL)
@@ -193,6 +194,7 @@ def test_a_node_whose_link_is_slow_runs_further_ahead_and_waits_for_no_fold(worl
     assert all(len(row.contributors) == 4 for row in late[0]), "and it is in time for the others"
 
 
+@pytest.mark.usefixtures("asked_for")
 def test_without_more_room_the_same_node_waits(world):
     """What the test above is about: two steps are too few for its link. Only node 3 is behind it."""
     held: list[float] = []
