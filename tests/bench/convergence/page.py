@@ -100,8 +100,8 @@ def _setting(own: Sequence[Line], lines: Sequence[Line], group: Wanted) -> str:
     cpu_s = sum(line.cpu_s for line in own)
     return (
         f"{step};\n{tokens:,} tokens in all, of `{spec.data.source}`. Seeds {seeds}. Peak rate where no\n"
-        f"trial names one {SIZES[group.size].lr:g}; validation on {VALIDATION_TOKENS:,} tokens. Code {codes}, "
-        f"{', '.join(sorted({line.device for line in own}))},\n"
+        f"trial names one {SIZES[group.size].lr:g}; validation on {VALIDATION_TOKENS:,} tokens.\n"
+        f"Code {codes}, {', '.join(sorted({line.device for line in own}))},\n"
         f"torch {', '.join(sorted({line.torch for line in own}))}; {cpu_s:,.0f} CPU seconds of a machine "
         "that others used too.\n"
     )
