@@ -12,7 +12,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import Connection, PeerAddress, Route
-from atoll.p2p.ledger.store import Quota
+from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.connections import POLL_S
