@@ -131,8 +131,10 @@ def fetch_missing(
     state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...], *, is_decided: bool = False
 ) -> Out:
     """Ask for entries and payloads, unless the same ones were asked for last."""
+    if (entries, payloads) == state.missing[:2] and state.missing[2] >= is_decided:
+        return state, []
     missing = entries, payloads, is_decided
-    return replace(state, missing=missing), [FetchMissing(state.deciding, *missing)] * (missing != state.missing)
+    return replace(state, missing=missing), [FetchMissing(state.deciding, *missing)]
 
 
 def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise | Epoch | Follow) -> Out:

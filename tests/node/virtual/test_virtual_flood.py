@@ -7,11 +7,12 @@ import pytest
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.newcomers import NewcomerQuota
+from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Round, digest
+from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.coverage import payload_size
-from atoll.protocols.ledger.records import MAX_SET, Contribution, encode_entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, encode_entry, sign_entry
 from tests.p2p.swarm.flooder import Flooder, fake_work
 
 MEMBERS = 3
@@ -56,6 +57,48 @@ def test_more_authors_than_a_set_may_name_end_no_round(world):
             named = final_sets(victims[0])[target]
             assert {node.peer for node in victims} <= named
             assert len(named) == MAX_SET
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_run_goes_on_while_accepted_identities_write_all_that_they_can(world):
+    """Forty of them, each with work in one final set, bring large records to ledgers of 24 MiB."""
+
+    async def story() -> None:
+        async with world(400, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+            for number in range(MEMBERS):
+                w.start(number)
+            await w.until(lambda: w.all_final(1))
+            rng, small = random.Random(1), Quota(disk_bytes=24 << 20)
+            crowd = [Identity(rng.randbytes(32)) for _ in range(40)]
+            for node in w.nodes.values():
+                node.swarm.newcomers.shares.quota = small
+                node.swarm.ledger._db.rows(f"PRAGMA max_page_count={small.disk_bytes // 4096}")
+                node.swarm.newcomers.accept(author.peer_id for author in crowd)
+            before, names = w.nodes[0].worker.final, tuple(sorted(Digest(rng.randbytes(32)) for _ in range(1000)))
+            feeds = [(author, 0, b"") for author in crowd]
+            while feeds:
+                author, seq, previous = feeds.pop(0)
+                body = Proposal(Round(300), Ballot(seq, author.peer_id), names, digest(b"state"))
+                entry = sign_entry(w.spec.id, author, seq, previous, body)
+                for node in w.nodes.values():
+                    node.swarm.replication._on_entry(author.peer_id, encode_entry(entry))
+                if any(node.swarm.ledger.get(entry.id) for node in w.nodes.values()):
+                    feeds.append((author, seq + 1, entry.id))
+                await asyncio.sleep(0.05)
+            now = w.newest()
+            await w.until(lambda: w.all_final(now + 3), 200.0)
+            assert now > before, "while they wrote, too"
+            newcomer = w.start(MEMBERS)
+            await w.until(lambda: any(newcomer.peer in names for names in final_sets(w.nodes[0])), 200.0)
+            for number in range(MEMBERS):
+                swarm = w.nodes[number].swarm
+                assert swarm.ledger._db.used_bytes < small.disk_bytes * 7 // 8
+                assert swarm.replication.local_fault is None
+                assert w.nodes[number].driver.guard.trouble == ""
+                assert swarm.ledger.refusal(crowd[0].peer_id)
+                assert not any(swarm.ledger.refusal(node.peer) for node in w.nodes.values())
             w.check_agreement()
 
     run_virtual(story())
