@@ -4,7 +4,7 @@ A contribution in a final set costs work, so each lets its author write `round_b
 member writes in a round. Members that final sets pass over, as in the smaller part of a divided run, write on into
 a spare of the file. Its last quarter is for those who used little, its last eighth for those of them that work,
 its last 32nd for this node's own entries: a file that others fill would else stop all nodes at once. The table is
-in docs/peers.md.
+in docs/ledger.md.
 
 Nothing here is agreed on between nodes. So what a set or a ballot names comes past a share (`Need`).
 """

@@ -491,6 +491,28 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
     run_virtual(main())
 
 
+def test_a_full_ledger_is_said_without_a_fault(tmp_path: Path) -> None:
+    """Its last part takes this node's own entries, and no others."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            assert two.replication.local_fault is None
+            two.newcomers.shares.quota = Quota(disk_bytes=two.ledger._db.used_bytes)
+            one.publish(ack(1))
+            two.publish(ack(2))
+            await asyncio.sleep(60)
+            assert list(two.ledger.vector()) == [peer(2)]
+            assert one.ledger.vector() == {peer(1): 1, peer(2): 1}
+            assert "this node's own records only" in two.replication.local_fault.line()
+            assert one.replication.refusals == {peer(2): two.ledger.refusal(peer(1))}
+            assert two.ledger.refusal(peer(1)).startswith("this ledger is full (ledger_bytes)")
+
+    run_virtual(main())
+
+
 def test_a_fault_now_and_then_never_bans() -> None:
     """A score halves in HALF_LIFE_S: one fault in that time stays below 2 for ever."""
     now = [0.0]
