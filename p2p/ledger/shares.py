@@ -56,7 +56,7 @@ class Quota(msgspec.Struct, frozen=True):
     author_entries: int = 1 << 20
 
 
-class Room(IntEnum):
+class LedgerRoom(IntEnum):
     """For whom there is room in the file, by what is taken of it."""
 
     ALL = 0
@@ -93,7 +93,7 @@ class Shares:
         """Bytes that authors hold beyond their shares together."""
         self._newest: frozenset[PeerId] = frozenset()
         self._most = 0
-        self._warned = Room.ALL
+        self._warned = LedgerRoom.ALL
 
     # --- what happens ----------------------------------------------------------------------------
 
@@ -133,10 +133,10 @@ class Shares:
     # --- who has room ----------------------------------------------------------------------------
 
     @property
-    def room(self) -> Room:
+    def room(self) -> LedgerRoom:
         """For whom there is room."""
         left_bytes = self.quota.disk_bytes - self.used_bytes
-        return Room(sum(part * left_bytes <= self.quota.disk_bytes for part in _PARTS))
+        return LedgerRoom(sum(part * left_bytes <= self.quota.disk_bytes for part in _PARTS))
 
     def is_full(self, author: PeerId, need: Need = Need.NONE) -> bool:
         """Whether no more is stored of an accepted author."""
@@ -167,15 +167,15 @@ class Shares:
         # An honest node that counted the same rounds holds no more than this, so what it names lies within it.
         in_spare = held < share + self.quota.disk_bytes // _SPARE // _EACH
         match self.room:
-            case Room.OWN:
+            case LedgerRoom.OWN:
                 return False
             case _ if need is Need.DECIDED:
                 return True
-            case Room.ALL:
+            case LedgerRoom.ALL:
                 return held < share or (in_spare and (has_spare or need > Need.NONE))
-            case Room.MODEST:
+            case LedgerRoom.MODEST:
                 return held < strict or (in_spare and need > Need.NONE)
-            case Room.WORKING:
+            case LedgerRoom.WORKING:
                 return held < strict and (is_working or need > Need.NONE)
 
     def reason(self, author: PeerId) -> str:
@@ -183,9 +183,9 @@ class Shares:
         wrote = f"{short(author)} wrote {self._sizes.get(author, 0) / 2**20:.1f} MiB"
         worked = f"{wrote} with work in {self._rounds[author]} final rounds"
         match self.room:
-            case Room.OWN:
+            case LedgerRoom.OWN:
                 return "this ledger is full (ledger_bytes) and stores its own node's records only"
-            case Room.ALL:
+            case LedgerRoom.ALL:
                 return f"{worked}, and no more of it is stored (ledger_round_bytes); a new identity begins anew"
             case _:
                 return (
@@ -194,7 +194,9 @@ class Shares:
 
     def fault(self) -> DiskFault:
         """What the user is told of a file that is filling up."""
-        whose = "records of others that are short" if self.room < Room.OWN else "this node's own records only"
+        whose = (
+            "records of others that are short" if self.room < LedgerRoom.OWN else "this node's own records only"
+        )
         taken, most = (size_bytes >> 20 for size_bytes in (self.used_bytes, self.quota.disk_bytes))
         return DiskFault(
             f"the ledger has {taken} of at most {most} MiB, and room for {whose}",

@@ -15,7 +15,7 @@ from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.p2p.ledger.proofs import Proof, ProofTable, contradicts
-from atoll.p2p.ledger.shares import Quota, Room
+from atoll.p2p.ledger.shares import LedgerRoom, Quota
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
@@ -242,7 +242,7 @@ class Ledger:
     def is_closed(self) -> bool:
         """Whether no author that is not here can begin a feed any more."""
         is_over = self.newcomers is not None and self.newcomers.is_closed
-        return is_over or len(self._feeds) >= self.quota.authors
+        return is_over or self._is_own or len(self._feeds) >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
@@ -435,7 +435,7 @@ class Ledger:
 
     @property
     def _is_own(self) -> bool:
-        return self.newcomers is not None and self.newcomers.shares.room is Room.OWN
+        return self.newcomers is not None and self.newcomers.shares.room is LedgerRoom.OWN
 
     def _is_over_quota(self, feed: FeedEnd) -> bool:
         return feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
-from atoll.p2p.ledger.shares import AHEAD_ROUNDS, ROUND_BYTES, SHARE_BYTES, STRICT, Need, Quota, Room, Shares
+from atoll.p2p.ledger.shares import AHEAD_ROUNDS, ROUND_BYTES, SHARE_BYTES, STRICT, LedgerRoom, Need, Quota, Shares
 from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
@@ -114,7 +114,7 @@ def test_a_full_ledger_stores_our_own_entries_to_the_end(tmp_path: Path) -> None
     ledger.end_replay()
     for author in authors:
         written(ledger, feeds, author)
-    assert ledger.newcomers.shares.room is Room.OWN
+    assert ledger.newcomers.shares.room is LedgerRoom.OWN
     assert quota.disk_bytes * 30 // 32 < used(ledger) < quota.disk_bytes
     refused = ledger.insert_all([feeds.next(ANN, small(1))], ANN.peer_id)
     assert (refused.fresh, refused.forks, refused.gap) == ((), (), False)
@@ -162,9 +162,16 @@ def world(used_parts: float = 0.0, quota: Quota | None = None) -> Shares:
 
 @pytest.mark.parametrize(
     ("parts", "room"),
-    [(0, Room.ALL), (0.74, Room.ALL), (0.75, Room.MODEST), (0.88, Room.WORKING), (0.97, Room.OWN), (1, Room.OWN)],
+    [
+        (0, LedgerRoom.ALL),
+        (0.74, LedgerRoom.ALL),
+        (0.75, LedgerRoom.MODEST),
+        (0.88, LedgerRoom.WORKING),
+        (0.97, LedgerRoom.OWN),
+        (1, LedgerRoom.OWN),
+    ],
 )
-def test_rooms(parts: float, room: Room) -> None:
+def test_rooms(parts: float, room: LedgerRoom) -> None:
     assert world(parts).room is room
 
 
