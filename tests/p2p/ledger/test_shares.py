@@ -116,6 +116,7 @@ def test_a_full_ledger_stores_our_own_entries_to_the_end(tmp_path: Path) -> None
         written(ledger, feeds, author)
     assert ledger.newcomers.shares.room is LedgerRoom.OWN
     assert quota.disk_bytes * 30 // 32 < used(ledger) < quota.disk_bytes
+    assert ledger.is_closed, "nobody need bring others again and again"
     refused = ledger.insert_all([feeds.next(ANN, small(1))], ANN.peer_id)
     assert (refused.fresh, refused.forks, refused.gap) == ((), (), False)
     assert "stores its own node's records only" in ledger.refusal(ANN.peer_id)
