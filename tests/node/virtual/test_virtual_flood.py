@@ -65,7 +65,7 @@ def test_a_newcomer_gets_into_a_flooded_run(world):
     """10,000 identities with contributions and leases are brought to all members, before and while it comes."""
 
     async def story() -> None:
-        async with world(40, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+        async with world(40, MEMBERS) as w:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.all_final(1))
