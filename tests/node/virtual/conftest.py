@@ -91,8 +91,8 @@ from atoll_bench.topology.topology_peer import twisted
 
 PRESETS_PACE = replace(preset("tiny", Identity(bytes(32)).peer_id, 1).pace, least_256=256)
 """When rounds close as in the presets. Members take all steps: how few a slow one takes is for tests of that."""
-TWO_OF_THREE = {"quorum_256": 128, "grace_256": 256, "lease_s": 20.0}
-"""For tests of three nodes, two of which go on at once: three quarters of three are three."""
+HALF = {"quorum_256": 128, "grace_256": 256, "lease_s": 20.0}
+"""For tests in which some of few nodes go on at once: three quarters of three nodes are all three."""
 EXPERTS = 8
 STEPS, CONTEXT = 20, 16
 FIXED = 0.02
