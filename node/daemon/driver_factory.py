@@ -42,6 +42,7 @@ from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import config_of
 from atoll.node.daemon.rounds.trials import Trials
+from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.worker_messages import VerifyReply
@@ -81,14 +82,16 @@ def build_driver(
     room: int | None = None,
     rng: random.Random | None = None,
     history: LedgerHistory | None = None,
+    open_rounds: OpenRounds = ANY_DISK,
 ) -> Driver:
     """Return the driver of one node in one run.
 
     `text`: the run's text, by default without a limit of the disk. `work`: by default it trains. `room`: most
     experts of each layer to train; None: any number. `rng` chooses which Reductions are opened, and what an audit
     looks at; by default nobody can foresee it. `history`: what stands for old records; None: all are here.
+    `open_rounds`: how many rounds may be open.
     """
-    common = _build_common(context, net, worker_process, spool, work)
+    common = _build_common(context, net, worker_process, spool, work=work, open_rounds=open_rounds)
     text, rng = text or RunText(context, net), rng or random.SystemRandom()
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
 
@@ -133,12 +136,20 @@ def build_driver(
 
 
 def _build_common(
-    context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, work: Work
+    context: RunContext,
+    net: Network,
+    worker_process: WorkerProcess,
+    spool: Path,
+    *,
+    work: Work,
+    open_rounds: OpenRounds,
 ) -> _Common:
     guard = FaultGuard(net, context.log)
     spec = context.spec
     machines = Machines(
-        round_machine.begin(config_of(spec, context.me, work.instead, has_worker=work.has_model)),
+        round_machine.begin(
+            config_of(spec, context.me, work.instead, has_worker=work.has_model, open_rounds=open_rounds)
+        ),
         finality_machine.begin(
             spec.id,
             context.me,

@@ -8,7 +8,14 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import RoundBook, rounds_entered, rounds_just_left
-from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight, is_excluded
+from atoll.node.daemon.rounds.queries import (
+    book_of,
+    came_late,
+    contributed,
+    in_flight,
+    is_excluded,
+    newest_open,
+)
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import Pending
@@ -61,8 +68,9 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.Reweighed(number):
             return _reweighed(state, number), []
         case round_types.RoundFinal(number):
-            # Payloads of the rounds that only now come into the open window were not fetched before.
-            fetched_to = state.final + state.config.max_open_rounds
+            # Payloads of the rounds that only now come into the open window were not fetched before; perhaps not
+            # either those of the rounds that are open only while there is room. What is here is not fetched again.
+            fetched_to = state.final + state.config.open_rounds.least
             state = _finalized(state, number)
             return state, _fetch_missing(state, newest=fetched_to)
         case round_types.Pause(reason, now, for_s):
@@ -131,8 +139,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     state = replace(state, books={**state.books, body.round: book}, absent=state.absent - {event.author})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
-    near = body.round <= state.final + state.config.max_open_rounds
-    if event.held or not state.ready or not near or body.round in state.reduced:
+    if event.held or not state.ready or body.round in state.reduced or body.round > newest_open(state):
         return state, []
     return state, [round_types.FetchPayload(event.entry)]
 
@@ -149,7 +156,7 @@ def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
     if not state.ready:
         return []
     # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
-    last = state.final + state.config.max_open_rounds
+    last = newest_open(state)
     near = [at for at in state.books if newest < at <= last and at not in state.reduced]
     return [round_types.FetchPayload(entry) for at in near for entry in state.books[at].missing]
 

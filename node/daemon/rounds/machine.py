@@ -26,6 +26,7 @@ from atoll.node.daemon.rounds.queries import (
     late_by,
     may_train_on,
     missing_payloads,
+    newest_open,
     next_round,
     own_set,
     worked_in,
@@ -204,7 +205,7 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     if state.resting or state.held or state.refused:
         return enter(state, Phase.PAUSED, number), actions
     # Open rounds keep their payloads, so the window bounds the disk; a node beyond it waits for finality.
-    if number - state.final > state.config.max_open_rounds:
+    if number > newest_open(state):
         return enter(state, Phase.FULL, number), actions
     if number == 0 and not state.books and (few_members(state) or state.shortage):
         return enter(state, Phase.GATHER, number), actions

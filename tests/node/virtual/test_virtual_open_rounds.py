@@ -1,0 +1,85 @@
+"""Whole nodes: voters vanish in short rounds, and the others train on through hundreds of open rounds."""
+
+import asyncio
+
+import pytest
+
+from atoll.node.daemon.rounds.state import Phase
+from atoll.node.runs.capacity.open_rounds import ANY_DISK, LEAST_ROUNDS, OpenRounds
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+
+PACE = {"quorum_256": 192, "grace_256": 128, "lease_s": 60.0}
+"""The presets' pace."""
+ROUND_S = 0.2
+FEW = OpenRounds(payloads=0)
+"""The bound of a node that gives nothing of its disk: 64 rounds."""
+
+
+async def vanish(w, count, *gone, few=-1, round_s=ROUND_S):
+    """Nodes train together, one with the bound FEW; these vanish at once. The newest round then."""
+    for number in range(count):
+        w.start(number, round_s).open_rounds = FEW if number == few else ANY_DISK
+    await w.until(lambda: min(node.worker.final for node in w.nodes.values()) >= 6, look_s=0.1)
+    for number in gone:
+        await w.kill(number)
+    return w.newest()
+
+
+async def watch(w, *numbers):
+    """Until nearly all rounds are final again: for how long each node rested, and the most rounds it had open."""
+    rested, most = dict.fromkeys(numbers, 0.0), dict.fromkeys(numbers, 0)
+    while min(most.values()) < LEAST_ROUNDS - 4 or any(_open(w, number) > 4 for number in numbers):
+        await asyncio.sleep(ROUND_S / 4)
+        for number in numbers:
+            most[number] = max(most[number], _open(w, number))
+            rested[number] += ROUND_S / 4 * (w.nodes[number].driver.round.phase is Phase.FULL)
+    return rested, most
+
+
+def _open(w, number):
+    state = w.nodes[number].driver.round
+    return state.round - state.final - 1
+
+
+def test_a_survivor_of_three_trains_through_the_lease_and_decides_all_open_rounds(world):
+    async def story() -> None:
+        async with world(4000, 3, latency_s=0.005, **PACE) as w:
+            before = await vanish(w, 3, 1, 2)
+            began = asyncio.get_running_loop().time()
+            rested, most = await watch(w, 0)
+            alone_s = asyncio.get_running_loop().time() - began
+            assert rested[0] == 0.0
+            assert most[0] > w.spec.pace.lease_s / ROUND_S * 0.8
+            assert w.newest() - before > 0.8 * alone_s / ROUND_S, "saves and folds take the rest"
+            w.start(1, ROUND_S)
+            there = w.newest()
+            await w.until(lambda: min(w.nodes[number].worker.final for number in (0, 1)) > there + 10)
+            w.check_agreement()
+            await w.check_feeds()
+            assert not w.changes
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 4])
+def test_nodes_of_different_bounds_decide_the_same_sets(world, overlap_steps):
+    """Of four nodes two vanish. One of the others has room for 64 rounds: it rests, and decides all the same."""
+
+    async def story() -> None:
+        pace = {**PACE, "lease_s": 20.0}
+        async with world(4000, 4, latency_s=0.005, overlap_steps=overlap_steps, **pace) as w:
+            await vanish(w, 4, 2, 3, few=1, round_s=ROUND_S / 2)
+            rested, most = await watch(w, 0, 1)
+            assert rested[0] == 0.0 < rested[1]
+            assert most[0] > 2 * LEAST_ROUNDS
+            assert most[1] <= LEAST_ROUNDS
+            there = w.newest()
+            w.start(2, ROUND_S)
+            await w.until(lambda: min(w.nodes[number].worker.final for number in range(3)) > there + 10)
+            rows = [w.nodes[number].driver.context.log.rows[there + 5] for number in range(3)]
+            assert len({row.digest for row in rows}) == 1
+            assert len(rows[0].contributors) == 3
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
