@@ -192,6 +192,9 @@ class RoundState(msgspec.Struct, frozen=True):
     """Folds that the worker was asked for and has not answered."""
     folded: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that the worker's view holds."""
+    settled: Mapping[int, RoundBook] = msgspec.field(default_factory=dict)
+    """The book of each open round whose set is the folded one. While a round has this very book, its set is not
+    looked at again; without it the machine does the same, in a time that grows with the open rounds."""
     acked: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that our feed acknowledged last."""
     reduced: Mapping[int, FoldSet | None] = msgspec.field(default_factory=dict)

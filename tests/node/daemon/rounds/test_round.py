@@ -82,6 +82,8 @@ class Node:
         before = self.state
         self.state, self.said = round_machine.step(before, event)
         assert round_machine.step(before, event) == (self.state, self.said), "not a function"
+        unsettled, said = round_machine.step(replace(before, settled={}), event)
+        assert (replace(unsettled, settled={}), said) == (replace(self.state, settled={}), self.said)
         self.log += self.said
         return self
 
