@@ -13,6 +13,7 @@ from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHAB
 from atoll.node.daemon.rounds.types import (
     Announce,
     AuthorExcluded,
+    AuthorPruned,
     Behind,
     ContributionSeen,
     Discard,
@@ -212,6 +213,8 @@ def test_a_set_names_no_more_than_a_proposal_can():
     changed = own_set(node.state, 0)
     assert entry_of(left_out, 0) in changed
     assert len({*changed} & {*fold.members}) == MAX_SET - 1
+    node.leases().train(1)
+    assert {done.round: done.members for done in node.find(FoldRound)}[0] == changed
 
 
 def test_nothing_starts_before_ready():
@@ -864,6 +867,13 @@ def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_fi
     node.feed(RoundFinal(Round(2), node.now))
     wanted = [entry_of(A, 4), entry_of(B, 3), entry_of(B, 4)]
     assert sorted(done.entry for done in node.find(FetchPayload)) == sorted(wanted)
+
+
+def test_payloads_are_fetched_once_authors_that_took_their_room_are_gone():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=2)).ready()
+    assert not node.seen(A, 3, held=False).seen(A, 4, held=False).seen(B, 4, held=False).find(FetchPayload)
+    node.feed(AuthorPruned(A, node.now)).feed(RoundFinal(Round(0), node.now))
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 4))]
 
 
 def test_saved_work_is_not_trained_again_while_its_entry_is_on_the_way():
