@@ -107,3 +107,22 @@ def test_a_survivor_that_restarts_with_many_open_rounds_goes_on_from_them(world)
             await w.check_feeds()
 
     run_virtual(story())
+
+
+def test_a_cut_shorter_than_a_lease_leaves_the_work_of_both_sides_in_many_open_rounds(world):
+    async def story() -> None:
+        async with world(4000, 2, latency_s=0.005, **{**PACE, "lease_s": 40.0}) as w:
+            await vanish(w, 2, round_s=ROUND_S / 2)
+            w.network.cut([w.nodes[0].peer], [w.nodes[1].peer])
+            await w.until(lambda: min(_open(w, 0), _open(w, 1)) > 1.5 * LEAST_ROUNDS, limit_s=40.0)
+            w.network.heal()
+            healed = w.newest()
+            finals = lambda: [node.worker.final for node in w.nodes.values()]  # noqa: E731
+            await w.until(lambda: min(finals()) > healed + 5, limit_s=120.0)
+            rows = w.nodes[0].driver.context.log.rows
+            assert {len(rows[number].contributors) for number in range(healed - 80, healed - 10)} == {2}
+            w.check_agreement()
+            await w.check_feeds()
+            assert not w.changes
+
+    run_virtual(story())
