@@ -134,8 +134,7 @@ def build_driver(
 def _build_common(
     context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, config: RoundConfig
 ) -> _Common:
-    guard = FaultGuard(net, context.log)
-    spec = context.spec
+    guard, spec = FaultGuard(net, context.log), context.spec
     machines = Machines(
         round_machine.begin(config),
         finality_machine.begin(
