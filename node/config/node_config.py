@@ -98,6 +98,9 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """`…/p2p/PEERID` multiaddrs of nodes to dial first."""
     shard_bytes: int = 4 << 30
     """Most disk for fetched shards of a packed text (docs/data.md)."""
+    open_rounds_bytes: int = 1 << 30
+    """Most disk for payloads of rounds that are not final; 64 such rounds may be open whatever they take, and at
+    most 1024."""
     ledger_bytes: int = 8 << 30
     """Most disk that the ledger of a run may use."""
     ledger_author_bytes: int = 256 << 20
@@ -208,6 +211,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def _check_ledger(self) -> None:
         check_range("shard_bytes", self.shard_bytes, 1 << 20, 1 << 50)
+        check_range("open_rounds_bytes", self.open_rounds_bytes, 0, 1 << 50)
         check_range("ledger_bytes", self.ledger_bytes, 1 << 24, 1 << 50)
         check_range("ledger_author_bytes", self.ledger_author_bytes, 1 << 20, self.ledger_bytes)
         check_range("ledger_round_bytes", self.ledger_round_bytes, 1 << 13, 1 << 24)

@@ -37,6 +37,7 @@ from atoll.node.guest.sensors import MachineFiles, MachineSensors
 from atoll.node.guest.watch import GuestWatch
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
+from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.given_invites import find_given
 from atoll.node.runs.invites import opening_entry
 from atoll.p2p.discovery.dht import Dht
@@ -222,6 +223,7 @@ def _build_training(
             keeps_all=plan.config.ledger_history == "all" or needs_all_records(plan.run.spec),
             spec=plan.run.spec if plan.run.spec.history else None,
         ),
+        open_rounds=open_rounds_of(plan.run.spec, plan.config.open_rounds_bytes),
     )
     goodput = GoodputCollector(
         context.log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up

@@ -40,8 +40,9 @@ from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
-from atoll.node.daemon.rounds.state import config_of
+from atoll.node.daemon.rounds.state import RoundConfig, config_of
 from atoll.node.daemon.rounds.trials import Trials
+from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.worker_messages import VerifyReply
@@ -81,32 +82,30 @@ def build_driver(
     room: int | None = None,
     rng: random.Random | None = None,
     history: LedgerHistory | None = None,
+    open_rounds: OpenRounds = ANY_DISK,
 ) -> Driver:
     """Return the driver of one node in one run.
 
     `text`: the run's text, by default without a limit of the disk. `work`: by default it trains. `room`: most
-    experts of each layer to train; None: any number. `rng` chooses which Reductions are opened, and what an audit
-    looks at; by default nobody can foresee it. `history`: what stands for old records; None: all are here.
+    experts of each layer to train; None: any number. `rng` chooses what is opened and audited; by default nobody
+    can foresee it. `history`: what stands for old records; None: all are here. `open_rounds`: how many may be.
     """
-    common = _build_common(context, net, worker_process, spool, work)
+    config = config_of(context.spec, context.me, work.instead, has_worker=work.has_model, open_rounds=open_rounds)
+    common = _build_common(context, net, worker_process, spool, config)
     text, rng = text or RunText(context, net), rng or random.SystemRandom()
     contributions = ContributionIndex(context.me, payloads := _build_payloads(common))
-
-    def applied() -> Round:
-        return finalizer.applied  # built last: it applies sets, the others only ask how far it is
-
     reducer: ReductionCoordinator | NoReduction = NoReduction()
     if context.spec.reduce and work.has_model:
         reducer = ReductionCoordinator(
             **common._asdict(),
             fetcher=payloads,
             contributions=contributions,
-            applied=applied,
+            applied=lambda: finalizer.applied,
             on_rows=lambda: finalizer.step(),
             rng=rng,
         )
     auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng, text, history)
-    sets = _build_sets(common, contributions, payloads, reducer, weigh, applied)
+    sets = _build_sets(common, contributions, payloads, reducer, weigh, lambda: finalizer.applied)
     evaluator = _build_evaluator(common, work)
     finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=evaluator.on_final)
     driver = Driver(
@@ -133,12 +132,11 @@ def build_driver(
 
 
 def _build_common(
-    context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, work: Work
+    context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, config: RoundConfig
 ) -> _Common:
-    guard = FaultGuard(net, context.log)
-    spec = context.spec
+    guard, spec = FaultGuard(net, context.log), context.spec
     machines = Machines(
-        round_machine.begin(config_of(spec, context.me, work.instead, has_worker=work.has_model)),
+        round_machine.begin(config),
         finality_machine.begin(
             spec.id,
             context.me,

@@ -8,7 +8,14 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import RoundBook, rounds_entered, rounds_just_left
-from atoll.node.daemon.rounds.queries import book_of, came_late, contributed, in_flight, is_excluded
+from atoll.node.daemon.rounds.queries import (
+    book_of,
+    came_late,
+    contributed,
+    in_flight,
+    is_excluded,
+    newest_open,
+)
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.worker_messages import Pending
@@ -36,12 +43,13 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced
-            return (replace(state, reduced={**state.reduced, number: None}) if fresh else state), []
+            reduced = {**state.reduced, number: None}
+            return (replace(state, reduced=reduced, settled={}) if fresh else state), []
         case round_types.SetResolved(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case round_types.SenioritySeen(seniority):
-            return replace(state, seniority=seniority), []
+            return replace(state, seniority=seniority, settled={}), []
         case round_types.LeasesChanged(members, _, shortage):
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
@@ -61,8 +69,9 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.Reweighed(number):
             return _reweighed(state, number), []
         case round_types.RoundFinal(number):
-            # Payloads of the rounds that only now come into the open window were not fetched before.
-            fetched_to = state.final + state.config.max_open_rounds
+            # Payloads of the rounds that only now come into the open window were not fetched before; perhaps not
+            # either those of the rounds that are open only while there is room. What is here is not fetched again.
+            fetched_to = state.final + state.config.open_rounds.least
             state = _finalized(state, number)
             return state, _fetch_missing(state, newest=fetched_to)
         case round_types.Pause(reason, now, for_s):
@@ -110,7 +119,9 @@ def _worker_ready(state: RoundState, event: round_types.WorkerReady) -> Out:
             actions.append(round_types.Announce(pending))
             state = replace(state, unannounced=(*_unannounced_but(state, pending.round), pending))
     # What the old worker was asked for will never be answered; what it folded is in no view any more.
-    state = replace(state, folding={}, folded={}, collecting=-1, syncing="", ready=True, saving=frozenset())
+    state = replace(
+        state, folding={}, folded={}, settled={}, collecting=-1, syncing="", ready=True, saving=frozenset()
+    )
     actions += _fetch_missing(state, newest=-1)
     return enter(state, Phase.CATCH_UP, state.round), actions
 
@@ -131,8 +142,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     state = replace(state, books={**state.books, body.round: book}, absent=state.absent - {event.author})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
-    near = body.round <= state.final + state.config.max_open_rounds
-    if event.held or not state.ready or not near or body.round in state.reduced:
+    if event.held or not state.ready or body.round in state.reduced or body.round > newest_open(state):
         return state, []
     return state, [round_types.FetchPayload(event.entry)]
 
@@ -141,7 +151,7 @@ def _author_excluded(state: RoundState, author: PeerId, number: int) -> RoundSta
     """Forget what cannot be folded of the author's work. Folds without the rest follow."""
     state = replace(state, excluded={**state.excluded, author: min(number, state.excluded.get(author, number))})
     books = {at: book.without(author) if at >= number else book for at, book in state.books.items()}
-    return replace(state, books=books)
+    return replace(state, books=books, settled={})
 
 
 def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
@@ -149,7 +159,7 @@ def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
     if not state.ready:
         return []
     # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
-    last = state.final + state.config.max_open_rounds
+    last = newest_open(state)
     near = [at for at in state.books if newest < at <= last and at not in state.reduced]
     return [round_types.FetchPayload(entry) for at in near for entry in state.books[at].missing]
 
@@ -227,7 +237,8 @@ def _reweighed(state: RoundState, number: int) -> RoundState:
     folded = {at: names for at, names in state.folded.items() if at != number}
     acked = {at: names for at, names in state.acked.items() if at != number}
     folding = {**state.folding, number: ()} if number in state.folding else state.folding
-    return replace(state, folded=folded, acked=acked, folding=folding)
+    settled = {at: book for at, book in state.settled.items() if at != number}
+    return replace(state, folded=folded, acked=acked, folding=folding, settled=settled)
 
 
 def _finalized(state: RoundState, number: int) -> RoundState:
@@ -241,6 +252,7 @@ def _finalized(state: RoundState, number: int) -> RoundState:
         books=_above(number, state.books),
         folding=_above(number, state.folding),
         folded=_above(number, state.folded),
+        settled=_above(number, state.settled),
         acked=_above(number, state.acked),
         reduced=_above(number, state.reduced),
         resolving=_above(number, state.resolving),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
-from atoll.node.daemon.rounds.participants import quorum_of, slot_of
+from atoll.node.daemon.rounds.participants import RoundBook, quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     attendance,
     closes_at,
@@ -26,6 +26,7 @@ from atoll.node.daemon.rounds.queries import (
     late_by,
     may_train_on,
     missing_payloads,
+    newest_open,
     next_round,
     own_set,
     worked_in,
@@ -142,7 +143,10 @@ def _fold_changed_sets(state: RoundState) -> Out:
     # Between two rounds also what the others left behind is folded: the next round starts from their view.
     last = max(state.closed, next_round(state) - 1) if state.phase is Phase.FOLD else state.closed
     # One fold of a round at a time: the answer does not name its set.
-    for number in sorted(number for number in state.books if number <= last and number not in folding):
+    settled = state.settled
+    changed = [at for at, book in state.books.items() if at <= last and settled.get(at) is not book]
+    still: dict[int, RoundBook] = {}
+    for number in sorted(at for at in changed if at not in folding):
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
             actions.append(round_types.ResolveSet(Round(number)))
@@ -150,6 +154,10 @@ def _fold_changed_sets(state: RoundState) -> Out:
         if names is not None and names != state.folded.get(number, ()):
             folding[number] = names
             actions.append(round_types.FoldRound(Round(number), names))
+        elif number not in state.reduced:
+            still[number] = state.books[number]
+    if still:
+        state = replace(state, settled={**settled, **still})
     return (replace(state, folding=folding) if actions else state), actions
 
 
@@ -204,7 +212,7 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     if state.resting or state.held or state.refused:
         return enter(state, Phase.PAUSED, number), actions
     # Open rounds keep their payloads, so the window bounds the disk; a node beyond it waits for finality.
-    if number - state.final > state.config.max_open_rounds:
+    if number > newest_open(state):
         return enter(state, Phase.FULL, number), actions
     if number == 0 and not state.books and (few_members(state) or state.shortage):
         return enter(state, Phase.GATHER, number), actions

@@ -190,11 +190,20 @@ def may_train_on(state: RoundState) -> bool:
         return False
     # Ours is in the ledger, or on its way to the disk and then there: no round is skipped by training ahead.
     contributes = state.round in state.saving or contributed(state, state.round)
-    bounded = number < config.rounds and number - state.final <= config.max_open_rounds
     # A node that came late closes its round first, and then goes where the others are.
     rests = state.resting or state.held or state.refused
     free = not (rests or state.folding or state.late or is_resolving(state))
-    return contributes and bounded and free and not worked_in(state, number)
+    is_next = number < config.rounds and not worked_in(state, number)
+    return contributes and free and is_next and number <= newest_open(state)
+
+
+def newest_open(state: RoundState) -> int:
+    """The newest round that may be open on this node, by what it gives to payloads of open rounds."""
+    bound = state.config.open_rounds
+    # All that are known count, also those that are not here yet: else work on far rounds, announced before that
+    # on near ones, would be fetched beyond the bound.
+    known = sum(len(book.authors) for at, book in state.books.items() if at <= state.final + bound.most)
+    return state.final + (bound.most if known <= bound.payloads else bound.least)
 
 
 def present(state: RoundState) -> list[MemberView]:
@@ -256,7 +265,9 @@ def reason(state: RoundState) -> str:
             return state.resting or state.held or f"waiting to be admitted: {state.refused}"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
-            return f"waiting for finality: {open_rounds} rounds are open"
+            is_short = state.round - state.final <= state.config.open_rounds.most
+            full = ", and their payloads take what open_rounds_bytes allows" if is_short else ""
+            return f"waiting for finality: {open_rounds} rounds are open{full}"
         case Phase.DONE:
             return f"all rounds trained; waiting for finality ({state.final + 1} of {state.config.rounds})"
         case Phase.FINISHED:

@@ -12,14 +12,13 @@ import msgspec
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook
+from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.run_spec import RunSpec
 
-MAX_OPEN_ROUNDS = 64
-"""A node trains at most this many rounds ahead of the newest final round; then it waits for finality."""
 STALL_ROUNDS = 8
 """A round without a quorum closes after this many own round times and a lease: a member may live and be stuck."""
 LOST_ROUNDS = 1.0
@@ -81,8 +80,8 @@ class RoundConfig:
     """Seconds after which a silent member's lease expires."""
     min_members: int = 1
     """Members that round 0 waits for, this node included."""
-    max_open_rounds: int = MAX_OPEN_ROUNDS
-    """Rounds that a node may be ahead of the newest final one."""
+    open_rounds: OpenRounds = ANY_DISK
+    """How far this node may be ahead of the newest final round."""
     overlap_steps: int = 0
     """Steps of a round that may be trained before the round before it is folded; 0: rounds do not overlap."""
     overlap_most: int = 0
@@ -97,7 +96,14 @@ class RoundConfig:
     """Whether WorkerReady will ever come."""
 
 
-def config_of(spec: RunSpec, me: PeerId, observes: str = "", *, has_worker: bool = True) -> RoundConfig:
+def config_of(
+    spec: RunSpec,
+    me: PeerId,
+    observes: str = "",
+    *,
+    has_worker: bool = True,
+    open_rounds: OpenRounds = ANY_DISK,
+) -> RoundConfig:
     """The machine's constants from a RunSpec, and from what the node does."""
     pace, outer = spec.pace, spec.outer
     overlap_steps, overlap_most = outer.overlap_bounds
@@ -112,6 +118,7 @@ def config_of(spec: RunSpec, me: PeerId, observes: str = "", *, has_worker: bool
         overlap_steps=overlap_steps,
         overlap_most=overlap_most,
         observes=observes,
+        open_rounds=open_rounds,
         run=spec.id,
         has_worker=has_worker,
     )
@@ -185,6 +192,9 @@ class RoundState(msgspec.Struct, frozen=True):
     """Folds that the worker was asked for and has not answered."""
     folded: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that the worker's view holds."""
+    settled: Mapping[int, RoundBook] = msgspec.field(default_factory=dict)
+    """The book of each open round whose set is the folded one. While a round has this very book, its set is not
+    looked at again; without it the machine does the same, in a time that grows with the open rounds."""
     acked: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that our feed acknowledged last."""
     reduced: Mapping[int, FoldSet | None] = msgspec.field(default_factory=dict)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from atoll.node.ipc.time_budget import TimeBudget
+from atoll.node.runs.capacity.open_rounds import MOST_ROUNDS
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Validation
 
@@ -18,7 +19,7 @@ RELIEF_ROUNDS = 64
 """Who validated none of so many rounds relieves nobody, even if it lives: it may be stuck."""
 TOLERANCE = 0.01
 """Largest difference of two values of one state, as a share: a GPU multiplies in bfloat16."""
-OWN_STATES = 64
+OWN_STATES = MOST_ROUNDS
 """So many of the newest own values are remembered: as many rounds may be open before one is final."""
 
 

@@ -5,6 +5,7 @@ import msgspec
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
+from atoll.node.runs.capacity.open_rounds import open_payloads_of, open_rounds_of
 from atoll.node.runs.capacity.round_traffic import bitmap_of_first, record_traffic, round_bytes
 from atoll.protocols.data.file_source import COLUMN, FILE, parse_file_source
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
@@ -28,8 +29,8 @@ _AVERAGE_PARAMETER_BYTES = 16
 """Of an average of final states: the newest, the next one, and those of two saved states."""
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
-_OPEN_ROUNDS = 64
-"""As many payloads of this node's own are kept when their rounds are final."""
+_PAST_PAYLOADS = 64
+"""Payloads of this node's own that are kept when their rounds are final."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class Preview(msgspec.Struct, frozen=True):
     needs: Needs
     """Memory with the experts that are trained here."""
     disk_bytes: int
-    """Upper bound, reached with 64 rounds open."""
+    """Upper bound, reached with as many rounds open as `open_rounds_bytes` allows."""
     join_bytes: int
     """Downloaded once: a snapshot of the weights, a checkpoint's moments where the run begins with them, and the
     frozen base of a LoRA run."""
@@ -98,10 +99,12 @@ def preview_of(
     records_only = int(record_traffic(spec, count, round_s))
     each_way = round_bytes(spec, count, round_s, experts) if config.work.has_model else records_only
     each = _DISK_PARAMETER_BYTES + _MOMENTUM_PARAMETER_BYTES * spec.outer.momenta
-    rounds = _OPEN_ROUNDS + (spec.pace.excise_rounds or 0)
+    excisable = (spec.pace.excise_rounds or 0) * (count + 1)
+    open_payloads = open_payloads_of(open_rounds_of(spec, config.open_rounds_bytes), count)
     base = 4 * spec.model.base.parameters if spec.base else 0
     average = average_bytes(spec, config)
-    kept = base + each * spec.model.parameters + average + moments + rounds * (count + 1) * payload
+    kept = base + each * spec.model.parameters + average + moments
+    kept += (open_payloads + _PAST_PAYLOADS + excisable) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),

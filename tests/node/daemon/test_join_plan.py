@@ -15,6 +15,7 @@ from atoll.node.daemon.build import build
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.runs.capacity.memory_model import Free
+from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.node.runs.public_runs import WantedRun
@@ -23,6 +24,7 @@ from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.run_spec import sign_run
 from atoll.protocols.run.sections.objective import ObjectiveSpec
@@ -253,6 +255,18 @@ async def test_sample_texts_are_written_after_final_rounds_where_the_user_wants_
     if parts.samples is not None:
         assert parts.samples._command[-3:] == (str(home.root), SPEC.id.hex(), "")
         assert parts.samples._obstacle() == "the worker is starting"
+
+
+async def test_the_bound_of_open_rounds_is_what_the_user_set(tmp_path):
+    home = Home(tmp_path / "home")
+    home.make()
+    home.run_file("run").write_bytes(sign_run(SPEC, OWNER))
+    given = 5 * largest_payload(SPEC)
+    plan = await plan_in(home, link=None, wanted="run", open_rounds_bytes=given)
+    parts = build(plan, lambda *, finish=False: None, lambda first: None)
+    parts.log.close()
+    assert parts.driver.round.config.open_rounds == open_rounds_of(SPEC, given)
+    assert parts.driver.round.config.open_rounds.payloads == 5
 
 
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):

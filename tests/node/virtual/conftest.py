@@ -32,6 +32,7 @@ from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
+from atoll.node.runs.capacity.open_rounds import ANY_DISK
 from atoll.node.runs.invites import opening_entry
 from atoll.node.runs.presets import preset
 from atoll.node.worker.reduction_work import SliceWork, encode
@@ -456,6 +457,8 @@ class Node:
         self.work = TRAINS
         self.recent: tuple[int, int] | None = None
         """Rounds whose records its ledger keeps, and rounds between two cuts; None: it keeps all."""
+        self.open_rounds = ANY_DISK
+        """How many rounds it lets be open."""
 
     async def crash_worker(self, down_s: float) -> None:
         """The worker dies now and is back after a while, as after an out-of-memory kill."""
@@ -491,6 +494,7 @@ class Node:
             history=LedgerHistory(
                 swarm.ledger, self.recent is None, *(self.recent or ()), spec=spec if spec.history else None
             ),
+            open_rounds=self.open_rounds,
         )
         driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
         if spec.history:

@@ -13,6 +13,7 @@ from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHAB
 from atoll.node.daemon.rounds.types import (
     Announce,
     AuthorExcluded,
+    AuthorPruned,
     Behind,
     ContributionSeen,
     Discard,
@@ -41,6 +42,7 @@ from atoll.node.daemon.rounds.types import (
     TrainingSaved,
     WorkerReady,
 )
+from atoll.node.runs.capacity.open_rounds import OpenRounds
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, set_digest, sign_entry
@@ -81,6 +83,8 @@ class Node:
         before = self.state
         self.state, self.said = round_machine.step(before, event)
         assert round_machine.step(before, event) == (self.state, self.said), "not a function"
+        unsettled, said = round_machine.step(replace(before, settled={}), event)
+        assert (replace(unsettled, settled={}), said) == (replace(self.state, settled={}), self.said)
         self.log += self.said
         return self
 
@@ -209,6 +213,8 @@ def test_a_set_names_no_more_than_a_proposal_can():
     changed = own_set(node.state, 0)
     assert entry_of(left_out, 0) in changed
     assert len({*changed} & {*fold.members}) == MAX_SET - 1
+    node.leases().train(1)
+    assert {done.round: done.members for done in node.find(FoldRound)}[0] == changed
 
 
 def test_nothing_starts_before_ready():
@@ -787,7 +793,7 @@ def test_behind_stops_everything_until_ready():
 
 
 def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
-    node = Node(max_open_rounds=3).ready()
+    node = Node(open_rounds=OpenRounds(3, 3)).ready()
     for number in range(3):
         node.train(number).fold()
     assert node.state.phase is Phase.FULL
@@ -825,8 +831,49 @@ def test_foreign_rounds_beyond_the_run_are_ignored():
 
 
 def test_payloads_beyond_the_open_window_are_not_fetched():
-    node = Node(rounds=200, max_open_rounds=3).ready()
+    node = Node(rounds=200, open_rounds=OpenRounds(3, 3)).ready()
     assert not node.seen(A, 100, held=False).find(FetchPayload)
+
+
+def test_rounds_stay_open_while_there_is_room_for_their_payloads():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=4)).ready()
+    for number in range(5):
+        assert node.state.phase is Phase.TRAIN
+        node.train(number).fold()
+    assert (node.state.phase, reason(node.state)) == (Phase.FULL, "waiting for finality: 5 rounds are open")
+    node.feed(RoundFinal(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 5
+
+
+def test_many_payloads_leave_room_for_the_least_open_rounds():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=4)).ready()
+    for number in range(2):
+        node.seen(A, number).seen(B, number).train(number).fold()
+    assert node.state.phase is Phase.FULL
+    text = "waiting for finality: 2 rounds are open, and their payloads take what open_rounds_bytes allows"
+    assert reason(node.state) == text
+    node.feed(RoundFinal(Round(0), node.now))
+    assert node.find(StartTraining)[0].round == 2
+
+
+def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_final():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=2)).ready()
+    assert node.seen(A, 4, held=False).find(FetchPayload)
+    assert not node.seen(A, 5, held=False).find(FetchPayload), "beyond the most rounds that may be open"
+    assert node.seen(B, 3, held=False).find(FetchPayload)
+    assert not node.seen(B, 4, held=False).find(FetchPayload), "there is no room"
+    assert node.seen(B, 0, held=False).find(FetchPayload), "within the least rounds there always is"
+    assert [done.entry for done in node.feed(RoundFinal(Round(0), node.now)).find(FetchPayload)] == []
+    node.feed(RoundFinal(Round(2), node.now))
+    wanted = [entry_of(A, 4), entry_of(B, 3), entry_of(B, 4)]
+    assert sorted(done.entry for done in node.find(FetchPayload)) == sorted(wanted)
+
+
+def test_payloads_are_fetched_once_authors_that_took_their_room_are_gone():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=2)).ready()
+    assert not node.seen(A, 3, held=False).seen(A, 4, held=False).seen(B, 4, held=False).find(FetchPayload)
+    node.feed(AuthorPruned(A, node.now)).feed(RoundFinal(Round(0), node.now))
+    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 4))]
 
 
 def test_saved_work_is_not_trained_again_while_its_entry_is_on_the_way():
@@ -995,7 +1042,7 @@ def test_the_newest_pause_says_how_long():
 
 
 def test_open_rounds_are_bounded_with_overlap_too():
-    node = overlapping(max_open_rounds=2).train(0).fold().train(1).fold()
+    node = overlapping(open_rounds=OpenRounds(2, 2)).train(0).fold().train(1).fold()
     assert node.state.phase is Phase.FULL
     node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 2

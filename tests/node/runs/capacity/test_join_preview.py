@@ -61,6 +61,19 @@ def test_an_average_takes_four_files_of_the_disk():
     assert costs_of(spec, averaging).needs == costs_of(spec, CPU).needs, "its files are mapped"
 
 
+def test_payloads_of_open_rounds_take_what_the_user_gives_or_those_of_64_rounds():
+    spec = preset("50m", OWNER, 1)
+
+    def kept(given, members):
+        costs = costs_of(spec, msgspec.structs.replace(CPU, open_rounds_bytes=given), members=members)
+        return costs.disk_bytes // costs.payload_bytes
+
+    payload, none = costs_of(spec).payload_bytes, kept(0, 4)
+    assert kept(0, 8) - none == 64 * 4
+    assert kept(600 * payload, 4) - none == 600 - 64 * 4
+    assert kept(1 << 50, 4) - none == (1024 - 64) * 4
+
+
 def test_devices_share_the_time():
     spec = preset("50m", OWNER, 1)
     many = msgspec.structs.replace(GPU, device="cuda:0,cuda:1")

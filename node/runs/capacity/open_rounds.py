@@ -1,0 +1,46 @@
+"""How many rounds may be open on a node: what the disk and the memory for their payloads allow. Pure.
+
+While voters are missing, no round becomes final, and each trained round stays open with its payloads. A node
+trains on for as long as it has room for them, so a lease that must run out costs no training. The bound is local:
+nodes with different bounds decide the same sets, because those that worked in a round agree on its set.
+"""
+
+import msgspec
+
+from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.run.run_spec import RunSpec
+
+LEAST_ROUNDS = 64
+"""So many rounds may be open however large their payloads are: a node must outlast a slow quorum."""
+MOST_ROUNDS = 1024
+"""No more may be open: a lease of 60 s in rounds of 0.07 s. Each costs time at the other open rounds' events."""
+MOST_PAYLOADS = 1 << 15
+"""Contributions of open rounds above LEAST_ROUNDS that a daemon remembers: about 2 kB each of its memory."""
+
+
+class OpenRounds(msgspec.Struct, frozen=True):
+    """One node's bound of the rounds that are not final."""
+
+    least: int = LEAST_ROUNDS
+    """Rounds ahead of the newest final one that are always allowed."""
+    most: int = MOST_ROUNDS
+    """Rounds ahead that are allowed while the open rounds have at most `payloads` contributions together."""
+    payloads: int = MOST_PAYLOADS
+
+
+ANY_DISK = OpenRounds()
+"""The bound of a node whose disk has room for all payloads that it can remember."""
+
+
+def open_rounds_of(spec: RunSpec, disk_bytes: int) -> OpenRounds:
+    """The bound of a node that gives so many bytes of its disk to the payloads of open rounds."""
+    # Where what a round does depends on the rounds before it, a late contribution has all open rounds after it
+    # weighed or applied again: a member that returns to many of them would cost their square.
+    is_chained = any((spec.outer.momenta, spec.outer.merge, spec.audit, spec.pace.probation_256))
+    payloads = min(MOST_PAYLOADS, disk_bytes // largest_payload(spec))
+    return OpenRounds(most=LEAST_ROUNDS if is_chained else MOST_ROUNDS, payloads=payloads)
+
+
+def open_payloads_of(bound: OpenRounds, members: int) -> int:
+    """Most payloads of open rounds that a node keeps in a run of so many members."""
+    return max(bound.least * members, min(bound.most * members, bound.payloads))
