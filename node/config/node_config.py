@@ -102,6 +102,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Most disk that the ledger of a run may use."""
     ledger_author_bytes: int = 256 << 20
     """Most bytes of one author in it."""
+    ledger_round_bytes: int = 64 << 10
+    """Bytes in it that each final round with an author's work lets this author write."""
     ledger_history: str = "all"
     """`all` records, which newcomers need of some members in runs without `history`; `recent`: those of the newest
     1024 rounds and more, and a summary of the others."""
@@ -208,6 +210,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         check_range("shard_bytes", self.shard_bytes, 1 << 20, 1 << 50)
         check_range("ledger_bytes", self.ledger_bytes, 1 << 24, 1 << 50)
         check_range("ledger_author_bytes", self.ledger_author_bytes, 1 << 20, self.ledger_bytes)
+        check_range("ledger_round_bytes", self.ledger_round_bytes, 1 << 13, 1 << 24)
         if self.ledger_history not in ("all", "recent"):
             raise ConfigError(f"ledger_history = {self.ledger_history!r}", hint='"all" or "recent"')
         check_range("ledger_newcomers", self.ledger_newcomers, 8, 1024)

@@ -44,7 +44,7 @@ from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import choose_part
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota
-from atoll.p2p.ledger.store import Quota
+from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.limits.config import read_limits
 from atoll.p2p.limits.limited_host import LimitedHost
 from atoll.p2p.membership.address_book import parse_seed
@@ -146,6 +146,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
 def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost, Swarm]:
     """The node's host under the user's limits, with routes through NATs, and the swarm of the run on it."""
     spec, config, identity = plan.run.spec, plan.config, plan.identity
+    quota = Quota(config.ledger_bytes, config.ledger_author_bytes, config.ledger_round_bytes)
     seeds = [parse_seed(seed) for seed in config.seeds]
 
     def blame(peer: PeerId, fault: PeerFault) -> None:
@@ -171,7 +172,7 @@ def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost
         seeds=seeds,
         dht=_dht_use(plan, routed),
         gate=AdmissionGate(spec, identity.peer_id, time.time),
-        quota=Quota(author_bytes=config.ledger_author_bytes, disk_bytes=config.ledger_bytes),
+        quota=quota,
         newcomers=NewcomerQuota(config.ledger_newcomers, config.ledger_newcomers_per_minute),
     )
     return limited, routed, swarm

@@ -74,6 +74,12 @@ class Database:
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the file that hold something: all of it but its free pages. Raises DiskFault."""
+        pages, free = self._pages()
+        return (pages - free) * _PAGE_BYTES
+
     def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query. Raises DiskFault or CorruptFault."""
         with self.errors():
@@ -89,7 +95,7 @@ class Database:
 
         A loss of power leaves the file as it was, or rewritten. Raises DiskFault.
         """
-        pages, free = (self.rows(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count"))
+        pages, free = self._pages()
         if pages >= _VACUUM_PAGES and 2 * free > pages:
             with self.errors():
                 self._connection.execute("VACUUM")
@@ -115,6 +121,10 @@ class Database:
             yield
         except sqlite3.Error as error:
             raise _fault(error, self.path) from error
+
+    def _pages(self) -> tuple[int, int]:
+        pages, free = (int(self.rows(f"PRAGMA {name}")[0][0]) for name in ("page_count", "freelist_count"))
+        return pages, free
 
     def _undo(self) -> None:
         # SQLite has already rolled back by itself after a full disk or an I/O error.

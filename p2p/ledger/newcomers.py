@@ -11,22 +11,21 @@ then neighbours and blocks bring new authors at a bounded rate, and nobody passe
 Nothing here is agreed on between nodes: what a set or a ballot names is required, and comes back.
 """
 
-import ipaddress
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from atoll.p2p.ledger.shares import Need, Quota, Shares
+from atoll.p2p.limits.address_block import address_block
 from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.limits.token_bucket import PeerRateLimit
 from atoll.protocols.ids import Digest, PeerId, short
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry
+from atoll.protocols.ledger.records import Entry
 
-SHARE_BYTES = 64 * 1024 + ENTRY_MAX_BYTES
-"""Bytes that a newcomer may always hold: a contribution and its ack in each of 64 open rounds, and one Epoch."""
 SPARE_BYTES = 32 << 20
-"""A newcomer may hold more while all newcomers together hold less than this."""
+"""A newcomer may hold more than SHARE_BYTES while all newcomers together hold less than this."""
 WORKED = 1024
 """Most authors that worked and are not accepted: as many as a round's set may hold."""
 COOL_S = 60.0
@@ -34,7 +33,6 @@ COOL_S = 60.0
 _GONE = 1024
 _REFUSED = 256
 _REQUIRED = 4096
-_BLOCK_BITS = {4: 24, 6: 64}
 
 
 class NewcomerQuota(msgspec.Struct, frozen=True):
@@ -66,23 +64,26 @@ class Newcomers:
         now: Callable[[], float],
         maddr_of: Callable[[PeerId], str] = lambda peer: "",
         max_accepted: int = 2816,
+        shares: Shares | None = None,
     ) -> None:
         """`now`: monotonic seconds. `maddr_of`: the multiaddr of a connected peer, empty if it is not known."""
         self.quota, self.max_accepted = quota, max_accepted
+        self.shares = shares or Shares(PeerId(""), Quota())
         self.pruned = 0
         """Number of authors that were pruned since the start."""
         self.is_replaying = True
         """Until the ledger was replayed nobody knows who is accepted, and all places are open to all."""
         self._now, self._maddr_of = now, maddr_of
-        self._accepted: set[PeerId] = set()
+        self._accepted = {self.shares.own} - {PeerId("")}
         self._has_history = False
         self._held: dict[PeerId, _Newcomer] = {}
         self._new = 0
         self._bytes = 0
         self._events = 0
         self._gone: OrderedDict[PeerId, float] = OrderedDict()
-        self._required: OrderedDict[Digest, None] = OrderedDict()
-        self._pinned: set[PeerId] = set()
+        self._required: OrderedDict[Digest, Need] = OrderedDict()
+        self._need = Need.NONE  # the greatest of these: nobody knows whose an entry is that is not here
+        self._pinned: dict[PeerId, Need] = {}
         self._refused: OrderedDict[PeerId, str] = OrderedDict()
         """Reasons that are told to neighbours whose own feeds were refused."""
         self._by_neighbour = PeerRateLimit(quota.per_minute, now, quota.per_minute)
@@ -128,17 +129,21 @@ class Newcomers:
         return self._held[author].bringer if self.is_new(author) else None
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
-        """These authors are never pruned from now on: a final set names them, or the run's owner does."""
+        """Authors of the newest final set, or (not `by_work`) of an epoch or the RunSpec, are never pruned."""
+        named = frozenset(authors)
         if by_work:
             self._has_history = True
             self._pinned.clear()
-        for author in authors:
+            self._required.clear()  # what only a liar names never comes, and would hold all shares open
+            self._need = Need.NONE
+            self.shares.count_round(named)
+        for author in named:
             self._accepted.add(author)
             self._drop(author)
 
     def keep(self, authors: Iterable[PeerId]) -> None:
         """Keep these authors until more are accepted: a proposal names them."""
-        self._pinned.update(authors)
+        self._pinned = dict.fromkeys(authors, Need.NAMED) | self._pinned
 
     def vouch(self, author: PeerId) -> bool:
         """A payload of this author was verified here. Whether that is news."""
@@ -149,17 +154,17 @@ class Newcomers:
         self._new -= 1
         return True
 
-    def require(self, entries: Iterable[Digest]) -> None:
+    def require(self, entries: Iterable[Digest], need: Need = Need.NAMED) -> None:
         """A set or a ballot names these entries: their authors are taken whatever the budget says."""
         for entry in entries:
-            self._required[entry] = None
-            if len(self._required) > _REQUIRED:
-                self._required.popitem(last=False)
+            put_newest(self._required, entry, max(need, self._required.get(entry, need)), _REQUIRED)
+        self._need = max(self._required.values(), default=Need.NONE)
 
     # --- places ----------------------------------------------------------------------------------
 
     def reset(self, sizes: Mapping[PeerId, int]) -> None:
         """Know exactly these authors, with the bytes that each holds: after the ledger was opened, or failed."""
+        self.shares.reset(sizes)
         for author in self._held.keys() - sizes.keys():
             self._drop(author)
         for author in sizes.keys() - self._held.keys() - self._accepted:
@@ -173,8 +178,8 @@ class Newcomers:
     def note_named(self, entry: Digest, author: PeerId) -> None:
         """An entry came. If it is required, its author is pinned."""
         if entry in self._required:
-            del self._required[entry]
-            self._pinned.add(author)
+            self._pinned[author] = max(self._required.pop(entry), self._pinned.get(author, Need.NAMED))
+            self._need = max(self._required.values(), default=Need.NONE)
 
     @property
     def awaits_entries(self) -> bool:
@@ -182,7 +187,9 @@ class Newcomers:
         return bool(self._required)
 
     def reason(self, author: PeerId) -> str:
-        """Why an author that is not in the ledger has no place; empty if it is not remembered to have tried."""
+        """Why no more is stored of an author; empty if it is, or it is not here and not known to have tried."""
+        if author in self._accepted or author in self._held:
+            return self.shares.reason(author) if self.is_full(author) else ""
         if author in self._gone:
             return f"{short(author)} {_LOST}"
         return self._refused.get(author, "")
@@ -202,6 +209,8 @@ class Newcomers:
     def _refusal(self, author: PeerId, sender: PeerId) -> str:
         if self.is_closed:
             return f"this run has its {self.max_accepted} authors and takes no more; go on in a new run"
+        if self.is_full(author):
+            return self.shares.reason(author)
         if not self.is_pressed:
             return ""
         gone_s = self._now() - self._gone.get(author, -COOL_S)
@@ -224,12 +233,15 @@ class Newcomers:
         return self._surplus(worked=False)
 
     def is_full(self, author: PeerId) -> bool:
-        """Whether a newcomer holds as many bytes as it may."""
-        held = self._held.get(author)
-        return held is not None and held.size_bytes >= SHARE_BYTES and self._bytes >= SPARE_BYTES
+        """Whether no more of an author is stored."""
+        need = max(self._need, self._pinned.get(author, Need.NONE))
+        if author in self._accepted:
+            return self.shares.is_full(author, need)
+        return self.shares.is_full_for_new(author, need, has_spare=self._bytes < SPARE_BYTES)
 
     def grow(self, author: PeerId, size_bytes: int) -> None:
         """An entry of so many bytes was stored."""
+        self.shares.grow(author, size_bytes)
         held = self._held.get(author)
         if held is not None:
             held.size_bytes += size_bytes
@@ -246,6 +258,7 @@ class Newcomers:
             victim = _victim(group)
             del group[victim]
             self._drop(victim)
+            self.shares.forget(victim)
             put_newest(self._gone, victim, self._now(), _GONE)
             self.pruned += 1
             gone.append(victim)
@@ -275,18 +288,6 @@ class Newcomers:
 
 _ADVICE = "stay connected: it is tried again, and who contributes is kept"
 _LOST = f"has shown no work yet and lost its place to others (ledger_newcomers); {_ADVICE}"
-
-
-def address_block(maddr: str) -> str:
-    """The /24 (IPv4) or /64 (IPv6) of a multiaddr, that of the relay for a relayed one; empty: it names no IP."""
-    parts = maddr.split("/")
-    if len(parts) < 3 or parts[1] not in ("ip4", "ip6"):
-        return ""
-    try:
-        address = ipaddress.ip_address(parts[2])
-        return str(ipaddress.ip_network((address, _BLOCK_BITS[address.version]), strict=False))
-    except ValueError:
-        return ""
 
 
 def _victim(group: Mapping[PeerId, _Newcomer]) -> PeerId:

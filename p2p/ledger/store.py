@@ -10,15 +10,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.p2p.ledger.proofs import Proof, ProofTable, contradicts
+from atoll.p2p.ledger.shares import LedgerRoom, Quota
 from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, SignatureFault
+from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, Epoch, encode_entry, sign_entry
@@ -38,15 +37,6 @@ class Equivocation(SignatureFault):
     def __init__(self, author: PeerId, seq: int) -> None:
         super().__init__(f"{short(author)} signed two feeds that differ at entry {seq}")
         self.author = author
-
-
-class Quota(msgspec.Struct, frozen=True):
-    """Limits of a ledger's size."""
-
-    authors: int = 4000
-    author_entries: int = 1 << 20
-    author_bytes: int = 256 << 20
-    disk_bytes: int = 8 << 30
 
 
 class InsertResult(NamedTuple):
@@ -135,6 +125,11 @@ class Ledger:
         """Size of the ledger's files."""
         return self._db.disk_bytes
 
+    @property
+    def fault(self) -> DiskFault | None:
+        """Why nothing of others is stored; None: it is."""
+        return self.newcomers.shares.fault() if self._is_own and self.newcomers is not None else None
+
     def append(self, identity: Identity, body: Body) -> Entry:
         """Sign, link and store our next entry; it is durable when this returns.
 
@@ -151,7 +146,7 @@ class Ledger:
         if self._gate is not None and not feed.next and (reason := self._gate.own_refusal(body)):
             raise ConfigError(reason, hint="ask the run's owner for an invite")
         entry = sign_entry(self.run, identity, feed.next, feed.head, body)
-        if self._is_full(author, feed):
+        if self._is_over_quota(feed):
             raise LocalFault(
                 "our own feed is full in this ledger",
                 hint="raise ledger_author_bytes, here and on the other nodes",
@@ -171,6 +166,7 @@ class Ledger:
         sent them; an admitted one vouches for new authors (see `AdmissionGate`).
         """
         batch = _Batch(sender)
+        self._measure()
         try:
             with self._db.transaction():
                 for entry in entries:
@@ -220,8 +216,8 @@ class Ledger:
 
     def refusal(self, peer: PeerId) -> str:
         """Reason why entries of `peer` are refused; empty if they are not, or it never tried."""
-        if peer in self._feeds or peer in self._excluded:
-            return self._excluded.get(peer, "")
+        if peer in self._excluded:
+            return self._excluded[peer]
         reason = "" if self._gate is None or self.admits(peer) else self._gate.refusal_reason(peer)
         return reason or ("" if self.newcomers is None else self.newcomers.reason(peer))
 
@@ -236,6 +232,7 @@ class Ledger:
 
     def wanted(self) -> dict[PeerId, int]:
         """`vector`, with CLOSED for authors of which no more entries are accepted."""
+        self._measure()
         ends = {
             author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in self._feeds.items()
         }
@@ -245,7 +242,7 @@ class Ledger:
     def is_closed(self) -> bool:
         """Whether no author that is not here can begin a feed any more."""
         is_over = self.newcomers is not None and self.newcomers.is_closed
-        return is_over or len(self._feeds) >= self.quota.authors
+        return is_over or self._is_own or len(self._feeds) >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
@@ -316,7 +313,8 @@ class Ledger:
         with self._db.transaction():
             for entry in entries:
                 is_known = self.get(entry.id) is not None or self.orphan(entry.id) is not None
-                if entry.author in self._forked and not is_known and self._orphans_of(entry.author) < ORPHANS_MAX:
+                has_room = not self._is_own and self._orphans_of(entry.author) < ORPHANS_MAX
+                if entry.author in self._forked and not is_known and has_room:
                     data = encode_entry(entry)
                     self._db.write(
                         "INSERT INTO orphans (author, id, round, data, seal) VALUES (?, ?, ?, ?, ?)",
@@ -358,7 +356,7 @@ class Ledger:
         # Of those that showed no work nobody could store the proofs of a flood. An author of a final set is proven
         # everywhere: excluded or not, and also where a summary stands for its feed.
         is_known = author in self._feeds or self._is_accepted(author)
-        if author in self._forked or not is_known or not contradicts(first, second):
+        if author in self._forked or not is_known or self._is_own or not contradicts(first, second):
             return False
         with self._db.transaction():
             self._proofs.write(first, second)
@@ -385,7 +383,7 @@ class Ledger:
         feed = batch.feeds.get(author) or self._feeds.get(author, _NOTHING)
         if self.newcomers is not None and self.newcomers.awaits_entries:
             self.newcomers.note_named(entry.id, author)
-        verdict = _Verdict.REFUSED if author in batch.forks else self._judge(entry, feed)
+        verdict = _Verdict.REFUSED if author in batch.forks or self._is_own else self._judge(entry, feed)
         if not feed.next and self._is_refused(entry, batch):
             verdict = _Verdict.REFUSED
         authors = len(batch.feeds.keys() | self._feeds.keys())
@@ -431,9 +429,19 @@ class Ledger:
                 return True
         return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
 
+    def _measure(self) -> None:
+        if self.newcomers is not None:
+            self.newcomers.shares.measure(self._db.used_bytes)
+
+    @property
+    def _is_own(self) -> bool:
+        return self.newcomers is not None and self.newcomers.shares.room is LedgerRoom.OWN
+
+    def _is_over_quota(self, feed: FeedEnd) -> bool:
+        return feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
+
     def _is_full(self, author: PeerId, feed: FeedEnd) -> bool:
-        is_over = feed.next >= self.quota.author_entries or feed.size_bytes >= self.quota.author_bytes
-        return is_over or (self.newcomers is not None and self.newcomers.is_full(author))
+        return self._is_over_quota(feed) or (self.newcomers is not None and self.newcomers.is_full(author))
 
     def _has_room(self, author: PeerId, feed: FeedEnd, authors: int) -> bool:
         return not self._is_full(author, feed) and (feed.next > 0 or authors < self.quota.authors)

@@ -48,8 +48,7 @@ class Replication:
     """Receives each author whose feed had to go."""
 
     def __post_init__(self) -> None:
-        self.local_fault: LocalFault | None = None
-        """Newest failure to store what peers sent; None when the last attempt succeeded."""
+        self._failed: LocalFault | None = None
         self.records_gone = ""
         """Why the newest exchange was no whole one: the peer keeps recent records only. Empty: it was not so."""
         self._own_entries = 0
@@ -101,6 +100,11 @@ class Replication:
         return "" if self._admitted_by else next(iter(self.refusals.values()), "")
 
     @property
+    def local_fault(self) -> LocalFault | None:
+        """Newest failure to store what peers sent; None when the last attempt succeeded."""
+        return self._failed or self.ledger.fault
+
+    @property
     def lacks_own_entries(self) -> bool:
         """Whether a peer proved that our own feed is longer than here: what we write would be a second history."""
         return self.ledger.vector().get(self.identity.peer_id, 0) < self._own_entries
@@ -136,7 +140,7 @@ class Replication:
         if done.gap:
             self.anti_entropy.ask(sender)
         if done.fresh:
-            self.local_fault = None
+            self._failed = None
             self.on_change()
         return entry.author if (done.fresh or done.forks) and not self._is_held_back(entry.author) else None
 
@@ -155,7 +159,7 @@ class Replication:
             self.on_pruned(author)
         if not done.fresh:
             return
-        self.local_fault = None
+        self._failed = None
         if len(done.fresh) <= _FORWARDED_MAX:
             for entry in done.fresh:
                 if not self._is_held_back(entry.author):
@@ -207,7 +211,7 @@ class Replication:
         self.on_change()
 
     def _on_local_fault(self, fault: LocalFault) -> None:
-        if self.local_fault is None:
+        if self._failed is None:
             log.warning("what peers sent was not stored: %s", fault.line())
-        self.local_fault = fault
+        self._failed = fault
         self.on_change()

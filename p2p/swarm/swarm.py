@@ -19,7 +19,8 @@ from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.p2p.ledger.orphans import WantedEntries
-from atoll.p2p.ledger.store import LEDGER_FILE, Ledger, Quota
+from atoll.p2p.ledger.shares import Need, Quota, Shares
+from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import BANNED, ReputationTable
 from atoll.p2p.rpc.calls import Calls
@@ -69,13 +70,12 @@ class Swarm:
         self._dht = dht
         self._notifiers: list[Notifier] = []
         self.reputations = ReputationTable(now)
-        self.newcomers = Newcomers(
-            newcomers or NewcomerQuota(), now, lambda peer: self._connections.maddr_of(peer)
-        )
-        self.newcomers.accept([identity.peer_id], by_work=False)
+        quota, newcomers = quota or Quota(), newcomers or NewcomerQuota()
+        shares = Shares(identity.peer_id, quota)
+        self.newcomers = Newcomers(newcomers, now, lambda peer: self._connections.maddr_of(peer), shares=shares)
         self.on_pruned: Callable[[PeerId], None] = lambda author: None
         """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
-        self.ledger = Ledger(home / LEDGER_FILE, run, quota or Quota(), gate, self.newcomers)
+        self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
         epoch = next_epoch(home / "epoch")
         self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
         self.calls = Calls(host, run, on_fault=self.blame)
@@ -163,12 +163,12 @@ class Swarm:
         if self.newcomers.vouch(author) and was_pressed:  # else it was passed on when it came
             self.replication.pass_on(author)
 
-    def require(self, entries: Iterable[Digest]) -> None:
+    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
         """A ballot or a final set names these entries: ask for those that are not here, whoever wrote them."""
         # The caller knows contributions only; a reduced round's ballot names Reductions, which mostly are here.
         lacking = [entry for entry in entries if self.ledger.get(entry) is None]
         if lacking:
-            self.newcomers.require(lacking)
+            self.newcomers.require(lacking, Need.DECIDED if is_decided else Need.NAMED)
             self.sync_soon()
 
     def fetch_orphans(self, wanted: WantedEntries | None) -> None:

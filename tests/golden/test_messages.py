@@ -51,7 +51,7 @@ NOT_SENT = {
     "protocols/wires.py": "the table of wires itself",
     "node/checkpoint/universal.py:_Versioned": "the version in front of a file",
     "p2p/ledger/newcomers.py:NewcomerQuota": "the node's own settings",
-    "p2p/ledger/store.py:Quota": "the node's own settings",
+    "p2p/ledger/shares.py:Quota": "the node's own settings",
     "protocols/ledger/ownership.py:Announced": "a value in memory",
     "protocols/ledger/reduction.py:ReductionRules": "a value in memory",
     "protocols/local/worker_messages.py:_RoundSet": "what its subclasses share",

@@ -351,7 +351,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
         # The authors of all that the set names decide the next round: it cannot begin before they are known.
         unknown = book.unknown(proposal.contributions)
         if unknown:
-            state, more = fetch_missing(state, unknown, ())
+            state, more = fetch_missing(state, unknown, (), is_decided=True)
             return state, actions + more
         choice = finality_types.choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
@@ -393,7 +393,7 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
-        missing=((), ()),
+        missing=((), (), False),
         reported=frozenset(),
         attempt=0,
         since=state.now,

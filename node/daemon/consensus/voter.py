@@ -127,11 +127,14 @@ def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState,
     return replace(state, checking=state.checking | {choice}), False, [check]
 
 
-def fetch_missing(state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...]) -> Out:
+def fetch_missing(
+    state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...], *, is_decided: bool = False
+) -> Out:
     """Ask for entries and payloads, unless the same ones were asked for last."""
-    if (entries, payloads) == state.missing:
+    if (entries, payloads) == state.missing[:2] and state.missing[2] >= is_decided:
         return state, []
-    return replace(state, missing=(entries, payloads)), [FetchMissing(state.deciding, entries, payloads)]
+    missing = entries, payloads, is_decided
+    return replace(state, missing=missing), [FetchMissing(state.deciding, *missing)]
 
 
 def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise | Epoch | Follow) -> Out:

@@ -379,9 +379,9 @@ class Driver:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
-            case finality_types.FetchMissing(number, entries, payloads):
+            case finality_types.FetchMissing(number, entries, payloads, is_decided):
                 if entries:
-                    self.net.require(entries)
+                    self.net.require(entries, is_decided=is_decided)
                 self._fetch_for_check(number, payloads)
             case finality_types.FetchOrphans(number, wanted, proposals):
                 self.net.fetch_orphans(number, wanted, proposals)
@@ -392,7 +392,7 @@ class Driver:
                 self.on_set(action.round, action.contributions, True)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
-                self.net.accept(voters)
+                self.net.accept(voters, by_work=False)
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
                 self._leave_chain(first)

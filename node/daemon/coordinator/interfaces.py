@@ -195,7 +195,7 @@ class NewcomerBudget(Protocol):
     """Authors that the ledger may let go, and those that it may not (p2p/ledger/newcomers.py)."""
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
-        """Keep these authors for ever: a final set names them, or (not `by_work`) the RunSpec."""
+        """Keep authors for ever: of the newest final set, or (not `by_work`) of an epoch or the RunSpec."""
 
     def keep(self, authors: Iterable[PeerId]) -> None:
         """Keep these authors until the next round is final: a proposal names them."""
@@ -203,8 +203,8 @@ class NewcomerBudget(Protocol):
     def vouch(self, author: PeerId) -> None:
         """A payload of this author was verified."""
 
-    def require(self, entries: Iterable[Digest]) -> None:
-        """Ask for entries that are not here, whoever wrote them."""
+    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
+        """Ask for entries that are not here, whoever wrote them. `is_decided`: a quorum voted for their set."""
 
     def end_replay(self) -> None:
         """All entries on disk were replayed, and those that the first exchange brought. Raises DiskFault."""

@@ -225,6 +225,20 @@ async def test_a_run_of_the_dht_is_agreed_to_once(tmp_path, in_dht, called):
     assert (again.is_new, again.run.spec, len(in_dht)) == (False, SPEC, 1), "the home has it now"
 
 
+async def test_the_limits_of_the_ledger_are_the_users(tmp_path):
+    home = Home(tmp_path / "home")
+    home.make()
+    home.run_file("run").write_bytes(sign_run(SPEC, OWNER))
+    limits = {"ledger_bytes": 1 << 30, "ledger_author_bytes": 1 << 22, "ledger_round_bytes": 1 << 14}
+    plan = await plan_in(home, link=None, wanted="run", **limits)
+    plan.store()
+    parts = build(plan, lambda *, finish=False: None, lambda first: None)
+    parts.log.close()
+    quota = parts.swarm.ledger.quota
+    assert (quota.disk_bytes, quota.author_bytes, quota.round_bytes) == tuple(limits.values())
+    assert parts.swarm.newcomers.shares.quota == quota
+
+
 @pytest.mark.parametrize("every_s", [0, 600])
 async def test_sample_texts_are_written_after_final_rounds_where_the_user_wants_them(tmp_path, every_s):
     home = Home(tmp_path / "home")

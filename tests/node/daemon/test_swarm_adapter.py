@@ -15,6 +15,15 @@ from atoll.protocols.ledger.records import Solved
 ME = Identity(bytes(32)).peer_id
 
 
+def test_what_a_quorum_names_is_more_than_what_a_proposer_does():
+    asked = []
+    swarm = SimpleNamespace(require=lambda entries, is_decided: asked.append((entries, is_decided)))
+    net = SwarmNetwork(swarm, MemoryNetwork(seed=1).host(ME), ME)
+    net.require([b"a"])
+    net.require([b"b"], is_decided=True)
+    assert asked == [([b"a"], False), ([b"b"], True)]
+
+
 @pytest.mark.parametrize("parts", [0, 3])
 def test_a_puzzle_that_is_solved_is_not_said_to_be_at_work_any_more(parts, monkeypatch):
     monkeypatch.setattr(swarm_adapter, "TOLD_S", 0.0)

@@ -624,6 +624,9 @@ class World:
             for row in node.driver.context.log.rows.values():
                 if row.final:
                     states.setdefault(row.round, set()).add(row.digest)
+            if node.swarm is not None:
+                counted = node.swarm.newcomers.shares._rounds.values()
+                assert max(counted, default=0) <= node.driver.finality.last_final + 1, "an epoch is no work"
         assert {number: len(found) for number, found in states.items() if len(found) > 1} == {}
 
     async def check_feeds(self) -> None:

@@ -7,12 +7,13 @@ import pytest
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.newcomers import NewcomerQuota
+from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Round, digest
+from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.coverage import payload_size
-from atoll.protocols.ledger.records import MAX_SET, Contribution, encode_entry, sign_entry
-from tests.p2p.swarm.flooder import Flooder, fake_work
+from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, encode_entry, sign_entry
+from tests.p2p.swarm.flooder import Flooder, anything, fake_work
 
 MEMBERS = 3
 MADE_UP = 10_000
@@ -61,24 +62,81 @@ def test_more_authors_than_a_set_may_name_end_no_round(world):
     run_virtual(story())
 
 
-def test_a_newcomer_gets_into_a_flooded_run(world):
-    """10,000 identities with contributions and leases are brought to all members, before and while it comes."""
+def test_a_run_goes_on_while_accepted_identities_write_all_that_they_can(world):
+    """Forty of them, each with work in one final set, bring large records to ledgers of 24 MiB."""
 
     async def story() -> None:
-        async with world(40, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+        async with world(400, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+            for number in range(MEMBERS):
+                w.start(number)
+            await w.until(lambda: w.all_final(1))
+            rng, small = random.Random(1), Quota(disk_bytes=24 << 20)
+            crowd = [Identity(rng.randbytes(32)) for _ in range(40)]
+            for node in w.nodes.values():
+                node.swarm.newcomers.shares.quota = small
+                node.swarm.ledger._db.rows(f"PRAGMA max_page_count={small.disk_bytes // 4096}")
+                node.swarm.newcomers.accept(author.peer_id for author in crowd)
+            before, names = w.nodes[0].worker.final, tuple(sorted(Digest(rng.randbytes(32)) for _ in range(1000)))
+            feeds = [(author, 0, b"") for author in crowd]
+            while feeds:
+                author, seq, previous = feeds.pop(0)
+                body = Proposal(Round(300), Ballot(seq, author.peer_id), names, digest(b"state"))
+                entry = sign_entry(w.spec.id, author, seq, previous, body)
+                for node in w.nodes.values():
+                    node.swarm.replication._on_entry(author.peer_id, encode_entry(entry))
+                if any(node.swarm.ledger.get(entry.id) for node in w.nodes.values()):
+                    feeds.append((author, seq + 1, entry.id))
+                await asyncio.sleep(0.05)
+            now = w.newest()
+            await w.until(lambda: w.all_final(now + 3), 200.0)
+            assert now > before, "while they wrote, too"
+            newcomer = w.start(MEMBERS)
+            await w.until(lambda: any(newcomer.peer in names for names in final_sets(w.nodes[0])), 200.0)
+            for number in range(MEMBERS):
+                swarm = w.nodes[number].swarm
+                assert swarm.ledger._db.used_bytes < small.disk_bytes * 7 // 8
+                assert swarm.replication.local_fault is None
+                assert w.nodes[number].driver.guard.trouble == ""
+                assert swarm.ledger.refusal(crowd[0].peer_id)
+                assert not any(swarm.ledger.refusal(node.peer) for node in w.nodes.values())
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize(
+    ("made_up", "is_anything"),
+    [
+        (MADE_UP, False),
+        (2_000, True),
+        pytest.param(
+            MADE_UP, True, marks=pytest.mark.slow(slice="test_a_newcomer_gets_into_a_flooded_run[2000-True]")
+        ),
+    ],
+)
+def test_a_newcomer_gets_into_a_flooded_run(world, made_up, is_anything):
+    """10,000 identities with contributions and leases are brought to all members, before and while it comes.
+
+    With ballots, epochs and votes to exclude as well, and leases that offer a snapshot of a later round.
+    """
+
+    async def story() -> None:
+        async with world(200 if is_anything else 40, MEMBERS, quorum_256=192, lease_s=60.0) as w:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.all_final(1))
             calm = w.nodes[0].worker.final
             places = [PeerAddress(host.peer_id, (host.maddr,)) for host in w.hosts.values()]
-            flood = Flooder(w.spec.id, MADE_UP, [fake_work(calm + 3)])
+            bodies = anything(calm + 3) if is_anything else [fake_work(calm + 3)]
+            offer = (Round(calm + 30), digest(b"a snapshot")) if is_anything else None
+            flood = Flooder(w.spec.id, made_up, bodies, offer=offer)
             host = w.network.host(Identity(bytes([200]) * 32).peer_id)
             task = w._group.create_task(flood.serve(host, places))
-            took_s = await w.until(lambda: flood.sent >= MADE_UP // 2)
+            took_s = await w.until(lambda: flood.sent >= len(flood.entries) // 2)
             newcomer = w.start(MEMBERS)
             in_s = await w.until(lambda: any(newcomer.peer in names for names in final_sets(w.nodes[0])), 600.0)
             assert in_s <= IN_S
-            took_s += in_s + await w.until(lambda: flood.sent >= MADE_UP)
+            took_s += in_s + await w.until(lambda: flood.sent >= len(flood.entries))
             task.cancel()
             rounds = w.nodes[0].worker.final - calm
             assert rounds >= took_s / ROUND_S - 2, "the rounds go on at their pace"
@@ -92,7 +150,8 @@ def test_a_newcomer_gets_into_a_flooded_run(world):
                 assert len(node.driver.contributions.payloads()) < 1000, "what is pruned is forgotten here, too"
                 print(f"in {in_s} s, {rounds} rounds in {took_s} s, {node.swarm.newcomers.counts}")
                 print(node.swarm.newcomers.pruned, node.swarm.ledger.disk_bytes, sum(map(len, flood.entries)))
-            assert w.nodes[0].swarm.ledger.disk_bytes < 8 << 20, "most of it is SQLite's log, 4 MiB"
+            most_bytes = 24 << 20 if is_anything else 8 << 20
+            assert w.nodes[0].swarm.ledger.disk_bytes < most_bytes, "most of it is SQLite's log, 4 MiB"
             w.check_agreement()
 
     run_virtual(story())

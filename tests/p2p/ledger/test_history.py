@@ -9,7 +9,8 @@ import pytest
 
 from atoll.p2p.ledger import database
 from atoll.p2p.ledger.history import Cut
-from atoll.p2p.ledger.store import CLOSED, LEDGER_FILE, Ledger, Quota
+from atoll.p2p.ledger.shares import Quota
+from atoll.p2p.ledger.store import CLOSED, LEDGER_FILE, Ledger
 from atoll.protocols.errors import CorruptFault, DiskFault, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest

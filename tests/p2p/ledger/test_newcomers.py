@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.p2p.ledger import newcomers as module
-from atoll.p2p.ledger.newcomers import COOL_S, SHARE_BYTES, NewcomerQuota, Newcomers, address_block
+from atoll.p2p.ledger.newcomers import COOL_S, NewcomerQuota, Newcomers
+from atoll.p2p.ledger.shares import SHARE_BYTES
 from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
@@ -255,21 +256,6 @@ def test_a_run_with_all_its_authors_says_so(world):
     assert world.ledger.is_closed
     assert not world.bring(HONEST, HONEST.peer_id)
     assert "takes no more" in world.ledger.refusal(HONEST.peer_id)
-
-
-@pytest.mark.parametrize(
-    ("maddr", "block"),
-    [
-        ("/ip4/203.0.113.77/tcp/4710", "203.0.113.0/24"),
-        ("/ip4/203.0.113.1/udp/1/quic-v1/p2p/QmRelay/p2p-circuit", "203.0.113.0/24"),
-        ("/ip6/2001:db8:1:2:3::4/tcp/1", "2001:db8:1:2::/64"),
-        ("/ip4/203.0.113.300/tcp/1", ""),
-        ("/memory/4", ""),
-        ("", ""),
-    ],
-)
-def test_address_blocks(maddr: str, block: str) -> None:
-    assert address_block(maddr) == block
 
 
 Event = st.tuples(

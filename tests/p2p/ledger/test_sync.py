@@ -15,7 +15,8 @@ from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.history import Cut
-from atoll.p2p.ledger.store import CLOSED, Ledger, Quota
+from atoll.p2p.ledger.shares import Quota
+from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork

@@ -5,7 +5,8 @@ For worlds under `run_virtual`: its pace is that of virtual time.
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from atoll.p2p.gossip.gossip import MESSAGES_PER_MINUTE
 from atoll.p2p.host.interface import Host, PeerAddress
@@ -16,12 +17,21 @@ from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols import codec
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Digest, Round, RunId, digest
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
+    Ack,
+    Ballot,
     Body,
     Contribution,
     Entry,
+    Epoch,
+    Exclude,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
     SlicedContribution,
+    Vote,
     decode_entry,
     encode_entry,
     sign_entry,
@@ -37,23 +47,64 @@ def fake_work(number: int, who: bytes = b"", *, sliced: bool = False) -> Contrib
     return Contribution(*names, 1, 1, 64, 1.0)
 
 
-class Flooder:
-    """Made-up authors, each with one feed of the same bodies, and a lease."""
+def anything(number: int) -> "BodiesOf":
+    """A contribution that nobody can fold, then something else that costs a node memory or time, by turns.
 
-    def __init__(self, run: RunId, count: int, bodies: Sequence[Body], seed: int = 1) -> None:
+    About this round, or rounds near it; Epochs and Proposals have as many names as fit.
+    """
+    names = tuple(sorted(Digest(digest(at.to_bytes(2, "big"))) for at in range(1000)))
+
+    def bodies_of(author: PeerId, at: int) -> list[Body]:
+        ballot, choice = Ballot(at % 50, author), names[at % len(names)]
+        others: list[Body] = [
+            Epoch(Round(number), b"", tuple(sorted({author, *_MEMBERS}))),
+            Proposal(Round(number), ballot, names, choice),
+            Prepare(Round(number + at % 40), ballot),
+            Promise(Round(number), ballot, (choice,)),
+            Vote(Round(number), ballot, choice),
+            Follow(Round(number), choice),
+            Exclude(Round(number), _MEMBERS[at % len(_MEMBERS)], "it trains too well"),
+            Ack(Round(number), choice, choice),
+        ]
+        return [fake_work(number, author.encode()), others[at % len(others)]]
+
+    return bodies_of
+
+
+_MEMBERS = [Identity(digest(at.to_bytes(2, "big"))).peer_id for at in range(100)]
+BodiesOf: TypeAlias = Callable[[PeerId, int], Sequence[Body]]
+
+
+class Flooder:
+    """Made-up authors, each with one feed, and a lease."""
+
+    def __init__(
+        self,
+        run: RunId,
+        count: int,
+        bodies: Sequence[Body] | BodiesOf,
+        seed: int = 1,
+        offer: tuple[Round, Digest] | None = None,
+    ) -> None:
+        """`bodies`: those of each author, or what makes them of its PeerID and number.
+
+        `offer`: the round and the blob id of a snapshot that all leases offer, and nobody has.
+        """
         rng = random.Random(seed)
         self.run, self.rng = run, rng
         self.authors = [Identity(rng.randbytes(32)) for _ in range(count)]
         self.entries: list[bytes] = []
         self.leases: list[bytes] = []
         self.sent = 0
-        for author in self.authors:
+        newest, snapshot = offer or (Round(-1), b"")
+        for at, author in enumerate(self.authors):
             previous = b""
-            for seq, body in enumerate(bodies):
+            own = bodies(author.peer_id, at) if callable(bodies) else bodies
+            for seq, body in enumerate(own):
                 entry = sign_entry(run, author, seq, previous, body)
                 self.entries.append(encode_entry(entry))
                 previous = entry.id
-            lease = Lease("training", bodies[0].round, Round(-1), b"", -1, 10.0)
+            lease = Lease("training", own[0].round, newest, snapshot, newest, 10.0)
             self.leases.append(codec.encode(sign_register(run, author, 1, 1, 600.0, lease)))
 
     def decoded(self) -> list[Entry]:

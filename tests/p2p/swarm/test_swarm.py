@@ -12,7 +12,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import Connection, PeerAddress, Route
-from atoll.p2p.ledger.store import Quota
+from atoll.p2p.ledger.shares import Need, Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.connections import POLL_S
@@ -243,6 +243,9 @@ def test_what_a_ballot_names_is_asked_for_unless_it_is_here(tmp_path: Path, monk
             assert not asked
             two.require([entry.id, digest(b"an entry that is not here")])
             assert asked == [peer(1)]
+            assert two.newcomers._need is Need.NAMED
+            two.require([digest(b"an entry that is not here")], is_decided=True)
+            assert two.newcomers._need is Need.DECIDED
 
     run_virtual(main())
 
@@ -472,6 +475,7 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
             one = await world.start(1)
             two = await world.start(2, 1, quota=Quota(disk_bytes=24 * 4096))
             await two.wait_synced()
+            two.newcomers.accept([peer(1)])
             for number in range(300):
                 one.publish(ack(number))
                 await asyncio.sleep(0.1)
@@ -483,6 +487,28 @@ def test_a_full_disk_is_said_and_the_node_goes_on_when_there_is_room(tmp_path: P
             two = await world.start(2, 1)
             await world.until_equal()
             assert two.replication.local_fault is None
+
+    run_virtual(main())
+
+
+def test_a_full_ledger_is_said_without_a_fault(tmp_path: Path) -> None:
+    """Its last part takes this node's own entries, and no others."""
+
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            await two.wait_synced()
+            assert two.replication.local_fault is None
+            two.newcomers.shares.quota = Quota(disk_bytes=two.ledger._db.used_bytes)
+            one.publish(ack(1))
+            two.publish(ack(2))
+            await asyncio.sleep(60)
+            assert list(two.ledger.vector()) == [peer(2)]
+            assert one.ledger.vector() == {peer(1): 1, peer(2): 1}
+            assert "this node's own records only" in two.replication.local_fault.line()
+            assert one.replication.refusals == {peer(2): two.ledger.refusal(peer(1))}
+            assert two.ledger.refusal(peer(1)).startswith("this ledger is full (ledger_bytes)")
 
     run_virtual(main())
 

@@ -316,6 +316,17 @@ def test_a_final_set_with_unknown_contributions_is_fetched_first():
     node = finish(Node(SECOND, knows=ORDER[:3]), (FIRST, THIRD, FOURTH))
     assert node.state.last_final == 0
     assert any(isinstance(a, FetchMissing) and a.entries == names(FOURTH) for a in node.log)
+
+
+def test_what_a_quorum_voted_for_is_asked_for_as_that_once():
+    node = voter(SECOND, knows=ORDER[:3])
+    entry, lost = node.hear(FIRST, proposal()), names(FOURTH)
+    assert node.said == [FetchMissing(Round(1), lost, ())]
+    for author in (FIRST, THIRD, FOURTH):
+        node.hear(author, vote_for(entry, Ballot(0, FIRST)))
+    assert node.said == [FetchMissing(Round(1), lost, (), is_decided=True)]
+    node.feed(FinalityTick(1.0))
+    assert node.said == []
     node.learn(FOURTH, held=False)
     assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.machine import begin, step
@@ -114,6 +115,15 @@ def test_what_a_voter_names_is_kept_and_required() -> None:
     assert net.told == [("keep", [ANN]), ("require", [unknown])]
     watch.on_final([known])
     assert net.told[2:] == [("accept", [ANN])]
+
+
+def test_members_of_an_epoch_are_accepted_and_worked_in_no_round_by_that() -> None:
+    calls = []
+    log = SimpleNamespace(event=lambda name, **values: None)
+    net = SimpleNamespace(accept=lambda authors, by_work=True: calls.append((authors, by_work)))
+    driver = SimpleNamespace(context=SimpleNamespace(log=log), net=net)
+    Driver._perform_finality(driver, finality_types.EnterEpoch(digest(b"epoch"), Round(3), (ANN, EVE)))
+    assert calls == [((ANN, EVE), False)]
 
 
 def test_a_payload_is_the_work_of_whoever_named_it_first() -> None:
