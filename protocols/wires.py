@@ -31,9 +31,9 @@ CALLS = Wire("calls", newest=2, oldest=2)
 """Hello, then multiplexed requests and replies. 2: gossip announces ids. 1: never released."""
 BLOB = Wire("blob", newest=2, oldest=2)
 """Verified chunks of one blob. 2: bitmaps of partial holders, cancel, first chunk at once. 1: never released."""
-FEED = Wire("feed", newest=3, oldest=3)
-"""Format of ledger entries. 3: exclusions, verdicts, unanswered openings. 2: epochs, in ballots too. Neither 2 nor
-1 was released."""
+FEED = Wire("feed", newest=4, oldest=4)
+"""Format of ledger entries. 4: proposals exclude members. 3: exclusions, verdicts, unanswered openings. 2: epochs,
+in ballots too. None of 3, 2 and 1 was released."""
 REGISTER = Wire("register", newest=5, oldest=5)
 """Format of ephemeral registers. 5: a lease may have a name. 4: it may say `leaving`. 3: it has loss and pace. 2:
 validations. None of 4, 3, 2 and 1 was released."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.excision import corrections, due
+from atoll.node.daemon.consensus.excision import corrections, due, wanted
 from atoll.node.daemon.consensus.exclusion import works_with_us
 from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld, FinalityState
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
@@ -98,7 +98,7 @@ class Removals:
                 continue
             self._done.add(peer)
         # The ledger may say that what is due in the middle of a replay was done.
-        if finality.epochs.to_excise and self.is_synced():
+        if wanted(finality) and self.is_synced():
             self._look_for_corrections()
 
     def on_overflow(self, excised: Collection[Excised], error: Divergence) -> None:
@@ -114,8 +114,8 @@ class Removals:
     def _look_for_corrections(self) -> None:
         """Tell finality whose work this node could take out of final rounds; get what it lacks for that."""
         state = self.machines.finality
-        wanted = [one for one in due(state) if one.peer not in self._stuck]
-        held = [one.peer for one in wanted if self.are_correctable(corrections(state, (one,)), state.deciding)]
+        missing = [one for one in due(state) if one.peer not in self._stuck]
+        held = [one.peer for one in missing if self.are_correctable(corrections(state, (one,)), state.deciding)]
         peers = frozenset(held[:1] if self._one_by_one else held)
         if peers != state.retrievable:
             self.machines.feed_finality(CorrectionsHeld(peers))
@@ -149,7 +149,7 @@ class Removals:
     def _excise(self, peer: PeerId, number: Round, reason: str, since: Round) -> str:
         state, me = self.machines.finality, self.context.me
         if peer in state.excised:
-            return f"the work of {peer} was taken out in round {state.excised[peer]} already"
+            return f"the work of {peer} was taken out in round {state.excised[peer].round} already"
         since = first_excised(state, peer, since)
         # So whoever wants the correction can serve all of its payloads to those that came later.
         if not self.are_correctable(corrections(state, (Excised(peer, since),)), state.deciding):
@@ -157,8 +157,8 @@ class Removals:
                 "this node lacks payloads of the rounds to correct, and is getting them",
                 hint="try again in a minute",
             )
-        wanted = state.epochs.to_excise if me == self.context.spec.owner else state.epochs.excise_votes.get(me, {})
-        if wanted.get(peer, since + 1) > since:
+        asked = state.epochs.to_excise if me == self.context.spec.owner else state.epochs.excise_votes.get(me, {})
+        if asked.get(peer, since + 1) > since:
             self._publish(Excise(number, peer, reason, since))
         what = f"its work since round {since}"
         if me != self.context.spec.owner:
@@ -173,13 +173,12 @@ class Removals:
         """Who is excluded, and what of its work is taken out."""
         state = self.machines.finality
         return tuple(
-            replace(one, excise_since=_since(state, peer), excised_in=state.excised.get(peer))
-            for peer, one in self.found.items()
+            replace(one, excise_since=_since(state, peer), excised_in=done and done.round)
+            for peer, one, done in ((peer, one, state.excised.get(peer)) for peer, one in self.found.items())
         )
 
 
 def _since(state: FinalityState, peer: PeerId) -> int | None:
     """The first round that a member's work is, or was, taken out of; None: nobody wants that."""
-    since = state.epochs.to_excise.get(peer)
-    number = state.excised.get(peer, state.deciding)
-    return None if since is None else max(since, number - state.excise_rounds)
+    since = state.excised[peer].since if peer in state.excised else wanted(state).get(peer)
+    return since if since is None or peer in state.excised else max(since, state.deciding - state.excise_rounds)

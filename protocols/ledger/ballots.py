@@ -30,10 +30,6 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     """Author and body by entry id."""
     contributors: frozenset[PeerId] = frozenset()
     """The authors of `contributions`."""
-    votes_against: Mapping[Digest, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
-    """By contribution: the members that its author had voted to exclude before it, and from which round on."""
-    excise_votes: Mapping[Digest, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
-    """By contribution: the members of these whose work its author wants taken out, and since which round."""
     reductions: Mapping[Digest, PeerId] = msgspec.field(default_factory=dict)
     """Author by entry id. A set names contributions and Reductions."""
     acks: Mapping[PeerId, Digest] = msgspec.field(default_factory=dict)

@@ -34,6 +34,8 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
         case records.ExcisingProposal(round=number, excised=excised):
             first = number - (spec.pace.excise_rounds or 0)
             return all(first <= one.since < number and one.peer != spec.owner for one in excised)
+        case records.ExcludingProposal(excluded=excluded):
+            return spec.owner not in excluded
         case records.SummaryProposal(round=number, ballot=ballot):
             return bool(spec.history and spec.history.summarized(number) is not None) and ballot.attempt == 0
     return True

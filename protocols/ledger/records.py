@@ -34,6 +34,8 @@ MAX_SET = 1024
 """Most contributions that one round's set may hold."""
 MAX_EXCISED = 16
 """Most members whose work one round's state takes out of the rounds before."""
+MAX_EXCLUDED = 16
+"""Most members that one round's voters exclude."""
 MAX_REASON = 100
 """Longest reason of an exclusion, in characters."""
 MAX_WEIGHT = 255
@@ -43,7 +45,7 @@ MAX_EXCESS = 96
 MAX_VERDICTS = 4
 """Most verdicts in a contribution: a node audits one contribution a round, and may be late with some."""
 ENTRY_MAX_BYTES = codec.MESSAGE_MAX_BYTES
-_DOMAIN = "feed/3"
+_DOMAIN = "feed/4"
 
 
 class Contribution(msgspec.Struct, frozen=True, array_like=True, tag="contribution", forbid_unknown_fields=True):
@@ -139,6 +141,16 @@ class ExcisingProposal(Proposal, frozen=True, array_like=True, tag="excising", f
 
     excised: Annotated[tuple[Excised, ...], Meta(min_length=1, max_length=MAX_EXCISED)]
     """Sorted by peer, each once."""
+
+
+class ExcludingProposal(Proposal, frozen=True, array_like=True, tag="excluding", forbid_unknown_fields=True):
+    """A Proposal that also excludes members from the next round on, because the set's authors voted for that.
+
+    Final, it excludes them on all nodes, whatever votes these have (docs/removal.md).
+    """
+
+    excluded: Annotated[tuple[PeerId, ...], Meta(min_length=1, max_length=MAX_EXCLUDED)]
+    """Sorted, each once."""
 
 
 class SummaryProposal(Proposal, frozen=True, array_like=True, tag="summary", forbid_unknown_fields=True):
@@ -261,8 +273,8 @@ class Follow(msgspec.Struct, frozen=True, array_like=True, tag="follow", forbid_
 class Exclude(msgspec.Struct, frozen=True, array_like=True, tag="exclude", forbid_unknown_fields=True):
     """`peer` is excluded: its work counts in no set of `round` or a later one, unless that is final.
 
-    The run's owner decides it alone. In another feed it is a vote of its author (docs/removal.md). Of several of
-    one author about one peer the lowest round counts.
+    The run's owner decides it alone. In another feed it is a vote of its author, and an ExcludingProposal says
+    what enough of them decide (docs/removal.md). Of several of one author about one peer the lowest round counts.
     """
 
     round: RecordRound
@@ -300,7 +312,9 @@ class Solved(msgspec.Struct, frozen=True, array_like=True, tag="solved", forbid_
     """The solution (protocols/run/admission.py)."""
 
 
-BallotBody: TypeAlias = Proposal | ExcisingProposal | SummaryProposal | Vote | Prepare | Promise
+BallotBody: TypeAlias = (
+    Proposal | ExcisingProposal | ExcludingProposal | SummaryProposal | Vote | Prepare | Promise
+)
 FinalityBody: TypeAlias = Ack | BallotBody
 EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude | Excise
 """What changes who decides, besides the sets themselves."""
@@ -390,6 +404,10 @@ def _check(entry: Entry) -> Entry:
             _check_sorted(body.contributions)
             if isinstance(body, ExcisingProposal):
                 _check_excised(body)
+            if isinstance(body, ExcludingProposal):
+                _check_sorted(body.excluded)
+                for peer in body.excluded:
+                    public_key_of(peer)
         case Reduction():
             _check_reduction(body)
         case Epoch():

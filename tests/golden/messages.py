@@ -184,6 +184,7 @@ BODIES: tuple[records.Body, ...] = (
     records.Ack(ROUND, A, B),
     records.Proposal(ROUND, BALLOT, (A, B), A),
     records.ExcisingProposal(ROUND, BALLOT, (A, B), A, (records.Excised(OTHER.peer_id, Round(7)),)),
+    records.ExcludingProposal(ROUND, BALLOT, (A, B), A, (OTHER.peer_id,)),
     records.SummaryProposal(ROUND, records.Ballot(0, ME.peer_id), (A, B), A, B),
     records.Vote(ROUND, IN_EPOCH, A),
     records.Prepare(ROUND, BALLOT),

@@ -39,7 +39,7 @@ STEP_ROUNDS = 64
 
 def needs_all_records(spec: RunSpec) -> bool:
     """Whether what follows from the oldest sets of a run is in no summary, so that nodes keep all records."""
-    # Who is passed over as a reducer, and whose work was asked to be taken out, follows from all sets. Certified
+    # Who is passed over as a reducer, and whose work was taken out, follows from all sets. Certified
     # summaries hold the former, and such a run has no excisions.
     return not spec.history and (spec.reduce is not None or spec.pace.excise_rounds is not UNSET)
 

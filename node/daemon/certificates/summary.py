@@ -104,7 +104,7 @@ def summarize(state: FinalityState) -> Summary | None:
             for at in newest
             if at in state.decided
         ),
-        voted_out=_sorted({peer: at for peer, at in state.epochs.voted_out.items() if at <= state.last_final}),
+        voted_out=_sorted(state.epochs.voted_out),
         authors=tuple(sorted(state.accepted)),
     )
 

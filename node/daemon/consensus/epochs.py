@@ -47,11 +47,11 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
     votes_against: Mapping[PeerId, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
     """By author: the members that it voted to exclude so far, and from which round on."""
     voted_out: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """The first round whose voters excluded a member, in our chain (exclusion.py)."""
+    """The first round without a member that a final proposal of our chain excluded (exclusion.py)."""
     excise_votes: Mapping[PeerId, Mapping[PeerId, int]] = msgspec.field(default_factory=dict)
     """By author: the members of `votes_against` whose work it wants taken out, and since which round."""
     to_excise: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """The members whose work the owner, or enough voters, want taken out, and since which round (excision.py)."""
+    """The members whose work the run's owner wants taken out, and since which round."""
 
     def choice(self, author: PeerId) -> EpochId:
         """The epoch that an author signed or followed last."""

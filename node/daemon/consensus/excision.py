@@ -1,33 +1,49 @@
 """Excisions: the work of excluded members that a later final round takes out of the rounds before it. Pure.
 
-A record says whose work should go: the run owner's, or those of enough voters (`count_votes`). A proposal says
+A record says whose work should go: the run owner's, or those of enough voters (`wanted`). A proposal says
 whose work its state takes out, so what is final names it: all nodes make the same correction in the same round. A
 voter needs a reason in its own ledger before it votes for such a proposal; to follow a final round, nobody does.
 Rules: docs/removal.md.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.types import Choice, Correction, FinalityState
-from atoll.protocols.ids import Round
+from atoll.node.daemon.consensus.exclusion import needed_votes
+from atoll.node.daemon.consensus.types import Correction, Excision, FinalityState
+from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import Book
+from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.records import MAX_EXCISED, Excised
 
 MAX_CORRECTED = 8192
 """Contributions in the window, beside the newest round's: one request to the worker names them all (4 MiB)."""
 
 
+def wanted(state: FinalityState) -> Mapping[PeerId, int]:
+    """Whose work the owner, or enough voters, want taken out, and since which round."""
+    by_owner, votes = state.epochs.to_excise, state.epochs.excise_votes
+    if not votes:
+        return by_owner
+    cast = [votes[peer] for peer in state.voters if peer in votes and peer not in state.equivocators]
+    needed, found = needed_votes(state, state.voters), dict[PeerId, int]()
+    # Only of members that are excluded: whoever is away could not defend itself against a few that are there.
+    for peer in state.epochs.excluded_from(state.deciding):
+        since = sorted(each[peer] for each in cast if peer in each)
+        if len(since) >= needed:
+            found[peer] = since[needed - 1]  # so many of them want this round, or one before it
+    return {**found, **by_owner}
+
+
 def due(state: FinalityState) -> tuple[Excised, ...]:
     """Whose work this node wants the next round's state to take out of the rounds before; sorted by peer."""
-    wanted = state.epochs.to_excise
-    if not wanted or not state.excise_rounds:
+    if not state.excise_rounds or not (asked := wanted(state)):
         return ()  # nearly always, and this is asked at every vote
     gone, first = state.epochs.excluded_from(state.deciding), min(state.window, default=state.deciding)
     # Once per member: after its exclusion it has no new work, and a round before the window has no payloads.
-    peers = sorted(peer for peer in wanted if peer in gone and peer not in state.excised)
-    found = (Excised(peer, Round(max(first, wanted[peer]))) for peer in peers)
+    peers = sorted(peer for peer in asked if peer in gone and peer not in state.excised)
+    found = (Excised(peer, Round(max(first, asked[peer]))) for peer in peers)
     return tuple(one for one in found if corrections(state, (one,)))[:MAX_EXCISED]
 
 
@@ -67,4 +83,5 @@ def note_final(state: FinalityState, book: Book, choice: Choice) -> FinalityStat
     while sum(map(len, window.values())) > MAX_CORRECTED:
         del window[min(window)]
     window[number] = {name: book.contributions[name][0] for name in choice.names if name in book.contributions}
-    return replace(state, window=window, excised={**state.excised, **dict.fromkeys(since, number)})
+    done = {peer: Excision(number, at) for peer, at in since.items()}
+    return replace(state, window=window, excised={**state.excised, **done})

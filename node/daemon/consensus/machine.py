@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.excision import corrections, note_final
-from atoll.node.daemon.consensus.exclusion import count_votes, note_votes
+from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
@@ -46,8 +46,9 @@ from atoll.protocols.ledger.ballots import (
     without,
     without_ballots,
 )
+from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.probation import Tally
-from atoll.protocols.ledger.records import Ballot, BallotBody, Contribution, Epoch, EpochBody, Proposal, Vote
+from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody, Proposal, Vote
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
@@ -185,7 +186,7 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.CheckDone(number, names, digest, excised):
             if number != state.deciding:
                 return state, []
-            choice = finality_types.Choice(names, excised)
+            choice = Choice(names, excised)
             checked = {**state.checked, choice: digest}
             return replace(state, checked=checked, checking=state.checking - {choice}), []
         case finality_types.FinalApplied(number):
@@ -236,9 +237,6 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
-    votes_against = state.epochs.votes_against
-    if votes_against and isinstance(body, Contribution) and (cast := votes_against.get(event.author)):
-        book = note_votes(book, event.entry, cast, state.epochs.excise_votes.get(event.author, {}))
     state = replace(state, books={**state.books, body.round: book})
     if isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
@@ -353,7 +351,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
         if unknown:
             state, more = fetch_missing(state, unknown, (), is_decided=True)
             return state, actions + more
-        choice = finality_types.choice_of(proposal)
+        choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
         actions.append(
             finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state, changed)
@@ -361,8 +359,8 @@ def _decide(state: finality_types.FinalityState) -> Out:
         state = _next_round(state, book.authors_of(proposal.contributions))
         if state.excise_rounds:
             state = note_final(state, book, choice)
-        if book.votes_against:  # hardly ever
-            state = count_votes(state, book, proposal)
+        if choice.excluded:
+            state = note_excluded(state, choice.excluded)
         if state.summary_every and state.deciding % state.summary_every == 0:
             actions.append(finality_types.Summarize(state))
     return state, actions

@@ -3,8 +3,9 @@
 from collections.abc import Collection
 
 from atoll.node.daemon.consensus.excision import able
+from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.presence import here_of
-from atoll.node.daemon.consensus.types import Action, Choice, FinalityState, choice_of
+from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.voter import (
     Out,
     append,
@@ -16,7 +17,17 @@ from atoll.node.daemon.consensus.voter import (
 )
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import bound_proposals, named_by, owner_of, quorum
-from atoll.protocols.ledger.records import Ballot, ExcisingProposal, Prepare, Proposal, SummaryProposal, set_digest
+from atoll.protocols.ledger.choices import Choice, choice_of
+from atoll.protocols.ledger.records import (
+    MAX_EXCLUDED,
+    Ballot,
+    ExcisingProposal,
+    ExcludingProposal,
+    Prepare,
+    Proposal,
+    SummaryProposal,
+    set_digest,
+)
 
 PATIENCE_ROUNDS = 2.0
 MIN_PATIENCE_S = 3.0
@@ -41,7 +52,9 @@ def propose(state: FinalityState) -> Out:
     state, ready, actions = is_folded_here(state, choice)
     if not ready:
         return state, actions
-    number, digest = state.deciding, state.checked[choice]
+    number, digest = state.deciding, state.checked[choice.folded]
+    if choice.excluded:
+        return append(state, ExcludingProposal(number, ballot, choice.names, digest, choice.excluded))
     if choice.excised:
         return append(state, ExcisingProposal(number, ballot, choice.names, digest, choice.excised))
     # Only in the first attempt: whoever computes another summary delays the round, and does not stop it.
@@ -145,7 +158,9 @@ def _choice_to_propose(state: FinalityState, ballot: Ballot) -> Choice | None:
 
 
 def _own_choice(state: FinalityState, view: tuple[Digest, ...]) -> Choice:
-    return Choice(view, able(state) if state.epochs.to_excise else ())
+    # Exclusions first: what is to be taken out, or a summary, waits for a round without any.
+    excluded = outvoted(state, view)[:MAX_EXCLUDED]
+    return Choice(view, () if excluded else able(state), excluded)
 
 
 def _is_time(state: FinalityState, view: tuple[Digest, ...]) -> bool:

@@ -12,12 +12,12 @@ import msgspec
 from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
+from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     Body,
     Epoch,
     Excised,
-    ExcisingProposal,
     Follow,
     Prepare,
     Promise,
@@ -35,19 +35,11 @@ RECENT_ROUNDS = 16
 _NO_ENTRIES = Book()
 
 
-class Choice(NamedTuple):
-    """What the voters of a round choose: with the states before it, this fixes the round's state."""
+class Excision(NamedTuple):
+    """A member's work was taken out of the final rounds from `since` on, by the state of `round`."""
 
-    names: tuple[Digest, ...]
-    """Entry ids of the set."""
-    excised: tuple[Excised, ...] = ()
-    """Whose work the round's state takes out of the rounds before."""
-
-
-def choice_of(proposal: Proposal) -> Choice:
-    """What a proposal proposes: two proposals of one choice name one state."""
-    excised = proposal.excised if isinstance(proposal, ExcisingProposal) else ()
-    return Choice(proposal.contributions, excised)
+    round: int
+    since: int
 
 
 class Correction(msgspec.Struct, frozen=True):
@@ -426,7 +418,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     held: frozenset[Digest] = frozenset()
     """Contributions whose payload is held."""
     checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
-    """State digest of each choice that the worker checked, for this round."""
+    """State digest of each choice that the worker checked, for this round; without exclusions (`folded`)."""
     checking: frozenset[Choice] = frozenset()
     """Sets that the worker was asked for and has not answered."""
     appending: Body | None = None
@@ -445,8 +437,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Newest final rounds that work can be taken out of (RunSpec)."""
     window: Mapping[int, Mapping[Digest, PeerId]] = msgspec.field(default_factory=dict)
     """The contributions that count in each of these rounds, with their authors."""
-    excised: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """The final round whose state took out a member's work, in our chain."""
+    excised: Mapping[PeerId, Excision] = msgspec.field(default_factory=dict)
+    """Members whose work the state of a final round of our chain took out."""
     retrievable: frozenset[PeerId] = frozenset()
     """Members whose work this node could take out now (`CorrectionsHeld`)."""
 

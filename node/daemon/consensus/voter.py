@@ -10,20 +10,20 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.excision import corrections, is_due
+from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
     CheckRound,
-    Choice,
     FetchMissing,
     FinalityState,
     ReportDivergence,
     ReportNarrow,
     ReportOtherSummary,
-    choice_of,
 )
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
+from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
     MAX_SET,
     Ballot,
@@ -63,7 +63,7 @@ def vote(state: FinalityState) -> Out:
     state, ready, actions = is_folded_here(state, choice_of(proposal))
     if not ready:
         return state, actions
-    ours = state.checked[choice_of(proposal)]
+    ours = state.checked[choice_of(proposal).folded]
     if ours == proposal.state:
         if isinstance(proposal, SummaryProposal) and proposal.summary != state.own_summary:
             return _report_summary(state, entry, proposal)
@@ -108,6 +108,7 @@ def counts(state: FinalityState, ballot: Ballot) -> bool:
 
 def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState, bool, list[Action]]:
     """Whether the state of this choice is known here; if not, the actions that fetch what it lacks or check it."""
+    choice = choice.folded
     if choice in state.checked:
         return state, True, []
     book, names = state.book, choice.names
@@ -195,8 +196,10 @@ def may_get_votes(state: FinalityState, ballot: Ballot, choice: Choice) -> bool:
 
 
 def _is_just(state: FinalityState, choice: Choice) -> bool:
-    """Whether it has no work of an author that is excluded, and takes out what this node knows a reason for."""
-    return not names_excluded(state, choice.names) and (not choice.excised or is_due(state, choice.excised))
+    """Whether it has no work of an excluded author, and this node knows a reason for all that it removes."""
+    if names_excluded(state, choice.names) or (choice.excised and not is_due(state, choice.excised)):
+        return False
+    return not choice.excluded or {*choice.excluded} <= {*outvoted(state, choice.names)}
 
 
 def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:

@@ -25,10 +25,11 @@ def reason_of(one: Exclusion, me: PeerId) -> str:
 def votes_against(state: FinalityState) -> tuple[VotesAgainst, ...]:
     """The members that some voters of the round that is decided next, or this node, want to exclude."""
     cast, gone = state.epochs.votes_against, state.epochs.excluded_from(state.deciding)
+    counted = [voter for voter in state.voters if voter not in state.equivocators]
     votes = Counter(
-        peer for voter in state.voters for peer, first in cast.get(voter, {}).items() if first <= state.deciding
+        peer for voter in counted for peer, first in cast.get(voter, {}).items() if first <= state.deciding
     )
-    own, needed = cast.get(state.me, {}), needed_votes(state)
+    own, needed = cast.get(state.me, {}), needed_votes(state, state.voters)
     shown = sorted({*votes, *own} - gone, key=lambda peer: (peer not in own, -votes[peer], peer))[:SHOWN]
     return tuple(VotesAgainst(peer=peer, votes=votes[peer], needed=needed, by_us=peer in own) for peer in shown)
 
@@ -37,8 +38,9 @@ def vote_line(state: FinalityState, peer: PeerId) -> str:
     """What the vote of this node against `peer` amounts to, in one line."""
     cast = state.epochs.votes_against
     # The vote may still be on its way to this machine.
-    votes = sum(voter == state.me or peer in cast.get(voter, ()) for voter in state.voters)
-    needed = needed_votes(state)
+    counted = [voter for voter in state.voters if voter not in state.equivocators]
+    votes = sum(voter == state.me or peer in cast.get(voter, ()) for voter in counted)
+    needed = needed_votes(state, state.voters)
     said = f"this node voted to exclude {peer}: {votes} of the {needed} votes that exclude it"
     return said if state.me in state.voters else f"{said}; this node is no voter now, its vote counts once it is"
 

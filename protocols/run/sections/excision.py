@@ -17,7 +17,7 @@ def check_excision(spec: Any) -> None:
         (bool(spec.outer.merge), "outer.merge", "a merge depends on the weights that it found"),
         (spec.audit is not UNSET, "audit", "the member's verdicts changed the weights of others"),
         (bool(spec.pace.probation_256), "pace.probation_256", "the member's work changed the weights of others"),
-        (bool(spec.history), "history", "votes to take work out are counted from every set"),
+        (bool(spec.history), "history", "what was taken out follows from every set, and no summary holds it"),
     )
     for is_set, key, why in refused:
         if is_set:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.records import (
     Ballot,
     BallotBody,
@@ -78,7 +79,7 @@ class Liar(Member):
         lies += [Promise(number, at, ()) for at in sorted(book.prepares)]
         lies += [Vote(number, p.ballot, entry) for entry, p in sorted(book.proposals.items())]
         if some:
-            state_of = state.checked.get(finality_types.Choice(some), digest(b"made up", *some))
+            state_of = state.checked.get(Choice(some), digest(b"made up", *some))
             lies += 3 * [Proposal(number, ballot, some, state_of)]
         return lies
 

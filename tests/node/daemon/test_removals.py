@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.epochs import MAX_VOTES, Electorate, EpochBook, Segment
-from atoll.node.daemon.consensus.types import CorrectionsHeld, FinalityState
+from atoll.node.daemon.consensus.types import CorrectionsHeld, Excision, FinalityState
 from atoll.node.daemon.removal.requests import SHOWN, votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
@@ -291,7 +291,7 @@ def test_finality_learns_whose_work_this_node_could_take_out_and_the_user_what_w
     assert node.finality == [CorrectionsHeld(frozenset({BAD}))]
     (shown,) = node.removals.shown()
     assert (shown.excise_since, shown.excised_in) == (0, None)
-    node.machines.finality = replace(node.machines.finality, excised={BAD: 3}, last_final=9)
+    node.machines.finality = replace(node.machines.finality, excised={BAD: Excision(3, 0)}, last_final=9)
     (shown,) = node.removals.shown()
     assert (shown.excise_since, shown.excised_in) == (0, 3)
     assert "taken out in round 3" in node.removals.exclude(BAD, None, "", Round(0))

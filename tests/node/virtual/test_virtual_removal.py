@@ -26,7 +26,8 @@ def excising(spec):
 
 
 def excised_in(w, number, peer):
-    return w.nodes[number].driver.finality.excised.get(peer)
+    done = w.nodes[number].driver.finality.excised.get(peer)
+    return done and done.round
 
 
 def finals(w, *numbers):

@@ -13,6 +13,7 @@ from atoll.protocols.ledger.records import (
     Excised,
     ExcisingProposal,
     Exclude,
+    ExcludingProposal,
     SummaryProposal,
     sign_entry,
 )
@@ -53,6 +54,12 @@ def test_a_proposal_takes_out_only_what_nodes_keep_the_payloads_of(peer, since, 
     entry = sign_entry(EXCISING.id, BEN, 0, b"", body)
     assert is_lawful(EXCISING, entry) == counts
     assert not is_lawful(SPEC, entry)
+
+
+@pytest.mark.parametrize(("peer", "counts"), [(ANN, True), (BEN, True), (OWNER, False)])
+def test_no_proposal_excludes_the_owner(peer, counts):
+    body = ExcludingProposal(Round(8), Ballot(0, BEN.peer_id), (digest(b"a"),), digest(b"state"), (peer.peer_id,))
+    assert is_lawful(SPEC, sign_entry(SPEC.id, BEN, 0, b"", body)) == counts
 
 
 CERTIFYING = replace(SPEC, history=HistorySpec(every=8))

@@ -25,6 +25,7 @@ from atoll.protocols.ledger.records import (
     Excised,
     ExcisingProposal,
     Exclude,
+    ExcludingProposal,
     Follow,
     Leave,
     PartContribution,
@@ -59,6 +60,7 @@ PART = PartContribution(4, A, B, 5, 4096, 64, 2.5, experts=b"\x06")
 AUDITED = AuditedContribution(4, A, B, 5, 4096, 64, 2.5, verdicts=(Verdict(A, 96), Verdict(B, -96)))
 REDUCED = Reduction(4, Span(256, 272), b"\x05", (A, B), A, B, A, B, previous=b"")
 EXCISING = ExcisingProposal(4, Ballot(0, AUTHOR.peer_id), (A,), B, (Excised(OTHER.peer_id, 3),))
+EXCLUDING = ExcludingProposal(4, Ballot(0, AUTHOR.peer_id), (A,), B, (OTHER.peer_id,))
 SUMMARY = SummaryProposal(8, Ballot(0, AUTHOR.peer_id), (A, B), B, A)
 BODIES = [
     WORK, Ack(4, A, B), Proposal(4, BALLOT, (A, B), A), Vote(4, BALLOT, A), Prepare(4, BALLOT),
@@ -67,7 +69,7 @@ BODIES = [
     Follow(9, b""), Follow(9, A), Vote(4, Ballot(3, AUTHOR.peer_id, A), A),
     SLICED, PART, AUDITED, REDUCED, replace(REDUCED, previous=A), ReductionFault(4, A, B), Unanswered(4, A, 7),
     Exclude(9, OTHER.peer_id, ""), Exclude(9, OTHER.peer_id, "r" * MAX_REASON),
-    Excise(9, OTHER.peer_id, "", 9), EXCISING, SUMMARY,
+    Excise(9, OTHER.peer_id, "", 9), EXCISING, EXCLUDING, SUMMARY,
 ]  # fmt: skip
 
 
@@ -88,17 +90,17 @@ def test_round_trip(body, seq, previous):
 
 def test_golden_entry():
     entry = sign_entry(RUN, AUTHOR, 7, A, WORK)
-    assert entry.id.hex() == "3ea2707188f2aa6e58158ef7a29e725c14395d17002ab32167d30f191493ad61"
+    assert entry.id.hex() == "a28786100914a86ea74604e72da5297e87c493d9c06f0eadd799584a14350743"
     assert len(encode_entry(entry)) == 288
 
 
 @pytest.mark.parametrize(
     ("body", "size", "name"),
     [
-        (SLICED, 316, "fbd67dbf6591ba7c55c2c6f550b29fb7326b352675331d90caf86a85b8e132ed"),
-        (REDUCED, 420, "bd0e0d38f963974684aaa9d8e7cb1bc69f9dd50611f3352bec2505167241d617"),
-        (ReductionFault(4, A, B), 267, "bfd6f373e5d730e9a32ae05f3333345a8190a51223e8d1000aff7aabd9a1479c"),
-        (Unanswered(4, A, 7), 239, "b8b8b64ee68b6c0f7189fb234cdfe9280c2d46548a0f7b5211a7cbf2d3ed54d9"),
+        (SLICED, 316, "94309df2b528db0d314acfa52eda7caf044227ae46c51cafd8b2b90ba350f581"),
+        (REDUCED, 420, "2d91184d3895c0ff53ab8fbb4d3abfffc081bd1fb053b48e5c64cf97f80b35c6"),
+        (ReductionFault(4, A, B), 267, "2a1f9aff4bab5afd4ac53353df4dc0c32b83180e2ba661fc6dda130b51a454a5"),
+        (Unanswered(4, A, 7), 239, "0455ba610b479dd3ead0599879d8115a556c14cd8c581c3f72ab44f521392601"),
     ],
 )
 def test_golden_entries_of_reduced_rounds(body, size, name):
@@ -155,6 +157,9 @@ def test_the_name_does_not_depend_on_the_signature():
         replace(EXCISING, excised=(Excised(OTHER.peer_id, 3),) * 2), replace(SUMMARY, summary=b""),
         replace(SUMMARY, contributions=(B, A)), replace(SUMMARY, summary=b"a" * 33),
         replace(EXCISING, excised=tuple(Excised(str(i).zfill(2), 3) for i in range(17))),
+        replace(EXCLUDING, excluded=()), replace(EXCLUDING, excluded=(OTHER.peer_id,) * 2),
+        replace(EXCLUDING, excluded=("me",)), replace(EXCLUDING, contributions=(B, A)),
+        replace(EXCLUDING, excluded=tuple(sorted(Identity(bytes([i]) * 32).peer_id for i in range(17)))),
         replace(AUDITED, verdicts=(Verdict(A, 97),)), replace(AUDITED, verdicts=(Verdict(A, -97),)),
         replace(AUDITED, verdicts=(Verdict(b"", 1),)), replace(AUDITED, verdicts=(Verdict(A, 1),) * 5),
         replace(SLICED, rows=b""), replace(SLICED, weight=0), ReductionFault(4, A, b""), ReductionFault(-1, A, B),
@@ -177,7 +182,8 @@ def test_illegal_bodies_are_refused(body):
     "changes",
     [
         {"version": 2},
-        {"version": 4},
+        {"version": 3},
+        {"version": 5},
         {"seq": -1},
         {"seq": 1},
         {"seq": 1 << 40, "previous": A},

@@ -129,4 +129,4 @@ def test_a_changed_admit_admits_nobody(data) -> None:
         decode_entry(bytes(raw), RUN)
 
 
-GOLDEN_ENTRY = "066edfcbced6b37483cd9341727ba441aab5954b0d3c308dc4e9e91f54dfa5d6"
+GOLDEN_ENTRY = "39c7c018870612bc39531810f62b512b6da99c324ef3c73558937347dd1dac1d"

@@ -209,6 +209,17 @@ def test_a_state_begins_again_from_its_summary():
     assert summary.forks == tuple(segment.first for segment in state.chain[1:])
 
 
+def test_an_exclusion_by_the_newest_set_is_in_the_summary():
+    """The proposal that excludes goes with the round, and no later one repeats it."""
+    world = World(1, 3, 1, node=CutNode)
+    world.run(60)
+    node = world.nodes[0]
+    voted_out = {world.nodes[2].peer: int(node.state.deciding)}
+    state = replace(node.state, epochs=replace(node.state.epochs, voted_out=voted_out))
+    summary = decode_summary(encode_summary(summarize(state)))
+    assert resumed(Node.begin(node, ()), summary, ()).epochs.voted_out == voted_out
+
+
 def test_all_nodes_of_a_chain_write_the_same_bytes():
     world = World(5, 5, 4, node=CutNode)
     world.run(300)

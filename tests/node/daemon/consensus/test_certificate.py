@@ -29,7 +29,7 @@ from tests.node.worker.session_home import SPEC
 PEERS = [identity_of(number) for number in range(5)]
 RUN = replace(SPEC, owner=PEERS[0].peer_id)
 STATES = [digest(b"state", bytes([at])) for at in range(3)]
-GOLDEN = "f0102b6e488a5cf38745a8a08bc77b6a9a9b4a5d8f0dcc19e8bb4d0d7304a8b7"
+GOLDEN = "fd0f1f4cd3f17f7e05975512898cad0659343ed3f67bde7bb45899a019662a22"
 
 
 def contribution(at, number):

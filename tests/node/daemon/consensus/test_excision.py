@@ -6,20 +6,21 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import excision
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,
     CheckRound,
-    Choice,
     CorrectionsHeld,
     EntrySeen,
+    Excision,
     FinalityTick,
     FinalizeRound,
     RoundClosed,
-    choice_of,
 )
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.ballots import quorum
+from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,
@@ -27,6 +28,7 @@ from atoll.protocols.ledger.records import (
     Excised,
     ExcisingProposal,
     Exclude,
+    ExcludingProposal,
     Prepare,
     Promise,
     Proposal,
@@ -68,12 +70,14 @@ class Run(Deciders):
         return self
 
     def decide(self, *authors, excised=()):
-        """As `Deciders.decide`; the final proposal takes out what `excised` names."""
+        """As `Deciders.decide`; the final proposal takes out what `excised` names, and then excludes nobody."""
         number, voters = Round(self.number), self.state.voters
         base = Contribution(number, digest(b"base"), digest(b"payload"), 1, 1, 64, 1.0)
         names = tuple(sorted(self.hear(author, base) for author in authors or self.peers))
         fields = (number, Ballot(0, voters[0]), names, digest(b"state"))
-        name = self.hear(voters[0], ExcisingProposal(*fields, excised) if excised else Proposal(*fields))
+        excluded = () if excised else outvoted(self.state, names)
+        plain = ExcludingProposal(*fields, excluded) if excluded else Proposal(*fields)
+        name = self.hear(voters[0], ExcisingProposal(*fields, excised) if excised else plain)
         for voter in voters:
             self.hear(voter, Vote(number, Ballot(0, voters[0]), name))
         self.number += 1
@@ -160,7 +164,7 @@ def test_who_worked_in_none_of_these_rounds_needs_no_correction_and_nobody_is_ex
     (one,) = excision.due(run.state)
     run.decide(a, b, excised=(one,))
     assert excision.due(run.state) == ()
-    assert run.state.excised == {c: 3}
+    assert run.state.excised == {c: Excision(3, 1)}
 
 
 def test_the_window_is_bounded_by_what_one_request_to_a_worker_can_name(monkeypatch):
@@ -190,10 +194,10 @@ def test_two_thirds_of_the_voters_want_it_and_fewer_do_not():
     assert run.out == {}
     run.hear(c, Exclude(Round(1), d, ""))
     assert run.decide().out == {d: 3}
-    assert run.state.epochs.to_excise == {}, "the third only wants no more of its work"
+    assert excision.wanted(run.state) == {}, "the third only wants no more of its work"
     run.excise(d, c)
     run.decide(a, b, c)
-    assert run.state.epochs.to_excise == {d: 0}
+    assert excision.wanted(run.state) == {d: 0}
     assert [one.peer for one in excision.due(run.state)] == [d]
 
 
@@ -202,7 +206,27 @@ def test_the_votes_excise_from_the_first_round_on_that_enough_of_them_want():
     a, b, c, d = run.peers
     run.decide().decide().decide()
     run.excise(d, a, since=0).excise(d, b, since=2).excise(d, c, since=3).decide()
-    assert run.state.epochs.to_excise == {d: 3}
+    assert excision.wanted(run.state) == {d: 3}
+
+
+def test_the_votes_of_a_proven_equivocator_take_nobodys_work_out():
+    """Nodes hold other votes of it, and would want other corrections for as long as it is a voter."""
+    run = Run(4)
+    a, b, c, d = run.peers
+    run.excise(d, a, b, c).decide().decide(a, b, c)
+    assert excision.wanted(run.state) == {d: 0}
+    run.state = replace(run.state, equivocators=frozenset({c}))
+    assert excision.wanted(run.state) == {}
+
+
+def test_the_round_that_a_correction_began_with_is_known_when_the_votes_no_longer_count():
+    run = Run(4)
+    a, b, c, d = run.peers
+    run.excise(d, a, b, c).decide()
+    (one,) = excision.due(run.state)
+    run.decide(a, b, c, excised=(one,)).decide(a)
+    assert excision.wanted(run.state) == {}
+    assert run.state.excised == {d: Excision(2, 1)}
 
 
 @given(count=st.integers(3, 9), data=st.data())

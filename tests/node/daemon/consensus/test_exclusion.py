@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
-from atoll.node.daemon.consensus.exclusion import works_with_us
+from atoll.node.daemon.consensus.exclusion import outvoted, works_with_us
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.types import (
     RECENT_ROUNDS,
@@ -25,6 +25,7 @@ from atoll.protocols.ledger.records import (
     Contribution,
     Epoch,
     Exclude,
+    ExcludingProposal,
     Follow,
     Prepare,
     Promise,
@@ -214,14 +215,17 @@ class Deciders:
         return self
 
     def decide(self, *authors):
-        """All of the authors contribute to the round, and the set of these contributions becomes final."""
+        """All of the authors contribute to the round, and the set of these contributions becomes final.
+
+        Its proposal excludes all whom the votes that are here exclude.
+        """
         number, voters = Round(self.number), self.state.voters
         base = Contribution(number, digest(b"base"), digest(b"payload"), 1, 1, 64, 1.0)
         names = tuple(sorted(self.hear(author, base) for author in authors or self.peers))
-        ballot = Ballot(0, voters[0])
-        name = self.hear(voters[0], Proposal(number, ballot, names, digest(b"state")))
+        fields, excluded = (number, Ballot(0, voters[0]), names, digest(b"state")), outvoted(self.state, names)
+        name = self.hear(voters[0], ExcludingProposal(*fields, excluded) if excluded else Proposal(*fields))
         for voter in voters:
-            self.hear(voter, Vote(number, ballot, name))
+            self.hear(voter, Vote(number, fields[1], name))
         self.number += 1
         assert self.state.deciding == self.number
         return self
@@ -241,7 +245,7 @@ def test_two_thirds_of_the_voters_exclude_and_fewer_do_not():
     assert node.exclude(d, d).decide().out == {d: 3}, "more votes change nothing"
 
 
-def test_votes_count_with_the_next_contribution_of_a_voter_and_from_their_round_on():
+def test_votes_count_once_their_author_is_a_voter_and_from_their_round_on():
     node = Deciders(4)
     a, b, c, d = node.peers
     node.exclude(d, a, b).exclude(d, c, first=4)
@@ -283,7 +287,7 @@ def test_a_few_that_are_left_exclude_nobody_while_others_worked_lately():
     a, b, c, *_ = node.peers
     node.decide()
     node.exclude(c, a, b)
-    for _ in range(RECENT_ROUNDS - 1):
+    for _ in range(RECENT_ROUNDS):
         assert node.decide(a, b, c).out == {}
     assert node.decide(a, b, c).out, "for so many rounds nobody else worked"
 
