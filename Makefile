@@ -31,7 +31,9 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	ln -sfn ../tests/bench .typing/atoll_bench
 	ln -sfn ../tests/rig/lab .typing/atoll_lab
 	$(BIN)/python -m atoll.node.learning.data.shakespeare
-	$(BIN)/atoll node kernels
+# Beside the kernels, which take one core for longer: pytest compiles the modules of the tests once. Else each of the
+# processes that run them would. What is wrong with them is said when they run.
+	$(BIN)/python -m pytest --collect-only -qq -n 0 > /dev/null & $(BIN)/atoll node kernels; done=$$?; wait; exit $$done
 	touch $(STAMP)
 
 # Style and types beside the tests: mypy takes one core for a minute, and the other one would wait.

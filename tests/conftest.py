@@ -9,6 +9,7 @@ worker would make them.
 Of long suites `make test` runs a slice: what is marked `slow` is left out, and a line at the end says what.
 """
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -52,6 +53,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if "not slow" in config.option.markexpr and not config.option.keyword:
         slow = (item for item in items if item.get_closest_marker("slow"))
         left_out.update(item.nodeid.partition("::")[0] for item in slow)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Let the collector pass over what was collected: with all tests, a look at it takes as long as many of them.
+
+    Some tests and what they test collect by themselves, and the collector does so after many new objects.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def shares_fixtures(item: pytest.Item) -> bool:

@@ -194,6 +194,7 @@ REAL_SLEEPS = {
     "tests/cli/commands/test_start.py": "it samples the children of a process for as long as that runs",
     "tests/node/daemon/test_app.py": "a part whose end takes too long; a stop soon after the start",
     "tests/node/worker/session_home.py": "it polls for the disk, hundreds of times a test",
+    "tests/p2p/swarm/slow_peer.py": "its pace is what the test is about",
     "tests/p2p/transports/test_host_conformance.py": "what must not happen has time to happen",
     "tests/p2p/transports/test_host_pylibp2p.py": "yamux gives up after 5 s; polls inside trio",
 }

@@ -11,7 +11,7 @@ from typing import cast
 
 from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.store import BlobStore
-from atoll.p2p.host.framing import framed, read_frame, size_prefix
+from atoll.p2p.host.framing import framed, read_frame, size_prefix, write_in_parts
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.system.waiting import together
 from atoll.protocols import codec
@@ -57,17 +57,13 @@ class BlobServer:
 
     async def send(self, stream: Stream, data: bytes, *, is_blob: bool = False) -> None:
         """Write `data` in parts, each with a deadline. `is_blob`: it is of a blob. Raises Unreachable."""
-        view = memoryview(data)
-        try:
-            for start in range(0, len(view), _WRITE_BYTES):
-                part = view[start : start + _WRITE_BYTES]
-                async with asyncio.timeout(self._idle_s):
-                    await stream.write(part)
-                self.wire_bytes_up += len(part)
-                if is_blob:
-                    self.bytes_up[stream.peer] += len(part)
-        except TimeoutError as error:
-            raise Unreachable("the peer takes nothing") from error
+
+        def count(size: int) -> None:
+            self.wire_bytes_up += size
+            if is_blob:
+                self.bytes_up[stream.peer] += size
+
+        await write_in_parts(stream, data, self._idle_s, part_bytes=_WRITE_BYTES, on_part=count)
 
     async def _handle(self, stream: Stream) -> None:
         peer = stream.peer

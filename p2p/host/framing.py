@@ -12,6 +12,9 @@ from atoll.protocols.errors import DecodeError
 
 PREFIX_BYTES = 4
 """Bytes of the size in front of each body."""
+PART_BYTES = 64 * 1024
+PART_S = 60.0
+"""A peer sends or takes PART_BYTES, or what is left, in so many seconds: 1.1 kB/s, a seventh of 64 kbit/s."""
 
 
 def size_prefix(size: int) -> bytes:
@@ -42,16 +45,57 @@ def check_open(writer: asyncio.StreamWriter) -> None:
         raise ConnectionResetError("the connection is closed")
 
 
-async def read_frame(stream: Stream, max_bytes: int | Callable[[], int]) -> bytes:
+async def read_frame(stream: Stream, max_bytes: int | Callable[[], int], part_s: float | None = None) -> bytes:
     """Body of the next frame. Raises DecodeError above `max_bytes`, Unreachable when the stream ends.
 
-    A function as cap is called after the prefix has arrived: the cap may change while the reader waits.
+    A function as cap is called after the prefix has arrived: the cap may change while the reader waits. `part_s`:
+    a stream may be silent between frames; once one has begun, each PART_BYTES of it have so many seconds, or
+    Unreachable is raised. None: the caller has a deadline.
     """
     prefix = await stream.read_exactly(PREFIX_BYTES)
     size = frame_size(prefix, max_bytes if isinstance(max_bytes, int) else max_bytes())
-    return await stream.read_exactly(size) if size else b""
+    if part_s is None:
+        return await stream.read_exactly(size) if size else b""
+    parts = []
+    for start in range(0, size, PART_BYTES):
+        late = _reset_later(stream, part_s)
+        try:
+            parts.append(await stream.read_exactly(min(PART_BYTES, size - start)))
+        finally:
+            late.cancel()
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 async def write_frame(stream: Stream, body: bytes | memoryview) -> None:
     """Write `body` as one frame. Raises Unreachable."""
     await stream.write(framed(body))
+
+
+async def write_in_parts(
+    stream: Stream,
+    data: bytes | memoryview,
+    part_s: float,
+    *,
+    part_bytes: int = PART_BYTES,
+    on_part: Callable[[int], None] = lambda size_bytes: None,
+) -> None:
+    """Write `data`; each part must be taken within `part_s` seconds. Raises Unreachable.
+
+    `on_part` receives the size of each part that was taken. A deadline for all of it would cut off slow lines, or
+    be so long that a peer that reads a byte a second makes us hold large answers.
+    """
+    view = memoryview(data)
+    for start in range(0, len(view), part_bytes):
+        part = view[start : start + part_bytes]
+        late = _reset_later(stream, part_s)
+        try:
+            await stream.write(part)
+        finally:
+            late.cancel()
+        on_part(len(part))
+
+
+def _reset_later(stream: Stream, seconds: float) -> asyncio.TimerHandle:
+    # A stream that is reset wakes its own reader and writer. `asyncio.timeout` costs four times as much, and every
+    # frame of a call has two.
+    return asyncio.get_running_loop().call_later(seconds, stream.reset)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.p2p.host.framing import framed, read_frame, write_frame
+from atoll.p2p.host.framing import PART_S, framed, read_frame, write_frame, write_in_parts
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
 from atoll.protocols import codec
@@ -132,7 +132,7 @@ class FrameOutbox:
                     self._wake.clear()
                     await self._wake.wait()
                     continue
-                await stream.write(batch[0] if len(batch) == 1 else b"".join(batch))
+                await write_in_parts(stream, batch[0] if len(batch) == 1 else b"".join(batch), PART_S)
         except Unreachable:
             stream.reset()
         finally:
@@ -224,7 +224,7 @@ class OutgoingCalls:
 
     async def _read_replies(self, stream: Stream) -> None:
         while True:
-            frame = frames.parse(await read_frame(stream, self._frame_max_bytes))
+            frame = frames.parse(await read_frame(stream, self._frame_max_bytes, PART_S))
             pending = self._pending.pop(frame.id, None)
             if pending is None or pending.reply.done():
                 continue  # its caller gave up

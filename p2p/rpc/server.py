@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from atoll.p2p.host.framing import read_frame
+from atoll.p2p.host.framing import PART_S, read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
@@ -101,7 +101,7 @@ class CallServer:
             try:
                 while True:
                     await outbox.room()
-                    frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes))
+                    frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes, PART_S))
                     if frame.kind is frames.Kind.CANCEL:
                         if (task := running.get(frame.id)) is not None:
                             task.cancel()

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
-from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.framing import PART_S, framed, read_frame, write_frame, write_in_parts
 from atoll.p2p.host.interface import Host, Stream
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -24,7 +24,7 @@ class SingleRequests:
     """Sends and answers requests on one protocol of a host."""
 
     def __init__(self, host: Host, protocol: str, request_max_bytes: int, answer_s: float | None = None) -> None:
-        """`answer_s`: deadline for sending an answer, in seconds; None: as long as the peer's line needs."""
+        """`answer_s`: deadline for sending an answer, in seconds; None: that of each of its parts is enough."""
         self._host = host
         self._protocol = protocol
         self._max_bytes = request_max_bytes
@@ -60,6 +60,6 @@ class SingleRequests:
                 async with asyncio.timeout(REQUEST_S):
                     body = await self._handler(stream.peer, request)
                 async with asyncio.timeout(self._answer_s):
-                    await write_frame(stream, body)
+                    await write_in_parts(stream, framed(body), PART_S)
         except TimeoutError as error:
             raise Unreachable("a request was not sent or answered in time") from error

@@ -1,5 +1,6 @@
-"""Ties child processes to the node: they end with it, even after kill −9 (Linux only). Counts what it kills."""
+"""Ties child processes to the node, which they do not outlive (after kill −9: on Linux), and ends them."""
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -11,6 +12,10 @@ from typing import Final
 
 from atoll.p2p.system.control_group import group_kills
 
+PIPES_S: Final = 2.0
+"""Deadline of reading the rest of what an ended child printed."""
+_PIECE_BYTES: Final = 64 * 1024
+_LOOK_S: Final = 0.02
 _PR_SET_PDEATHSIG: Final = 1
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
@@ -37,6 +42,26 @@ def die_with_parent(parent: int, nice: int = 0) -> Callable[[], None] | None:
         be_nice()
 
     return ask_kernel
+
+
+async def end_child(process: asyncio.subprocess.Process) -> None:
+    """Kill a child unless it has ended, and wait until it is gone. What it printed and nobody read is lost."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    # `process.wait` would not do: asyncio's loop of Python 3.11 waits for the ends of the pipes, too. A pipe whose
+    # buffer is full is not read to its end, and a child of the child may hold it open for ever.
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(_drop_output(process))
+        while process.returncode is None:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
+        await asyncio.wait([reading], timeout=PIPES_S)
+        reading.cancel()
+
+
+async def _drop_output(process: asyncio.subprocess.Process) -> None:
+    while process.stdout is not None and await process.stdout.read(_PIECE_BYTES):
+        pass
 
 
 def kernel_kills(counters: Path = Path("/proc/vmstat"), group: Callable[[], int | None] = group_kills) -> int:

@@ -1,17 +1,12 @@
 """Thousands of made-up identities against real nodes of an open run, then an honest newcomer."""
 
-import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from atoll.p2p.membership.address_book import parse_seed
 from atoll.protocols.ids import RunId
-from atoll_bench.host import fresh_p2pd
 from tests.e2e.conftest import stop_all
+from tests.e2e.hostile_peer import beside_us
 from tests.p2p.swarm.flooder import Flooder, fake_work
 
 pytestmark = pytest.mark.swarm
@@ -19,26 +14,6 @@ FEW, MANY = 2_000, 10_000
 """Few are eight times the places of newcomers; `tests/node/virtual/test_virtual_flood.py` always brings many."""
 IN_S = 60.0
 SLOW = pytest.mark.slow(slice="tests/node/virtual/test_virtual_flood.py::test_a_newcomer_gets_into_a_flooded_run")
-
-
-@contextmanager
-def flooding(flood: Flooder, seeds: list[str]) -> Iterator[None]:
-    """The flood comes from another identity of this machine while the block lasts."""
-    loop = asyncio.new_event_loop()
-    work = loop.create_task(flood.serve(fresh_p2pd(), [parse_seed(seed) for seed in seeds]))
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_until_complete(asyncio.wait([work]))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(work.cancel)
-        thread.join()
-        loop.close()
 
 
 @pytest.mark.parametrize("made_up", [pytest.param(FEW, marks=SLOW), pytest.param(MANY, marks=pytest.mark.measure)])
@@ -49,7 +24,7 @@ def test_a_newcomer_gets_into_a_flooded_run(nodes, until, capsys, made_up):
     second.start("--run", str(run), "--seed", owner.seed()).up()
     until("rounds are final", lambda: min(owner.final(), second.final()) >= 4)
     flood = Flooder(RunId(bytes.fromhex(owner.status()["run"])), made_up, [fake_work(owner.final() + 20)])
-    with flooding(flood, [owner.seed(), second.seed()]):
+    with beside_us(flood.serve, [owner.seed(), second.seed()]):
         until("half of the flood is out", lambda: flood.sent >= made_up // 2, 300.0)
         first = owner.status()
         began = time.monotonic()

@@ -19,7 +19,7 @@ import msgspec
 
 from atoll.node.daemon.loggers.events import LoggedEvent, RoundEvents
 from atoll.p2p.system.atomic_files import disk, make_folder
-from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.system.child_processes import die_with_parent, end_child
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.local.control_messages import RoundStatus
@@ -107,10 +107,7 @@ class LoggerProcess:
                 self._queue.popleft()
                 self.dropped += 1
             self._is_ready = self._is_sent = False
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await process.wait()
+            await end_child(process)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         make_folder(self._folder)

@@ -5,7 +5,6 @@ does is one line on the page, and the node goes on.
 """
 
 import asyncio
-import contextlib
 import logging
 import os
 import sys
@@ -18,7 +17,7 @@ import msgspec
 from atoll.node.daemon.samples.written import ANSWER_BYTES, WrittenSample, printable
 from atoll.node.daemon.web.page_data import SampleText
 from atoll.p2p.system.atomic_files import disk, make_folder
-from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.system.child_processes import die_with_parent, end_child
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.errors import DiskFault
 
@@ -107,10 +106,7 @@ class Sampler:
             self._say(f"there was none within {DEADLINE_S / 60:.0f} min: this machine has no time to spare")
             return False
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await process.wait()
+            await end_child(process)
         return self._accept(answer, process.returncode)
 
     async def _spawn(self) -> asyncio.subprocess.Process:

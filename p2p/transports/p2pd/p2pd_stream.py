@@ -4,10 +4,11 @@ p2pd has no half-close: an end on one side ends both directions, and a reset loo
 initiator closes, and the responder's `close` waits for the initiator's end before it closes too.
 """
 
+import asyncio
 import contextlib
 
 from atoll.p2p.host.framing import check_open
-from atoll.p2p.transports.host_base import BUFFER_BYTES, ReaderStream, StreamRegistry
+from atoll.p2p.transports.host_base import BUFFER_BYTES, LINGER_S, ReaderStream, StreamRegistry
 from atoll.p2p.transports.p2pd.control_client import Socket
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
@@ -45,12 +46,15 @@ class P2pdStream(ReaderStream):
             return
         try:
             with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one
-                await self._writer.drain()
+                async with asyncio.timeout(LINGER_S):
+                    await self._writer.drain()
                 if not self._initiator:
                     await self._linger()
                 self._finish()
                 self._writer.close()
-                await self._writer.wait_closed()
+                # A peer that has stopped reading would hold the rest of what was written, and the stream's place.
+                async with asyncio.timeout(LINGER_S):
+                    await self._writer.wait_closed()
         finally:
             self.reset()
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from msgspec.structs import replace
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
@@ -32,6 +33,7 @@ from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.runs.invites import opening_entry
+from atoll.node.runs.presets import preset
 from atoll.node.worker.reduction_work import SliceWork, encode
 from atoll.node.worker.round_trainer import Budget, weight_of
 from atoll.p2p.blobs import pushed
@@ -83,10 +85,14 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.invite import Invite
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, RunSpec, Stage
 from atoll.protocols.run.slices import ReduceSpec
 from atoll_bench.topology.topology_peer import twisted
 
+PRESETS_PACE = replace(preset("tiny", Identity(bytes(32)).peer_id, 1).pace, least_256=256)
+"""When rounds close as in the presets. Members take all steps: how few a slow one takes is for tests of that."""
+HALF = {"quorum_256": 128, "grace_256": 256, "lease_s": 20.0}
+"""For tests in which some of few nodes go on at once: three quarters of three nodes are all three."""
 EXPERTS = 8
 STEPS, CONTEXT = 20, 16
 FIXED = 0.02
@@ -98,7 +104,10 @@ def run_spec(
     owner: PeerId, rounds: int, members: int, overlap_steps: int = 0, holders: int = 0,
     reduce: ReduceSpec | None = None, vocab: int = 256, **pace: int,
 ) -> RunSpec:  # fmt: skip
-    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members. 64 of `vocab` are a chunk."""
+    """`holders` > 0: a mixture of EXPERTS experts, each trained by so many members. 64 of `vocab` are a chunk.
+
+    `pace`: what is not as in the presets; a test that needs it says why.
+    """
     return RunSpec(
         version=3,
         name="virtual",
@@ -119,7 +128,7 @@ def run_spec(
             holders=holders,
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
-        pace=PaceSpec(**{"quorum_256": 128, "grace_256": 256, "lease_s": 20.0, "min_members": members, **pace}),
+        pace=replace(PRESETS_PACE, **{"min_members": members, **pace}),
         reduce=reduce,
     )  # fmt: skip
 

@@ -10,8 +10,6 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
 from tests.node.virtual.conftest import CONTEXT, STEPS
 
-PACE = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128}
-"""The presets'."""
 FAST_S, BATCH = 10.0, 32
 UNEVEN_S = [FAST_S, 2 * FAST_S, 4 * FAST_S, 8 * FAST_S, 30 * FAST_S]
 """Seconds that a round's nominal steps take each member."""
@@ -55,7 +53,7 @@ def large_steps(spec):
 
 def ran(world, times_s, warm=WARM, **pace) -> Ran:
     async def story():
-        async with world(4000, len(times_s), adjust=large_steps, **PACE, **pace) as w:
+        async with world(4000, len(times_s), adjust=large_steps, **pace) as w:
             for number, train_s in enumerate(times_s):
                 w.start(number, train_s=train_s)
             await w.until(lambda: w.nodes[0].worker.final >= warm, limit_s=40_000.0)

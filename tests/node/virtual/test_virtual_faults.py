@@ -14,6 +14,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask, FinalizeReply, FinalizeRequest
+from tests.node.virtual.conftest import HALF
 
 Worlds = Callable[[int, int], object]
 
@@ -41,7 +42,7 @@ def test_a_worker_may_die_at_any_point(world, seed):
 
 def test_a_disk_that_fills_up_is_told_and_waited_out(world):
     async def story() -> None:
-        async with world(10, 3) as w:
+        async with world(10, 3, **HALF) as w:
             for number in range(3):
                 w.start(number)
             await w.until(lambda: w.newest() >= 2)

@@ -66,7 +66,7 @@ def test_a_run_goes_on_while_accepted_identities_write_all_that_they_can(world):
     """Forty of them, each with work in one final set, bring large records to ledgers of 24 MiB."""
 
     async def story() -> None:
-        async with world(400, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+        async with world(400, MEMBERS) as w:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.all_final(1))
@@ -121,7 +121,7 @@ def test_a_newcomer_gets_into_a_flooded_run(world, made_up, is_anything):
     """
 
     async def story() -> None:
-        async with world(200 if is_anything else 40, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+        async with world(200 if is_anything else 40, MEMBERS) as w:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.all_final(1))

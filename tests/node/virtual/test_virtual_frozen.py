@@ -8,7 +8,7 @@ import pytest
 from atoll.node.daemon.rounds.state import Phase
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import CheckRequest
-from tests.node.virtual.conftest import FakeWorker
+from tests.node.virtual.conftest import HALF, FakeWorker
 
 ROUND_S = 10.0
 
@@ -73,8 +73,10 @@ def test_a_node_whose_rounds_do_not_become_final_says_so_until_they_do(world):
 
 
 def test_a_node_whose_worker_hangs_says_so_and_the_others_do_not(world):
+    """At the presets' pace the others would wait for it, and say so, too."""
+
     async def story() -> None:
-        async with world(400, 3, worker=StuckWorker) as w, watched(w) as found:
+        async with world(400, 3, worker=StuckWorker, **HALF) as w, watched(w) as found:
             for number in range(3):
                 w.start(number, ROUND_S)
             await w.until(lambda: w.all_final(5))

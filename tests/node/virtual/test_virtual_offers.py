@@ -37,7 +37,7 @@ def test_false_offers_of_strangers_do_not_delay_a_newcomer(world, count):
         await asyncio.sleep(3600)
 
     async def story():
-        async with world(400, MEMBERS, quorum_256=192, lease_s=60.0) as w:
+        async with world(400, MEMBERS) as w:
             for number in range(MEMBERS):
                 w.start(number)
             await w.until(lambda: w.all_final(NEEDS_SNAPSHOT))

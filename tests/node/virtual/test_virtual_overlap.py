@@ -13,6 +13,7 @@ import pytest
 from atoll.p2p.transports.memory.memory_network import Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.control_messages import RoundStatus
+from tests.node.virtual.conftest import HALF
 
 Worlds = Callable[..., object]
 
@@ -85,7 +86,9 @@ def test_overlap_hides_what_varies_between_members(world):
 
 
 def test_members_four_times_slower_do_not_hold_up_the_others(world):
-    blocking, some, every = (ran(world, [10.0, 20.0, 40.0], overlap_steps=steps) for steps in (0, SOME, ALL))
+    """Half of three are two: the slowest is waited for by nobody, as three quarters would."""
+    speeds_s = [10.0, 20.0, 40.0]
+    blocking, some, every = (ran(world, speeds_s, overlap_steps=steps, **HALF) for steps in (0, SOME, ALL))
     for overlapped in (some, every):
         assert overlapped.took_s < blocking.took_s
         assert overlapped.mean_idle < blocking.mean_idle
@@ -149,8 +152,9 @@ def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
 def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
     """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
     speeds_s = [10.0, 10.0, 10.0, 30.0]
-    whole = ran(world, speeds_s, overlap_steps=overlap_steps)
-    shared = ran(world, speeds_s, overlap_steps=overlap_steps, least_256=64)
+    # Rounds that wait for others for a round time: so they show what the slow one's fewer steps save.
+    whole = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF)
+    shared = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF, least_256=64)
     assert shared.took_s < 0.75 * whole.took_s
     assert shared.included[3] >= ROUNDS - 2
     assert shared.included[:3] == [ROUNDS] * 3

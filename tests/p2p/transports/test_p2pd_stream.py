@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from atoll.p2p.transports.host_base import StreamRegistry
+from atoll.p2p.transports.p2pd import p2pd_stream
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.protocols.errors import Unreachable
@@ -66,3 +67,25 @@ def test_a_request_over_a_connection_that_was_reset_is_unreachable(loop, monkeyp
             await P2pdControl("/p2pd.sock").list_peers()
 
     run(loop, request)
+
+
+@LOOPS
+def test_a_close_does_not_wait_for_ever_for_a_peer_that_reads_nothing(loop, monkeypatch):
+    monkeypatch.setattr(p2pd_stream, "LINGER_S", 0.2)
+
+    async def close() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            streams = StreamRegistry()
+            found = Socket(*await asyncio.open_unix_connection(sock=ours))
+            stream = P2pdStream(PEER, "/x", streams, found, initiator=True)
+            # More than the socket holds, and no more than a stream may hold: the rest waits in the transport.
+            await stream.write(bytes(p2pd_stream.BUFFER_BYTES))
+            while not found.writer.transport.get_write_buffer_size():
+                await stream.write(bytes(p2pd_stream.BUFFER_BYTES // 4))
+            async with asyncio.timeout(HANGS_S / 10):
+                await stream.close()
+            assert streams.open == {}
+            assert found.writer.transport.is_closing()
+
+    run(loop, close)

@@ -38,6 +38,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
+from tests.node.daemon.consensus.before_round import before_round
 
 RUN = RunId(digest(b"epochs"))
 A, B, C, D = (PeerId(f"peer-{name}") for name in "abcd")
@@ -54,11 +55,8 @@ class Node:
     """A machine before round 5, whose voters are `voters`; all of them were members before."""
 
     def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0):
-        start = finality.begin(RUN, me, 5000, PeerId("owner"), lease_s=LEASE)
-        decided = {at: (tuple(voters), frozenset({*voters, D})) for at in range(5)}
-        self.state = replace(
-            start, last_final=4, applied=4, voters=tuple(voters), decided=decided, patience_s=PATIENCE
-        )
+        start = before_round(5, RUN, me, PeerId("owner"), voters=voters, gone=(D,), lease_s=LEASE)
+        self.state = replace(start, patience_s=PATIENCE)
         self.log, self.now = [], now
         self.feed(FinalityTick(now), MembersSeen(frozenset(voters if here is None else here)), ReplayDone())
 

@@ -19,6 +19,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
+from tests.node.daemon.consensus.before_round import before_round
 
 RUN = RunId(digest(b"strangers"))
 PEERS = tuple(PeerId(f"peer-{name}") for name in "abc")
@@ -37,9 +38,7 @@ def work(author, number):
 
 def begin():
     """Before round 5, whose voters are all three members."""
-    decided = {at: (PEERS, frozenset(PEERS)) for at in range(5)}
-    start = finality.begin(RUN, A, 5000, A)
-    return replace(start, last_final=4, applied=4, voters=voter_order(RUN, 5, PEERS), decided=decided, live=True)
+    return replace(before_round(NUMBER, RUN, A, A, voters=voter_order(RUN, NUMBER, PEERS)), live=True)
 
 
 def after(*events, state=None):
