@@ -34,7 +34,7 @@ from atoll.protocols.run.arena import Arena, Span, arena_of
 from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.payload import HEADER_BYTES, payload_bytes
 from atoll_bench.convergence.arms import arm_of, spec_of
-from atoll_bench.convergence.trial import _Rounds
+from atoll_bench.convergence.crew import CrewRounds
 from atoll_bench.module_values import read_module
 from atoll_bench.reference_arms.baselines import Task
 
@@ -98,7 +98,7 @@ def parts_of(arena: Arena) -> tuple[Span, ...]:
     return (*spans, Span(spans[-1].stop, arena.chunks))
 
 
-class _PerAtom(_Rounds):
+class _PerAtom(CrewRounds):
     """Rounds whose payloads have a k for each atom; `goal`: see `chosen_k`, or empty for one k everywhere."""
 
     def __init__(self, task: Task, folder: Path, goal: str) -> None:
@@ -197,12 +197,14 @@ def main() -> None:
     """Print a line for each arm and seed."""
     args = argparse.ArgumentParser(description=__doc__)
     args.add_argument("--rounds", type=int, default=100)
-    args.add_argument("--seeds", type=int, default=3)
+    args.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    args.add_argument("--goals", nargs="*", default=["bytes", "error"], choices=["bytes", "error"])
+    args.add_argument("--uniform", type=int, nargs="*", default=[48, 32], help="smaller k that all atoms have")
     args.add_argument("--size", default="micro")
     args.add_argument("--feedback", type=float, default=0.5)
     given = args.parse_args()
-    arms = (("", 64), ("bytes", 64), ("error", 64), ("", 48), ("", 32))
-    for seed in range(1, given.seeds + 1):
+    arms = (("", 64), *((goal, 64) for goal in given.goals), *(("", k) for k in given.uniform))
+    for seed in given.seeds:
         for goal, k in arms:
             print(run(goal, k=k, beta=given.feedback, seed=seed, rounds=given.rounds, size=given.size), flush=True)
 

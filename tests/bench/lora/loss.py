@@ -3,7 +3,8 @@
     python -m atoll_bench.lora.loss --text FILE [--seeds 1 2] [--rates whole=0.001 8=0.003]
 
 A `tiny` base is trained on Shakespeare by one member, then two members go on with another text: with all weights,
-or with adapters of a rank, of which K of 4096 values are sent. Prints a JSON line for each validation.
+or with adapters of a rank, of which K of 4096 values are sent, or all of them in `int8` and nothing is remembered,
+which is what other LoRA runs send. Prints a JSON line for each validation.
 """
 
 import argparse
@@ -20,14 +21,14 @@ from atoll.node.learning.outer.fixed import state_digest
 from atoll.node.runs.presets import preset, with_adamw
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import SnapshotReply, SnapshotRequest
-from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.run_spec import RunSpec, Stage, StartSpec
 from atoll_bench.experts.experts_members import identity_of
 from atoll_bench.lora.members import GivenMembers, genesis_state, given, write_given
 
 BASE_ROUNDS, BASE_STEPS, BASE_BATCH = 10, 30, 8
 ROUNDS, STEPS, BATCH, EVERY = 16, 8, 4, 4
-WHOLE = "whole"
+WHOLE, DENSE = "whole", "int8"
 
 
 def spec_of(seed: int, source: str, rounds: int, steps: int, batch: int, rate: float) -> RunSpec:
@@ -39,6 +40,13 @@ def spec_of(seed: int, source: str, rounds: int, steps: int, batch: int, rate: f
     stages = (Stage(0, steps),)
     outer = replace(spec.outer, rounds=rounds, stages=stages, overlap_steps=0, overlap_most=UNSET)
     return replace(spec, inner=inner, outer=outer, reduce=None)
+
+
+def with_payload(spec: RunSpec, sent_as: str) -> RunSpec:
+    """The run whose payloads hold so many of 4096 values, or all as `int8`; as it is if nothing is named."""
+    if sent_as == DENSE:
+        return replace(spec, compress=replace(spec.compress, codec=DENSE, k=CHUNK, feedback=0.0))
+    return replace(spec, compress=replace(spec.compress, k=int(sent_as))) if sent_as else spec
 
 
 def base_of(folder: Path, seed: int) -> tuple[Path, StartSpec, float]:
@@ -63,7 +71,10 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="what is tuned on")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument(
-        "--rates", nargs="+", default=["whole=0.001", "8=0.003"], help="RANK=RATE, RANK/K=RATE or whole=RATE"
+        "--rates",
+        nargs="+",
+        default=["whole=0.001", "8=0.003"],
+        help="RANK=RATE, RANK/K=RATE, RANK/int8=RATE or whole=RATE",
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -73,12 +84,10 @@ def main() -> None:
             print(json.dumps({"seed": seed, "arm": "base on its own text", "loss": base_loss}), flush=True)
             for number, words in enumerate(args.rates):
                 arm, _, rate = words.partition("=")
-                kind, _, k = arm.partition("/")
+                kind, _, sent_as = arm.partition("/")
                 rank = 0 if kind == WHOLE else int(kind)
                 plain = spec_of(seed, f"file:{args.text.name}", ROUNDS, STEPS, BATCH, float(rate))
-                spec = given(plain, start, rank)
-                if k:
-                    spec = replace(spec, compress=replace(spec.compress, k=int(k)))
+                spec = with_payload(given(plain, start, rank), sent_as)
                 spec.check()
                 members = GivenMembers(Path(folder) / str(number), spec, weights, 2, str(args.text))
                 about = {"seed": seed, "arm": arm, "rate": float(rate)}

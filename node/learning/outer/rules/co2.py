@@ -4,9 +4,12 @@
 
 D is the mean of the last round that was folded, 0 at first; the mean of a run's last round moves nothing. Source:
 Sun et al., CO2, arXiv 2401.16265: one stale all-reduce, a penalty Λ on the staleness gap, and the clip φ of the
-outer momentum. β = 0.5, α = 1, Λ = 1 and φ = 1 are the defaults of their code, where Λ is a constant and φ bounds
-each value; the paper writes Λ with the round's index. Their code's clip has no effect (it drops what `clamp`
-returns); ours has one.
+outer momentum. β = 0.5, α = 1, Λ = 1 and φ = 1 are the defaults of their code, where φ bounds each value. Their
+code's clip has no effect (it drops what `clamp` returns); ours has one.
+
+What is not here: the paper computes a penalty Λ_t in each round, from the state at which the round begins. Λ is a
+constant of the run here, as in the authors' code (`co2_gap_penalty`). That code could be read in full, the paper's
+formula of Λ_t could not. docs/outer-state.md says what a Λ_t would take.
 
 This is CO2's trajectory. What hides the time of an exchange here is the overlap (docs/overlap.md): a member still
 learns the view of a round when the round is folded, although this rule would let it know it before.
