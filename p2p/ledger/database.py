@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +58,19 @@ class Database:
         make_folder(path.parent)
         with self.errors():
             self._connection = sqlite3.connect(path, isolation_level=None, timeout=2.0)
+        self._cursor = self._connection.cursor()  # a connection remembers each of its newest 200 cursors
         try:
             self._prepare(run, max_bytes)
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
         sync_folder(path.parent)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self.errors():
+            with suppress(sqlite3.ProgrammingError):  # it was closed before
+                self._cursor.close()  # a statement that failed half way would keep the file locked
             self._connection.close()
 
     @property
@@ -85,12 +88,12 @@ class Database:
     def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """All rows of a query. Raises DiskFault or CorruptFault."""
         with self.errors():
-            return self._connection.execute(statement, values).fetchall()
+            return self._cursor.execute(statement, values).fetchall()
 
-    def write(self, statement: str, *values: object) -> int:
-        """Execute a statement inside `transaction`; return the row id of an insert."""
+    def write(self, statement: str, *values: object) -> None:
+        """Execute a statement inside `transaction`. Raises DiskFault or CorruptFault."""
         with self.errors():
-            return self._connection.execute(statement, values).lastrowid or 0
+            self._cursor.execute(statement, values)
 
     def vacuum(self) -> None:
         """Rewrite the file without its free pages, if these are more than half of a file that is not small.
@@ -100,18 +103,18 @@ class Database:
         pages, free = self._pages()
         if pages >= _VACUUM_PAGES and 2 * free > pages:
             with self.errors():
-                self._connection.execute("VACUUM")
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                self._cursor.execute("VACUUM")
+                self._cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Context manager: all writes inside are durable when the block ends, or none is written."""
         with self.errors():
-            self._connection.execute("BEGIN IMMEDIATE")
+            self._cursor.execute("BEGIN IMMEDIATE")
         try:
             yield
             with self.errors():
-                self._connection.execute("COMMIT")
+                self._cursor.execute("COMMIT")
         except BaseException:
             self._undo()
             raise
@@ -132,7 +135,7 @@ class Database:
         # SQLite has already rolled back by itself after a full disk or an I/O error.
         if self._connection.in_transaction:
             with self.errors():
-                self._connection.execute("ROLLBACK")
+                self._cursor.execute("ROLLBACK")
 
     def _prepare(self, run: RunId, max_bytes: int) -> None:
         pragmas = (
@@ -146,7 +149,7 @@ class Database:
         )
         with self.errors():
             for pragma in pragmas:
-                self._connection.execute(f"PRAGMA {pragma}").fetchall()
+                self._cursor.execute(f"PRAGMA {pragma}").fetchall()
         problems = self.rows("PRAGMA quick_check(1)")
         if problems != [("ok",)]:
             raise CorruptFault(f"{self.path} is damaged: {problems[0][0]}", hint=_REFETCH)
