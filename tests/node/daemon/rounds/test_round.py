@@ -1,5 +1,6 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
+import dataclasses
 from itertools import permutations
 
 import pytest
@@ -854,6 +855,16 @@ def test_many_payloads_leave_room_for_the_least_open_rounds():
     assert reason(node.state) == text
     node.feed(RoundFinal(Round(0), node.now))
     assert node.find(StartTraining)[0].round == 2
+
+
+def test_a_setting_is_named_only_where_it_helps():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=4)).ready()
+    for number in range(2):
+        node.seen(A, number).seen(B, number).train(number).fold()
+    assert "open_rounds_bytes" in reason(node.state)
+    most = dataclasses.replace(node.state.config, open_rounds=OpenRounds(least=2, most=5))
+    text = "waiting for finality: 2 rounds are open, with as many contributions as a node remembers"
+    assert reason(replace(node.state, config=most)) == text
 
 
 def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_final():
