@@ -89,6 +89,7 @@ class Shares:
         """Bytes of the file that are taken."""
         self._rounds: Counter[PeerId] = Counter()
         self._sizes: dict[PeerId, int] = {}
+        self._had: dict[PeerId, int] | None = None
         self._beyond = 0
         """Bytes that authors hold beyond their shares together."""
         self._newest: frozenset[PeerId] = frozenset()
@@ -99,7 +100,7 @@ class Shares:
 
     def count_round(self, authors: Iterable[PeerId]) -> None:
         """A round is final with the work of these authors, the newest one so far."""
-        self._newest = frozenset(authors)
+        self._newest, self._had = frozenset(authors), {}
         for author in self._newest:
             self._beyond -= self._excess(author)
             self._rounds[author] += 1
@@ -109,6 +110,9 @@ class Shares:
     def reset(self, sizes: Mapping[PeerId, int]) -> None:
         """Know exactly these feeds, with the bytes of each."""
         self._sizes = dict(sizes)
+        # Before the replay nobody knows who worked. A node that refused its members until then would tell them
+        # that they wrote too much, and take its first exchange, which brought nothing, for a whole one.
+        self._had = dict(sizes) if self._had is None else self._had
         self._beyond = sum(map(self._excess, sizes))
 
     def grow(self, author: PeerId, size_bytes: int) -> None:
@@ -151,14 +155,15 @@ class Shares:
         )
 
     def is_full_for_new(self, author: PeerId, need: Need = Need.NONE, *, has_spare: bool) -> bool:
-        """The same of a newcomer. `has_spare`: all newcomers together hold few bytes."""
+        """The same of a newcomer, and before the replay of anybody. `has_spare`: all newcomers hold few bytes."""
+        had = (self._had or {}).get(author, 0)
         return not self._has_room(
             self._sizes.get(author, 0),
             need,
-            share=SHARE_BYTES,
-            strict=SHARE_BYTES,
+            share=SHARE_BYTES + had,
+            strict=SHARE_BYTES + had,
             has_spare=has_spare,
-            is_working=False,
+            is_working=had > 0,
         )
 
     def _has_room(

@@ -3,8 +3,7 @@
 A payload is held when its bytes are on disk and the worker has verified them, since the start, against a record:
 a blob of that name may be something else, or may have come just before a kill. Bytes that have the right hash but
 do not fit the record are void: the record's author is blamed, and the record never gets a payload. A blob that is
-legal for one record may be void for another: with another fragment, other experts or other rows, or as the payload
-of a Reduction.
+legal for one record may be void for another: with another fragment, experts or rows, or as that of a Reduction.
 """
 
 import asyncio
@@ -28,8 +27,8 @@ from atoll.protocols.run.run_spec import RunSpec
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 120.0
-PARALLEL = 8
-MAX_LANES = 256
+PARALLEL, OF_ONE_AUTHOR, MAX_LANES = 8, 4, 256
+"""Downloads at a time; those of one author's payloads, as many as a peer serves at a time; remembered authors."""
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 
@@ -70,8 +69,8 @@ class PayloadFetcher:
     on_disk_fault: Callable[[DiskFault], None]
     bringer_of: Callable[[PeerId], PeerId | None] = lambda author: None
     """Returns the neighbour that brought an author, while many bring authors that showed no work; else None."""
-    _lanes: dict[PeerId, asyncio.Semaphore] = field(default_factory=dict)
-    """One download at a time of the new authors that a neighbour brings: none of them keeps others waiting."""
+    _lanes: dict[tuple[PeerId, int], asyncio.Semaphore] = field(default_factory=dict)
+    """Few downloads at a time of one author, one of all whom a neighbour brings: none keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
     _wanted: dict[Key, Round] = field(default_factory=dict)
     _void: dict[Key, Round] = field(default_factory=dict)
@@ -145,7 +144,8 @@ class PayloadFetcher:
         """Try once. Returns True when there is nothing left to do."""
         key = self._key(record)
         try:
-            async with self._slots_of(author):
+            lane, slots = self._lanes_of(author)
+            async with lane, slots:
                 await self._load(record, author, attempt)
         except DecodeError as error:
             self._refuse(record, author, error)
@@ -184,13 +184,13 @@ class PayloadFetcher:
                 self._fetched.add(payload)
             await self.verify(self.blobs.blob_path(payload), record)
 
-    def _slots_of(self, author: PeerId) -> asyncio.Semaphore:
+    def _lanes_of(self, author: PeerId) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
         bringer = self.bringer_of(author)
-        if bringer is None:
-            return self._slots
         if len(self._lanes) > MAX_LANES:
-            self._lanes = {peer: lane for peer, lane in self._lanes.items() if lane.locked()}
-        return self._lanes.setdefault(bringer, asyncio.Semaphore(1))
+            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.locked()}
+        width = 1 if bringer else OF_ONE_AUTHOR
+        lane = self._lanes.setdefault((bringer or author, width), asyncio.Semaphore(width))
+        return lane, asyncio.Semaphore() if bringer else self._slots
 
     def _key(self, record: PayloadRecord) -> Key:
         return record.payload, self.size_of(record), _rows_of(record), _slice_of(record)

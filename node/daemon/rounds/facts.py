@@ -69,11 +69,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.Reweighed(number):
             return _reweighed(state, number), []
         case round_types.RoundFinal(number):
-            # Payloads of the rounds that only now come into the open window were not fetched before; perhaps not
-            # either those of the rounds that are open only while there is room. What is here is not fetched again.
-            fetched_to = state.final + state.config.open_rounds.least
-            state = _finalized(state, number)
-            return state, _fetch_missing(state, newest=fetched_to)
+            return _fetch_missing(_finalized(state, number))
         case round_types.Pause(reason, now, for_s):
             return replace(state, resting=reason, rest_until=None if for_s is None else now + for_s), []
         case round_types.Resume():
@@ -122,8 +118,8 @@ def _worker_ready(state: RoundState, event: round_types.WorkerReady) -> Out:
     state = replace(
         state, folding={}, folded={}, settled={}, collecting=-1, syncing="", ready=True, saving=frozenset()
     )
-    actions += _fetch_missing(state, newest=-1)
-    return enter(state, Phase.CATCH_UP, state.round), actions
+    state, fetches = _fetch_missing(replace(state, fetched_to=-1))
+    return enter(state, Phase.CATCH_UP, state.round), actions + fetches
 
 
 def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -> Out:
@@ -142,8 +138,10 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     state = replace(state, books={**state.books, body.round: book}, absent=state.absent - {event.author})
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
-    if event.held or not state.ready or body.round in state.reduced or body.round > newest_open(state):
+    if event.held or not state.ready or body.round in state.reduced:
         return state, []
+    if body.round > newest_open(state):
+        return replace(state, fetched_to=min(state.fetched_to, body.round - 1)), []
     return state, [round_types.FetchPayload(event.entry)]
 
 
@@ -154,14 +152,16 @@ def _author_excluded(state: RoundState, author: PeerId, number: int) -> RoundSta
     return replace(state, books=books, settled={})
 
 
-def _fetch_missing(state: RoundState, newest: int) -> list[round_types.Action]:
-    """Fetches for the payloads that are missing of the open rounds above `newest`."""
-    if not state.ready:
-        return []
+def _fetch_missing(state: RoundState) -> Out:
+    """Fetches for the payloads that are missing of the open rounds, but those that were fetched for."""
     # Payloads further ahead are left alone: the open window bounds the disk that others can fill.
     last = newest_open(state)
-    near = [at for at in state.books if newest < at <= last and at not in state.reduced]
-    return [round_types.FetchPayload(entry) for at in near for entry in state.books[at].missing]
+    if not state.ready or last <= state.fetched_to:
+        return state, []
+    # Hundreds of rounds may become final at once. To fetch all of the others again at each would be their square.
+    near = [at for at in state.books if state.fetched_to < at <= last and at not in state.reduced]
+    missing = [entry for at in near for entry in state.books[at].missing]
+    return replace(state, fetched_to=last), [round_types.FetchPayload(entry) for entry in missing]
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:

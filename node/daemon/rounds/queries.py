@@ -17,9 +17,11 @@ from atoll.node.daemon.rounds.state import (
     Phase,
     RoundState,
 )
+from atoll.node.runs.capacity.open_rounds import MOST_PAYLOADS
 from atoll.protocols.ids import Digest, PeerId
 
 _NO_WORK = RoundBook()
+_REMEMBERED = ", with as many contributions as a node remembers"
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
 
@@ -265,8 +267,11 @@ def reason(state: RoundState) -> str:
             return state.resting or state.held or f"waiting to be admitted: {state.refused}"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
-            is_short = state.round - state.final <= state.config.open_rounds.most
-            full = ", and their payloads take what open_rounds_bytes allows" if is_short else ""
+            bound, full = state.config.open_rounds, ""
+            if state.round - state.final <= bound.most:
+                # The user is told to raise a setting only where that helps.
+                of_disk, of_memory = ", and their payloads take what open_rounds_bytes allows", _REMEMBERED
+                full = of_disk if bound.payloads < MOST_PAYLOADS else of_memory
             return f"waiting for finality: {open_rounds} rounds are open{full}"
         case Phase.DONE:
             return f"all rounds trained; waiting for finality ({state.final + 1} of {state.config.rounds})"

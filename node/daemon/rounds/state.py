@@ -188,6 +188,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Why the members cannot train the whole model; round 0 waits for more of them."""
     just_left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """Round that a member was seen to leave for the very next one (`rounds_just_left`); only with overlap."""
+    fetched_to: int = -1
+    """The payloads of all rounds up to this one were fetched for, since the worker is ready."""
     folding: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """Folds that the worker was asked for and has not answered."""
     folded: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)

@@ -131,6 +131,37 @@ def test_a_full_ledger_stores_our_own_entries_to_the_end(tmp_path: Path) -> None
     ledger.close()
 
 
+@pytest.mark.parametrize(("disk", "room"), [(64 << 20, LedgerRoom.ALL), (6 << 20, LedgerRoom.WORKING)])
+def test_a_node_that_starts_again_refuses_no_member_before_its_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: int, room: LedgerRoom
+) -> None:
+    """Its first exchange may come before the replay has said who worked."""
+    monkeypatch.setattr("atoll.p2p.ledger.newcomers.SPARE_BYTES", 1 << 20)
+    quota = Quota(disk_bytes=disk)
+    ledger, feeds = opened(tmp_path, quota), Feeds()
+    for _ in range(400):
+        ledger.newcomers.accept([ME.peer_id, ANN.peer_id])
+    ledger.end_replay()
+    entries = 0
+    while entries < 120 or (room and 8 * (disk - used(ledger)) > disk):
+        assert ledger.insert_all([feeds.next(ANN, large(ANN, entries))], ANN.peer_id).fresh
+        entries += 1
+    ledger.close()
+    again = opened(tmp_path, quota)
+    assert again.wanted()[ANN.peer_id] == entries
+    assert again.refusal(ANN.peer_id) == ""
+    assert again.insert_all([feeds.next(ANN, small(1))], ANN.peer_id).fresh
+    assert again.newcomers.shares.room is room
+    again.newcomers.accept([ME.peer_id, BEN.peer_id])
+    assert again.wanted()[ANN.peer_id] == CLOSED, "after the replay its share counts, and no set named it"
+    again.close()
+    again = opened(tmp_path, quota)
+    more = [feeds.next(ANN, large(ANN, entries + number)) for number in range(20)]
+    stored = len(again.insert_all(more, ANN.peer_id).fresh)
+    assert 0 < stored < 5, "128 KiB more, whoever it is"
+    again.close()
+
+
 def test_orphans_do_not_fill_the_end_either(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     ledger.newcomers.accept([ANN.peer_id])

@@ -246,8 +246,8 @@ def test_few_at_a_time_and_one_that_hangs_does_not_stop_the_others(play):
 
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {AUTHOR: set(many[1:])}
-        for payload in many:
-            rig.payloads.fetch(record(payload, 0), AUTHOR)
+        for number, payload in enumerate(many):
+            rig.payloads.fetch(record(payload, 0), [AUTHOR, *OTHERS][number % 3])
         await asyncio.sleep(3.0)
 
     rig = play(story)
@@ -353,3 +353,30 @@ def test_made_up_payloads_of_one_neighbour_keep_nobody_waiting(play):
         assert rig.payloads._key(stopped) not in rig.payloads._wanted
 
     play(story)
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_an_author_with_work_in_all_open_rounds_that_nobody_gives_keeps_nobody_waiting(play, liars: int):
+    """It offers each payload and then sends nothing: 20 s for each attempt, and 1,024 rounds may be open."""
+    honest, took_s = OTHERS[-1], list[float]()
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        plain, clock = rig.shelf.fetch_blob, asyncio.get_running_loop().time
+
+        async def stall(blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+            await asyncio.sleep(0.0 if honest in holders[:1] else 20.0)
+            return await plain(blob, holders, max_bytes)
+
+        rig.shelf.fetch_blob, rig.shelf.holding = stall, {honest: {ONE}}
+        for number in range(1024):
+            for liar in OTHERS[:liars]:
+                rig.payloads.fetch(record(digest(f"{liar} {number}".encode()), number), liar)
+        await asyncio.sleep(1.0)
+        began, here = clock(), asyncio.Event()
+        rig.payloads.subscribe(lambda payload: here.set())
+        rig.payloads.fetch(record(ONE, 0), honest)
+        await here.wait()
+        took_s.append(clock() - began)
+
+    play(story)
+    assert took_s[0] < (1.0 if liars == 1 else 21.0)

@@ -1,5 +1,6 @@
 """The rules of a round, one by one. The node under test is ME; the others are leases and contributions."""
 
+import dataclasses
 from itertools import permutations
 
 import pytest
@@ -856,6 +857,16 @@ def test_many_payloads_leave_room_for_the_least_open_rounds():
     assert node.find(StartTraining)[0].round == 2
 
 
+def test_a_setting_is_named_only_where_it_helps():
+    node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=4)).ready()
+    for number in range(2):
+        node.seen(A, number).seen(B, number).train(number).fold()
+    assert "open_rounds_bytes" in reason(node.state)
+    most = dataclasses.replace(node.state.config, open_rounds=OpenRounds(least=2, most=5))
+    text = "waiting for finality: 2 rounds are open, with as many contributions as a node remembers"
+    assert reason(replace(node.state, config=most)) == text
+
+
 def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_final():
     node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=2)).ready()
     assert node.seen(A, 4, held=False).find(FetchPayload)
@@ -865,7 +876,7 @@ def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_fi
     assert node.seen(B, 0, held=False).find(FetchPayload), "within the least rounds there always is"
     assert [done.entry for done in node.feed(RoundFinal(Round(0), node.now)).find(FetchPayload)] == []
     node.feed(RoundFinal(Round(2), node.now))
-    wanted = [entry_of(A, 4), entry_of(B, 3), entry_of(B, 4)]
+    wanted = [entry_of(A, 4), entry_of(B, 4)]
     assert sorted(done.entry for done in node.find(FetchPayload)) == sorted(wanted)
 
 
@@ -874,6 +885,18 @@ def test_payloads_are_fetched_once_authors_that_took_their_room_are_gone():
     assert not node.seen(A, 3, held=False).seen(A, 4, held=False).seen(B, 4, held=False).find(FetchPayload)
     node.feed(AuthorPruned(A, node.now)).feed(RoundFinal(Round(0), node.now))
     assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 4))]
+
+
+def test_payloads_of_open_rounds_are_fetched_once_however_many_become_final():
+    node = Node(rounds=300).ready()
+    for number in range(200):
+        node.seen(A, number, held=False)
+    for number in range(100):
+        node.feed(RoundFinal(Round(number), node.now))
+    wanted = [entry_of(A, number) for number in range(200)]
+    assert [done.entry for done in node.log if isinstance(done, FetchPayload)] == wanted
+    node.ready(99)
+    assert [done.entry for done in node.find(FetchPayload)] == wanted[100:], "a new worker has verified none"
 
 
 def test_saved_work_is_not_trained_again_while_its_entry_is_on_the_way():
