@@ -15,7 +15,8 @@ LEAST_ROUNDS = 64
 MOST_ROUNDS = 1024
 """No more may be open: a lease of 60 s in rounds of 0.07 s. Each costs time at the other open rounds' events."""
 MOST_PAYLOADS = 1 << 15
-"""Contributions of open rounds above LEAST_ROUNDS that a daemon remembers: 2 kB each of its memory, 4.4 while the payload is missing."""
+"""Contributions of open rounds above LEAST_ROUNDS that a daemon remembers: 2 kB each of its memory, 4.4 kB while
+the payload is missing."""
 
 
 class OpenRounds(msgspec.Struct, frozen=True):
