@@ -9,8 +9,10 @@ from typing import Any
 from atoll.p2p.system.atomic_files import make_folder, sync_folder
 from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DiskFault, LocalFault
 from atoll.protocols.ids import RunId, short
+from atoll.protocols.wires import FEED
 
-FORMAT = 1
+FORMAT = f"2, feed {FEED.newest}"
+"""Of the tables, and of the entries in them: peers refuse a feed whose entries are of another version."""
 _PAGE_BYTES = 4096
 _VACUUM_PAGES = 1024
 """Files with fewer pages, 4 MiB, are never rewritten."""
@@ -150,7 +152,7 @@ class Database:
             raise CorruptFault(f"{self.path} is damaged: {problems[0][0]}", hint=_REFETCH)
         with self.errors():
             self._connection.executescript(_SCHEMA)
-        self._check_meta("format", str(FORMAT).encode())
+        self._check_meta("format", FORMAT.encode())
         self._check_meta("run", run)
 
     def _check_meta(self, name: str, expected: bytes) -> None:
@@ -159,8 +161,15 @@ class Database:
             with self.transaction():
                 self.write("INSERT INTO meta VALUES (?, ?)", name, expected)
         elif found[0][0] != expected:
-            text = short(found[0][0]) if name == "run" else found[0][0].decode(errors="replace")
-            raise ConfigError(f"{self.path} belongs to {name} {text}", hint="use another --home for this run")
+            if name == "run":
+                raise ConfigError(
+                    f"{self.path} belongs to run {short(found[0][0])}", hint="use another --home for this run"
+                )
+            text = found[0][0].decode(errors="replace")
+            raise ConfigError(
+                f"{self.path} was written by another version of atoll: format {text}, this one reads {FORMAT}",
+                hint="start that version, or save a checkpoint with it for `atoll run new --from-checkpoint`",
+            )
 
 
 def damaged(path: Path, what: str) -> CorruptFault:

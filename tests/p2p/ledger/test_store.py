@@ -18,6 +18,7 @@ from atoll.protocols.errors import ConfigError, CorruptFault, DiskFault, LocalFa
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Entry, Leave, decode_entry, encode_entry, sign_entry
+from atoll.protocols.wires import FEED
 
 RUN = RunId(digest(b"run"))
 AUTHORS = [Identity(bytes([number]) * 32) for number in range(1, 5)]
@@ -210,6 +211,19 @@ def test_two_daemons_cannot_share_a_ledger(tmp_path: Path) -> None:
         Ledger(tmp_path / "l.sqlite", RUN)
     assert "another node" in caught.value.hint
     ledger.close()
+
+
+def test_the_ledger_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Its entries would be served to peers, who take them for a fault of this node."""
+    path = tmp_path / "l.sqlite"
+    Ledger(path, RUN).close()
+    file = sqlite3.connect(path)
+    file.execute("UPDATE meta SET value = ? WHERE name = 'format'", (b"2, feed %d" % (FEED.newest - 1),))
+    file.commit()
+    file.close()
+    with pytest.raises(ConfigError, match="another version of atoll") as refused:
+        Ledger(path, RUN)
+    assert "--from-checkpoint" in refused.value.hint
 
 
 def test_the_ledger_of_another_run_is_refused(tmp_path: Path) -> None:
