@@ -6,11 +6,11 @@ ledger's certificate; what a node gave out is looked for in the node's own home.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from itertools import chain, combinations, pairwise
 from typing import NamedTuple
 
 from atoll.cli.sim.homes import History
-from atoll.node.daemon.certificates.certificate import gather, read_proof
+from atoll.node.daemon.certificates.certificate import Proven, gather, read_proof
 from atoll.node.daemon.consensus.epochs import ROOT, EpochId, chosen_path
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, PeerId, short
@@ -57,9 +57,11 @@ def judge(histories: Sequence[History]) -> Verdict:
     rows = {history.name: last_rows(history.rows) for history in histories}
     chains = {history.name: _chain(history) for history in histories}
     forks, apart = _forks(rows, chains)
-    each = chain.from_iterable(_own(history, rows[history.name]) for history in histories)
+    proofs = {history.name: _proof(history) for history in histories}
+    each = chain.from_iterable(_own(history, rows[history.name], proofs[history.name]) for history in histories)
+    excluded = _exclusions(proofs, chains)
     violations = [
-        *forks, *_digests(rows), *each, *_feeds(histories, peers), *_accused(histories, peers)
+        *forks, *_digests(rows), *each, *excluded, *_feeds(histories, peers), *_accused(histories, peers)
     ]  # fmt: skip
     return Verdict(
         violations,
@@ -119,7 +121,21 @@ def _digests(rows: dict[str, Rows]) -> Iterator[Violation]:
                 yield Violation("a worker computes the certified digest", text)
 
 
-def _own(history: History, rows: Rows) -> Iterator[Violation]:
+def _exclusions(proofs: dict[str, Proven | ConfigError | None], chains: dict[str, _Chain]) -> Iterator[Violation]:
+    """What two nodes have final excludes the same members, as far as they are on one chain."""
+    # Neither the set nor the state of a round depends on whom it excludes: no row would differ.
+    known = {name: proof for name, proof in proofs.items() if isinstance(proof, Proven)}
+    for (one, first), (other, second) in combinations(known.items(), 2):
+        newest = min(first.round, second.round)
+        parted = (int(body.round) - 1 for body in {*chains[one].path} ^ {*chains[other].path})
+        last = min([newest, *parted]) + 1
+        ours, theirs = ({at for at in each.excluded.items() if at[1] <= last} for each in (first, second))
+        for peer, number in sorted(ours ^ theirs):
+            text = f"{one} and {other} differ about {short(peer)} from round {number} on"
+            yield Violation("all exclude the same members", text)
+
+
+def _own(history: History, rows: Rows, proof: Proven | ConfigError | None) -> Iterator[Violation]:
     """What can be judged from one home alone."""
     name, saved = history.name, history.saved
     finals = sorted(number for number, row in rows.items() if row.final)
@@ -133,7 +149,7 @@ def _own(history: History, rows: Rows) -> Iterator[Violation]:
         row = rows[saved.final]
         if row.digest != saved.state.hex():
             yield Violation("saved weights are the final ones", f"{name}, round {saved.final}")
-    yield from _uncertified(history)
+    yield from _uncertified(history, proof)
     yield from _lost_work(history, rows)
 
 
@@ -151,11 +167,11 @@ def _undone(history: History) -> Iterator[Violation]:
             final[row.round] = row.digest
 
 
-def _uncertified(history: History) -> Iterator[Violation]:
-    """The ledger proves that the saved weights are a final state."""
+def _proof(history: History) -> Proven | ConfigError | None:
+    """What the ledger proves of the saved round, or why it does not; None where nothing is saved."""
     saved = history.saved
     if saved is None or saved.final < 0:
-        return
+        return None
     by_round: dict[int, list[Entry]] = defaultdict(list)
     for entry in history.entries:
         by_round[entry.body.round].append(entry)
@@ -168,12 +184,20 @@ def _uncertified(history: History) -> Iterator[Violation]:
             orphans_of=lambda at: [entry for entry in history.orphans if entry.body.round == at],
             equivocators=history.forked,
         )
-        state = read_proof(history.spec, data, history.name).state
+        return read_proof(history.spec, data, history.name)
     except ConfigError as error:
-        yield Violation("the ledger proves what is saved", f"{history.name}, round {saved.final}: {error}")
+        return error
+
+
+def _uncertified(history: History, proof: Proven | ConfigError | None) -> Iterator[Violation]:
+    """The ledger proves that the saved weights are a final state."""
+    if history.saved is None or proof is None:
         return
-    if state != saved.state:
-        yield Violation("the ledger proves what is saved", f"{history.name}, round {saved.final}: another state")
+    where = f"{history.name}, round {history.saved.final}"
+    if isinstance(proof, ConfigError):
+        yield Violation("the ledger proves what is saved", f"{where}: {proof}")
+    elif proof.state != history.saved.state:
+        yield Violation("the ledger proves what is saved", f"{where}: another state")
 
 
 def _lost_work(history: History, rows: Rows) -> Iterator[Violation]:

@@ -81,8 +81,8 @@ class Newcomers:
         self._bytes = 0
         self._events = 0
         self._gone: OrderedDict[PeerId, float] = OrderedDict()
-        self._required: OrderedDict[Digest, Need] = OrderedDict()
-        self._need = Need.NONE  # the greatest of these: nobody knows whose an entry is that is not here
+        # Whose, nobody knows. Apart, so that what one proposer made up pushes out nothing that a quorum decided.
+        self._required = {need: OrderedDict[Digest, None]() for need in (Need.NAMED, Need.DECIDED)}
         self._pinned: dict[PeerId, Need] = {}
         self._refused: OrderedDict[PeerId, str] = OrderedDict()
         """Reasons that are told to neighbours whose own feeds were refused."""
@@ -134,8 +134,8 @@ class Newcomers:
         if by_work:
             self._has_history = True
             self._pinned.clear()
-            self._required.clear()  # what only a liar names never comes, and would hold all shares open
-            self._need = Need.NONE
+            for named_ones in self._required.values():
+                named_ones.clear()  # what only a liar names never comes, and would hold all shares open
             self.shares.count_round(named)
         for author in named:
             self._accepted.add(author)
@@ -157,8 +157,7 @@ class Newcomers:
     def require(self, entries: Iterable[Digest], need: Need = Need.NAMED) -> None:
         """A set or a ballot names these entries: their authors are taken whatever the budget says."""
         for entry in entries:
-            put_newest(self._required, entry, max(need, self._required.get(entry, need)), _REQUIRED)
-        self._need = max(self._required.values(), default=Need.NONE)
+            put_newest(self._required[need], entry, None, _REQUIRED)
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -177,14 +176,14 @@ class Newcomers:
 
     def note_named(self, entry: Digest, author: PeerId) -> None:
         """An entry came. If it is required, its author is pinned."""
-        if entry in self._required:
-            self._pinned[author] = max(self._required.pop(entry), self._pinned.get(author, Need.NAMED))
-            self._need = max(self._required.values(), default=Need.NONE)
+        for need in [need for need, named in self._required.items() if entry in named]:
+            del self._required[need][entry]
+            self._pinned[author] = max(need, self._pinned.get(author, need))
 
     @property
     def awaits_entries(self) -> bool:
         """Whether `note_named` is worth a call."""
-        return bool(self._required)
+        return any(self._required.values())
 
     def reason(self, author: PeerId) -> str:
         """Why no more is stored of an author; empty if it is, or it is not here and not known to have tried."""
@@ -234,7 +233,8 @@ class Newcomers:
 
     def is_full(self, author: PeerId) -> bool:
         """Whether no more of an author is stored."""
-        need = max(self._need, self._pinned.get(author, Need.NONE))
+        asked = (need for need, named in self._required.items() if named)
+        need = max(*asked, self._pinned.get(author, Need.NONE), Need.NONE)
         if author in self._accepted:
             return self.shares.is_full(author, need)
         return self.shares.is_full_for_new(author, need, has_spare=self._bytes < SPARE_BYTES)

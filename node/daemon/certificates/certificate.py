@@ -28,6 +28,7 @@ from atoll.protocols.ledger.ballots import (
     voter_order,
     votes_for,
 )
+from atoll.protocols.ledger.choices import choice_of
 from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
@@ -77,6 +78,8 @@ class Proven(NamedTuple):
     """How many epochs it goes through."""
     entries: Mapping[PeerId, int]
     """The number of entries that each author's feed has at least."""
+    excluded: Mapping[PeerId, int]
+    """First round without each member that a final proposal excludes."""
 
     @property
     def needed(self) -> int:
@@ -178,6 +181,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     lengths: dict[PeerId, int] = {}
+    excluded: dict[PeerId, int] = {}
     for number, signed in enumerate(proof.rounds):
         voters = epochs.enter(number, voters, set[PeerId]().union(*sets[-RECENT_ROUNDS:]))
         # A proposal, its votes, at most MAX_SET contributions and as many Reductions: before any signature.
@@ -191,6 +195,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
+        excluded = {**dict.fromkeys(choice_of(found.proposal).excluded, number + 1), **excluded}
         voters, tally = voter_order(spec.id, number + 1, tally.proven(sets[-1])), tally.after(sets[-1])
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
@@ -201,6 +206,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         known=frozenset[PeerId]().union(*sets),
         epochs=len(proof.epochs),
         entries=lengths,
+        excluded=excluded,
     )
 
 

@@ -111,12 +111,11 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
             name = self.bodies[name].parent
 
     def lacking(self, equivocators: frozenset[PeerId]) -> list[EpochId]:
-        """Chosen epochs, and their parents, that are unknown or lack equivocators only; the most chosen first."""
+        """The first of each chosen way that did not begin, if equivocators alone lack; the most chosen first."""
+        # One of a way at a time: no later one begins before it, and no author asks for a chain that it made up.
         found: Counter[EpochId] = Counter()
         for choice, many in Counter(self.chosen.values()).items():
-            for name in self.ancestors(choice):
-                if self.is_complete(name):
-                    continue
+            for name in [each for each in self.ancestors(choice) if not self.is_complete(each)][-1:]:
                 if name not in self.bodies or set(self.bodies[name].members) - self.signers[name] <= equivocators:
                     found[name] += many
         return sorted(found, key=lambda name: (-found[name], name))

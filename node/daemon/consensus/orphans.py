@@ -10,6 +10,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.consensus.forks import deciders_of
 from atoll.node.daemon.consensus.types import FetchOrphans, FinalityState
 from atoll.node.daemon.consensus.voter import Out, is_stuck
 from atoll.protocols.ids import Digest, PeerId
@@ -38,8 +39,11 @@ def _wanted(state: FinalityState) -> tuple[tuple[Digest, ...], tuple[Digest, ...
     if (state.voters, liars) not in book.named:
         book.named[state.voters, liars] = _named(book, state.voters, liars)
     names, unknown, lacking = book.named[state.voters, liars]
-    begun = [Digest(name) for name in state.epochs.lacking(liars)[:MAX_EPOCHS]] if liars else []
-    entries = tuple(dict.fromkeys([*begun, *unknown, *lacking]))[:MAX_ASKED]
+    begun = state.epochs.lacking(liars) if liars else []
+    if len(begun) > MAX_EPOCHS:  # strangers chose what they made up: what deciders chose comes before that
+        known = {peer: state.epochs.choice(peer) for peer in deciders_of(state) - liars}
+        begun = list(dict.fromkeys([*replace(state.epochs, chosen=known).lacking(liars), *begun]))
+    entries = tuple(dict.fromkeys([*map(Digest, begun[:MAX_EPOCHS]), *unknown, *lacking]))[:MAX_ASKED]
     is_hidden = is_stuck(state) or not state.equivocators.isdisjoint(state.voters)
     return entries, names[:MAX_ASKED] if is_hidden else ()
 

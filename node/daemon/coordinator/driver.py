@@ -127,8 +127,9 @@ class Driver:
         self.evaluator.step()
         self.leases.publish_if_due()
         self._cut_ledger()
-        made, fetches, moved = self.training.progress, bool(self.training.waiting), self.net.bytes_moved()
-        marks = marks_of(self.round, made.step if made else 0, self.finalizer.applied, moved.down, fetches=fetches)
+        made, moved, applied = self.training.progress, self.net.bytes_moved(), self.finalizer.applied
+        step, waits, works = made.step if made else 0, bool(self.training.waiting), self.worker.asked > 0
+        marks = marks_of(self.round, step, applied, moved.down, fetches=waits, works=works)
         self.still = watch(self.still, marks, now)
 
     def _cut_ledger(self) -> None:

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 DISK_RETRY_S = 2.0
 """Seconds before work that the disk refused is tried again."""
-
 _BUSY = (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
 
 
@@ -65,8 +64,7 @@ class Machines:
     """The states of the round machine and of the finality machine. An event's actions are performed at once."""
 
     def __init__(self, round_state: RoundState, finality: finality_types.FinalityState) -> None:
-        self.round = round_state
-        self.finality = finality
+        self.round, self.finality = round_state, finality
         self.idle = asyncio.Event()
         """Set while no round of this node is under way."""
         self.idle.set()
@@ -147,9 +145,10 @@ class WorkerClient:
     """Sends requests to the worker. Between two lives of the worker every request raises WorkerDied."""
 
     def __init__(self, worker: WorkerProcess, guard: FaultGuard) -> None:
-        self._worker = worker
-        self._guard = guard
+        self._worker, self._guard = worker, guard
         self.is_ready = False
+        self.asked = 0
+        """Requests that it has not answered yet."""
         self.lives = 0
         """Workers that ended. A request to one of them is not repeated to the next."""
 
@@ -171,14 +170,14 @@ class WorkerClient:
         """Return the worker's reply. Raises WorkerDied, or the fault that the worker named."""
         if not self.is_ready:
             raise WorkerDied("the worker is not running; it is being started")
-        return await self._worker.ask(ask, kind)
+        self.asked += 1
+        try:
+            return await self._worker.ask(ask, kind)
+        finally:
+            self.asked -= 1
 
     async def ask_until_saved(self, ask: Ask, kind: type[A], check_need: Callable[[], None] | None = None) -> A:
-        """Return the worker's reply; a request that the disk refused is repeated.
-
-        `check_need` raises before a repetition that nobody needs. Raises WorkerDied, or the fault that the worker
-        named.
-        """
+        """Repeat what the disk refused, unless `check_need` raises. Raises WorkerDied, or the worker's fault."""
         life = self.lives
         while True:
             try:

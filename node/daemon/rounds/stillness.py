@@ -39,12 +39,22 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Newest round in the worker's Θ_final."""
     fetched_bytes: int
     """Bytes received since the start while the node waits for files; 0 while it does not."""
+    works: bool = False
+    """It catches up, and what it waits for is an answer of its worker."""
 
 
-def marks_of(state: RoundState, step: int, final: int, down_bytes: int, *, fetches: bool) -> Marks:
-    """The marks of a node. `down_bytes`: received since the start; `fetches`: it waits for files of its round."""
-    fetched = down_bytes if fetches or state.phase in FETCHES else 0
-    return Marks(phase=state.phase, round=state.round, step=step, final=final, fetched_bytes=fetched)
+def marks_of(
+    state: RoundState, step: int, final: int, down_bytes: int, *, fetches: bool, works: bool = False
+) -> Marks:
+    """The marks of a node.
+
+    `down_bytes`: received since the start; `fetches`: it waits for files of its round; `works`: its worker has not
+    answered a request.
+    """
+    # Others' entries and payloads come all the time: beside a worker that hangs they are no sign that it gets on.
+    works = works and state.phase is Phase.CATCH_UP
+    fetched = down_bytes if (fetches or state.phase in FETCHES) and not works else 0
+    return Marks(phase=state.phase, round=state.round, step=step, final=final, fetched_bytes=fetched, works=works)
 
 
 class Stillness(msgspec.Struct, frozen=True):
@@ -74,16 +84,17 @@ def watch(still: Stillness, marks: Marks, now: float) -> Stillness:
     )
 
 
-def limit_s(state: RoundState, pace_s: float) -> float:
+def limit_s(state: RoundState, pace_s: float, *, works: bool = False) -> float:
     """Seconds that a node in this state may stand still.
 
     `pace_s`: seconds from the start of one of its rounds to that of the next; 0: not known yet.
+    `works`: see Marks.
     """
     # Others may have become slower, or this node has trained no round yet: rounds that are long are not frozen.
     said_s = [view.round_s for view in state.members.values() if view.round_s > 0]
     usual_s = max(pace_s, state.train_s, median(said_s) if said_s else 0.0)
     lease_s = state.config.lease_s
-    if state.phase in FETCHES:
+    if state.phase in FETCHES and not works:
         return max(FETCH_S, FROZEN_ROUNDS * usual_s + lease_s)
     if pace_s == 0.0:
         # A fast node waits in its first round for all that slow members need, by the longest rule that closes it.
@@ -98,7 +109,8 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     """
     if state.phase in RESTS:
         return ""
-    longest_s = limit_s(state, pace_s)
+    is_asked = still.marks is not None and still.marks.works
+    longest_s = limit_s(state, pace_s, works=is_asked)
     usual = f", and a round usually takes {pace_s:.0f} s" if pace_s else ""
     if pace_s and still.unfinal_s > longest_s:
         found = f"frozen: no round became final for {still.unfinal_s:.0f} s{usual}"
@@ -108,7 +120,8 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
         return ""
     if missing:
         return f"{found}; {missing}"
-    if state.phase in FETCHES:
+    if state.phase in FETCHES and not is_asked:
         return f"{found}; {why}; `atoll doctor` looks for the cause"
-    at_hand = why or f"the next step of round {state.round} does not end"
+    at_hand = "its worker does not answer" if is_asked else why
+    at_hand = at_hand or f"the next step of round {state.round} does not end"
     return f"{found}; {at_hand}; if it stays so, `atoll stop --wait` and `atoll start`"

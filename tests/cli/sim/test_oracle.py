@@ -18,7 +18,16 @@ from atoll.p2p.membership.reputation import BANNED
 from atoll.p2p.system.key_file import store
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round, digest
-from atoll.protocols.ledger.records import Ack, Contribution, Epoch, Proposal, Vote, set_digest, sign_entry
+from atoll.protocols.ledger.records import (
+    Ack,
+    Contribution,
+    Epoch,
+    ExcludingProposal,
+    Proposal,
+    Vote,
+    set_digest,
+    sign_entry,
+)
 from atoll.protocols.run.run_spec import sign_run
 from atoll_bench.experts.experts_ledger import _Feeds
 from atoll_bench.experts.experts_members import Members, identity_of, seed_of
@@ -225,6 +234,24 @@ def banned(homes):
     Home(homes / "node-1").log.write_text(json.dumps({"level": "warning", "message": message}) + "\n")
 
 
+def excluded(homes):
+    """Node 1 has another final proposal of the newest round, which excludes it: the same set, the same state."""
+    ledger, newest = ledger_of(homes, 1), Round(FINALS - 1)
+    (said,) = ledger.entries(kind=Proposal, number=newest)
+    votes = ledger.entries(kind=Vote, number=newest)
+    ledger.close()
+    numbers = {identity_of(number).peer_id: number for number in range(2)}
+    without(homes, 1, lambda entry: isinstance(entry.body, Proposal | Vote) and entry.body.round == newest)
+    body, whom = said.body, (identity_of(1).peer_id,)
+    body = ExcludingProposal(body.round, body.ballot, body.contributions, body.state, whom)
+    say(homes, numbers[said.author], 1, body)
+    ledger = ledger_of(homes, 1)
+    (other,) = ledger.entries(kind=ExcludingProposal, number=newest)
+    ledger.close()
+    for vote in votes:
+        say(homes, numbers[vote.author], 1, replace(vote.body, proposal=other.id))
+
+
 @pytest.mark.parametrize(
     ("plant", "promise"),
     [
@@ -234,6 +261,7 @@ def banned(homes):
         (gap, "rounds become final in order"),
         (undone, "what is final stays final"),
         (weights, "saved weights are the final ones"),
+        (excluded, "all exclude the same members"),
         (certificate, "the ledger proves what is saved"),
         (durable, "what was given out is durable"),
         (two_histories, "one feed an author"),

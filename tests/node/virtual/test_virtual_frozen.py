@@ -83,6 +83,11 @@ def test_a_node_whose_worker_hangs_says_so_and_the_others_do_not(world):
             w.nodes[2].worker.stick(object)
             await w.until(lambda: w.nodes[0].worker.final >= 25)
             assert {number for number, _ in found} == {2}
+            hung = w.nodes[2].driver
+            assert hung.round.phase is Phase.CATCH_UP, "the others went on, and their entries and payloads come"
+            assert hung.view().frozen.endswith(
+                "its worker does not answer; if it stays so, `atoll stop --wait` and `atoll start`"
+            )
 
     run_virtual(story())
 

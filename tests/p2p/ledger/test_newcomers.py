@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from atoll.p2p.ledger import newcomers as module
 from atoll.p2p.ledger.newcomers import COOL_S, NewcomerQuota, Newcomers
-from atoll.p2p.ledger.shares import SHARE_BYTES
+from atoll.p2p.ledger.shares import SHARE_BYTES, Need
 from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Ack, Entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, sign_entry
 
 RUN = RunId(digest(b"run"))
 FAKES = [Identity(random.Random(number).randbytes(32)) for number in range(120)]
@@ -172,6 +172,21 @@ def test_what_is_named_comes_past_the_budget(world):
     for number in range(2 * PLACES):
         world.bring(Identity(random.Random(f"more {number}").randbytes(32)), EVE)
     assert HONEST.peer_id not in world.here(), "until the round is final with others"
+
+
+def test_what_a_quorum_decided_comes_whatever_one_proposer_made_up(world):
+    """Five proposals of a voter name five times as many entries as a set has: none of them exists."""
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, EVE)
+    entries = feed(HONEST, 3)
+    world.newcomers.require([entries[2].id], Need.DECIDED)
+    for number in range(5):
+        world.newcomers.require(digest(f"made up {number} {at}".encode()) for at in range(MAX_SET))
+    assert world.ledger.insert_all(entries[1:], EVE).gap, "its feed is asked for from the start"
+    assert len(world.ledger.insert_all(entries, EVE).fresh) == 3
+    for fake in FAKES[PLACES:]:
+        world.bring(fake, EVE)
+    assert HONEST.peer_id in world.here(), "and stays"
 
 
 def test_a_proposal_keeps_what_it_names(world):

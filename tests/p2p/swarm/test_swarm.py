@@ -238,14 +238,15 @@ def test_what_a_ballot_names_is_asked_for_unless_it_is_here(tmp_path: Path, monk
             entry = one.publish(ack(1))
             await world.until_equal()
             asked: list[PeerId] = []
+            needs: list[Need] = []
             monkeypatch.setattr(two.replication.anti_entropy, "ask", asked.append)
+            monkeypatch.setattr(two.newcomers, "require", lambda entries, need: needs.append(need))
             two.require([entry.id])
             assert not asked
             two.require([entry.id, digest(b"an entry that is not here")])
             assert asked == [peer(1)]
-            assert two.newcomers._need is Need.NAMED
             two.require([digest(b"an entry that is not here")], is_decided=True)
-            assert two.newcomers._need is Need.DECIDED
+            assert needs == [Need.NAMED, Need.DECIDED]
 
     run_virtual(main())
 

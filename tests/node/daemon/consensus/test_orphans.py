@@ -247,6 +247,26 @@ def test_few_of_the_epochs_that_nobody_knows_are_asked_for_the_most_chosen_first
     )
 
 
+def test_made_up_epochs_of_strangers_hide_none_that_a_decider_is_in():
+    """Two strangers chose each of them, one decider is in the true one."""
+    node, true = in_an_epoch_with_a_liar(), epoch_id(epoch(B, D))
+    for number in range(4 * MAX_EPOCHS):
+        node.say(PeerId(f"stranger {number}"), Follow(Round(5), digest(bytes([number // 2]))))
+    assert asked(node).entries[0] == true
+    assert len(asked(node).entries) == MAX_EPOCHS == len({*asked(node).entries}), "the other places are for them"
+    # The liar votes, too; of what it chose nothing comes before the others.
+    node.say(D, Follow(Round(5), digest(b"of the liar")))
+    assert digest(b"of the liar") not in asked(node).entries
+
+
+def test_a_decider_asks_for_one_epoch_of_a_chain_that_it_made_up():
+    node, true, name = in_an_epoch_with_a_liar(), epoch_id(epoch(B, D)), b""
+    for number in range(3 * MAX_EPOCHS):
+        node.say(C, epoch(C, D, at=5 + number, parent=name))
+        name = epoch_id(epoch(C, D, at=5 + number, parent=name))
+    assert asked(node).entries == tuple(sorted((true, epoch_id(epoch(C, D)))))
+
+
 def test_a_restart_finds_a_chain_that_an_orphan_signed():
     feed = [(B, epoch(B, D)), (A, Follow(Round(5), epoch_id(epoch(B, D))))]
     assert chosen_path(feed, A) == ()

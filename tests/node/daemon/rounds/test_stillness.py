@@ -89,6 +89,21 @@ def test_only_bytes_that_are_waited_for_are_a_move():
     assert marks_of(state(Phase.SYNC), 3, 5, 900, fetches=False).fetched_bytes == 900
 
 
+def test_bytes_beside_a_worker_that_does_not_answer_are_no_move():
+    asked = [marks_of(state(Phase.CATCH_UP), 3, 5, count, fetches=False, works=True) for count in (1, 2, 3)]
+    assert {each.fetched_bytes for each in asked} == {0}
+    still = after(200, *asked)
+    assert (still.still_s, still.unfinal_s) == (600.0, 600.0)
+    told = frozen(still, state(Phase.CATCH_UP), PACE_S, missing="", why="fetching 2 payloads of open rounds")
+    assert told.endswith("its worker does not answer; if it stays so, `atoll stop --wait` and `atoll start`")
+    short = limit_s(state(Phase.CATCH_UP), 1.0, works=True)
+    assert short == FROZEN_ROUNDS + LEASE_S < limit_s(state(Phase.CATCH_UP), 1.0) == FETCH_S
+    # It answered, and files are waited for again.
+    ready = [marks_of(state(Phase.CATCH_UP), 3, 5, count, fetches=False) for count in (4, 5)]
+    assert after(200, *asked, *ready).unfinal_s == 199.0
+    assert marks_of(state(Phase.SYNC), 3, 5, 9, fetches=False, works=True).fetched_bytes == 9
+
+
 def test_time_in_which_the_daemon_did_not_run_does_not_count():
     slept = watch(after(30, BEGUN), BEGUN, 30.0 + 8 * 3600)
     assert slept.still_s == 30.0 + GAP_S
