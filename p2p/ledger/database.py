@@ -155,24 +155,22 @@ class Database:
             raise CorruptFault(f"{self.path} is damaged: {problems[0][0]}", hint=_REFETCH)
         with self.errors():
             self._connection.executescript(_SCHEMA)
-        self._check_meta("format", FORMAT.encode())
-        self._check_meta("run", run)
-
-    def _check_meta(self, name: str, expected: bytes) -> None:
-        found = self.rows("SELECT value FROM meta WHERE name = ?", name)
-        if not found:
-            with self.transaction():
-                self.write("INSERT INTO meta VALUES (?, ?)", name, expected)
-        elif found[0][0] != expected:
-            if name == "run":
-                raise ConfigError(
-                    f"{self.path} belongs to run {short(found[0][0])}", hint="use another --home for this run"
-                )
-            text = found[0][0].decode(errors="replace")
+        if (found := self._meta("format", FORMAT.encode())) != FORMAT.encode():
+            text = found.decode(errors="replace")
             raise ConfigError(
                 f"{self.path} was written by another version of atoll: format {text}, this one reads {FORMAT}",
                 hint="start that version, or save a checkpoint with it for `atoll run new --from-checkpoint`",
             )
+        if (found := self._meta("run", run)) != run:
+            raise ConfigError(f"{self.path} belongs to run {short(found)}", hint="use another --home for this run")
+
+    def _meta(self, name: str, first: bytes) -> bytes:
+        """What the file says, or `first`, which a new file says from now on."""
+        found = self.rows("SELECT value FROM meta WHERE name = ?", name)
+        if not found:
+            with self.transaction():
+                self.write("INSERT INTO meta VALUES (?, ?)", name, first)
+        return bytes(found[0][0]) if found else first
 
 
 def damaged(path: Path, what: str) -> CorruptFault:

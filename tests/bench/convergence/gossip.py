@@ -8,10 +8,7 @@ are merged into their mean. A neighbour gets a float32 model. Where all members 
 round of plain averaging. There is no such rule: docs/decisions/0031-no-gossip-with-one-merge.md.
 """
 
-import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from torch import Tensor
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.outer.fixed import to_fixed
+from atoll_bench.convergence.arm_lines import print_lines
 from atoll_bench.convergence.arms import MEMBERS, arm_of, spec_of
 from atoll_bench.convergence.crew import CrewRounds
 from atoll_bench.reference_arms.baselines import Task
@@ -109,24 +107,5 @@ def run(name: str, seed: int, rounds: int, size: str) -> dict[str, object]:
         }
 
 
-def main() -> None:
-    """Print a JSON line for each arm and seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help=f"of {STEPS} steps")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--size", default="micro")
-    parser.add_argument("--arms", nargs="+", default=list(SCHEDULES), choices=SCHEDULES)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for seed in args.seeds:
-        for name in args.arms:
-            began = time.process_time()
-            found = run(name, seed, args.rounds, args.size)
-            cpu_s = round(time.process_time() - began)
-            print(
-                json.dumps({"arm": name, "seed": seed, "rounds": args.rounds, **found, "cpu_s": cpu_s}), flush=True
-            )
-
-
 if __name__ == "__main__":
-    main()
+    print_lines(run, SCHEDULES, __doc__, f"{STEPS} steps")

@@ -9,10 +9,7 @@ late for their round. Work is float32, and the outer step is the product's. Ther
 docs/decisions/0029-no-weights-for-staleness.md.
 """
 
-import argparse
-import json
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +27,7 @@ from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.local.worker_messages import Member
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import ALL
+from atoll_bench.convergence.arm_lines import print_lines
 from atoll_bench.convergence.arms import MEMBERS, arm_of, spec_of
 from atoll_bench.convergence.crew import Crew, CrewRounds
 from atoll_bench.convergence.trial import _Rounds
@@ -261,24 +259,5 @@ def run(name: str, seed: int, rounds: int, size: str) -> dict[str, object]:
         return {"val_bpb": arm.val_bpb(), "outer_steps": arm.fold.final_round + 1}
 
 
-def main() -> None:
-    """Print a JSON line for each arm and seed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help=f"of {STEPS} steps of a fast member")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--size", default="micro")
-    parser.add_argument("--arms", nargs="+", default=[*WAYS, *LATE_WAYS])
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    for seed in args.seeds:
-        for name in args.arms:
-            began = time.process_time()
-            found = run(name, seed, args.rounds, args.size)
-            cpu_s = round(time.process_time() - began)
-            print(
-                json.dumps({"arm": name, "seed": seed, "rounds": args.rounds, **found, "cpu_s": cpu_s}), flush=True
-            )
-
-
 if __name__ == "__main__":
-    main()
+    print_lines(run, [*WAYS, *LATE_WAYS], __doc__, f"{STEPS} steps of a fast member")

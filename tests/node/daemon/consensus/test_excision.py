@@ -14,7 +14,6 @@ from atoll.node.daemon.consensus.types import (
     CorrectionsHeld,
     EntrySeen,
     Excision,
-    FinalityTick,
     FinalizeRound,
     RoundClosed,
 )
@@ -29,13 +28,19 @@ from atoll.protocols.ledger.records import (
     ExcisingProposal,
     Exclude,
     ExcludingProposal,
-    Prepare,
-    Promise,
     Proposal,
     Vote,
 )
 from tests.node.daemon.consensus.test_exclusion import OWNER, Deciders
-from tests.node.daemon.consensus.test_vote_rule import Voter, named, peers, propose, state_of
+from tests.node.daemon.consensus.test_vote_rule import (
+    Voter,
+    named,
+    peers,
+    prepared_again,
+    propose,
+    state_of,
+    votes_in_turn,
+)
 
 WINDOW = 4
 
@@ -327,48 +332,17 @@ def test_who_has_all_payloads_proposes_the_correction_and_who_lacks_one_proposes
 def test_a_correction_that_may_be_final_is_repeated_and_voted_for_without_a_reason():
     """Two of four voted for it, and two have not promised: a quorum may have made it final."""
     a, b, c, d = deciders = peers(4)
-    node = Judge(deciders, d)
-    name = node.hear(a, excising(named(*deciders), a, c))
-    for voter in (a, b):
-        node.hear(voter, Vote(Round(1), Ballot(0, a), name))
-    node.close(*deciders).feed(FinalityTick(8.0))
-    assert node.votes() == []
-    again = Ballot(1, b)
-    node.hear(b, Prepare(Round(1), again))
-    for voter in (a, b):
-        node.hear(voter, Promise(Round(1), again, ()))
+    first, again = excising(named(*deciders), a, c), excising(named(*deciders), b, c, attempt=1)
     # The same contributions with another correction are another state: that would be a second final one.
-    node.hear(b, propose(named(*deciders), b, 1))
-    node.feed(FinalityTick(14.0))
-    assert node.votes() == []
-    node = Judge(deciders, d)
-    node.hear(a, excising(named(*deciders), a, c))
-    for voter in (a, b):
-        node.hear(voter, Vote(Round(1), Ballot(0, a), name))
-    node.close(*deciders).feed(FinalityTick(8.0))
-    node.hear(b, Prepare(Round(1), again))
-    for voter in (a, b):
-        node.hear(voter, Promise(Round(1), again, ()))
-    node.hear(b, excising(named(*deciders), b, c, attempt=1))
-    node.feed(FinalityTick(14.0))
-    assert [vote.ballot for vote in node.votes()] == [again]
+    assert votes_in_turn(Judge(deciders, d), first, propose(named(*deciders), b, 1), *deciders) == []
+    assert votes_in_turn(Judge(deciders, d), first, again, *deciders) == [Ballot(1, b)]
 
 
 def test_who_is_bound_to_a_correction_proposes_it_again():
     a, b, c, d = deciders = peers(4)
     node = Judge(deciders, b)
-    name = node.hear(a, excising(named(*deciders), a, d))
-    for voter in (a, c):
-        node.hear(voter, Vote(Round(1), Ballot(0, a), name))
-    node.close(*deciders)
-    for at in (10.0, 20.0, 30.0):
-        node.feed(FinalityTick(at))
-    (prepared,) = [x.body for x in node.log if isinstance(x, Append) and isinstance(x.body, Prepare)]
-    for voter in (a, b, c):
-        node.hear(voter, Promise(Round(1), prepared.ballot, (name,) if voter != b else ()))
-    for at in (40.0, 50.0):
-        node.feed(FinalityTick(at))
-    assert node.proposed() == [excising(named(*deciders), b, d, attempt=prepared.ballot.attempt)]
+    ballot = prepared_again(node, excising(named(*deciders), a, d), a, c, *deciders)
+    assert node.proposed() == [excising(named(*deciders), b, d, attempt=ballot.attempt)]
 
 
 def test_a_quorum_is_needed_for_one_choice_not_for_one_set():

@@ -37,7 +37,17 @@ from atoll.protocols.ledger.records import (
     epoch_id,
 )
 from tests.node.daemon.consensus.test_excision import Judge
-from tests.node.daemon.consensus.test_vote_rule import RUN, Voter, named, peers, propose, state_of
+from tests.node.daemon.consensus.test_vote_rule import (
+    RUN,
+    Voter,
+    named,
+    peers,
+    prepared_again,
+    propose,
+    state_of,
+    voted_for,
+    votes_in_turn,
+)
 
 
 def against(peer, *by, first=1):
@@ -57,9 +67,7 @@ def proposed(node):
 
 def make_final(node, body, *by):
     """The proposal, and the votes of these for it."""
-    name = node.hear(body.ballot.proposer, body)
-    for voter in by:
-        node.hear(voter, Vote(body.round, body.ballot, name))
+    voted_for(node, body, *by)
     return node
 
 
@@ -265,17 +273,8 @@ def test_a_set_and_whom_it_excludes_are_one_choice_of_one_state():
 def bound_voter(repeats):
     """D's votes after a and b voted for an exclusion that d knows no reason for, and b proposed something anew."""
     a, b, c, d = deciders = peers(4)
-    node = Voter(deciders, d)
-    make_final(node, excluding(named(*deciders), a, c), a, b)
-    node.close(*deciders).feed(FinalityTick(8.0))
-    assert node.votes() == []
-    again = Ballot(1, b)
-    node.hear(b, Prepare(Round(1), again))
-    for voter in (a, b):
-        node.hear(voter, Promise(Round(1), again, ()))
-    node.hear(b, excluding(named(*deciders), b, c, attempt=1) if repeats else propose(named(*deciders), b, 1))
-    node.feed(FinalityTick(14.0))
-    return [vote.ballot for vote in node.votes()]
+    again = excluding(named(*deciders), b, c, attempt=1) if repeats else propose(named(*deciders), b, 1)
+    return votes_in_turn(Voter(deciders, d), excluding(named(*deciders), a, c), again, *deciders)
 
 
 def test_an_exclusion_that_may_be_final_is_voted_for_without_a_reason_and_nothing_else_is():
@@ -287,18 +286,8 @@ def test_an_exclusion_that_may_be_final_is_voted_for_without_a_reason_and_nothin
 def test_who_is_bound_to_an_exclusion_proposes_it_again():
     a, b, c, d = deciders = peers(4)
     node = Voter(deciders, b)
-    name = node.hear(a, excluding(named(*deciders), a, d))
-    for voter in (a, c):
-        node.hear(voter, Vote(Round(1), Ballot(0, a), name))
-    node.close(*deciders)
-    for at in (10.0, 20.0, 30.0):
-        node.feed(FinalityTick(at))
-    (prepared,) = [x.body for x in node.log if isinstance(x, Append) and isinstance(x.body, Prepare)]
-    for voter in (a, b, c):
-        node.hear(voter, Promise(Round(1), prepared.ballot, (name,) if voter != b else ()))
-    for at in (40.0, 50.0):
-        node.feed(FinalityTick(at))
-    assert proposed(node) == [excluding(named(*deciders), b, d, attempt=prepared.ballot.attempt)]
+    ballot = prepared_again(node, excluding(named(*deciders), a, d), a, c, *deciders)
+    assert proposed(node) == [excluding(named(*deciders), b, d, attempt=ballot.attempt)]
 
 
 def test_an_epoch_repeats_the_exclusion_that_the_epoch_before_may_have_decided():

@@ -90,6 +90,42 @@ def propose(names: tuple[Digest, ...], owner: PeerId, attempt: int = 0) -> Propo
     return Proposal(Round(1), Ballot(attempt, owner), names, state_of(names))
 
 
+def voted_for(node: Voter, body: Proposal, *by: PeerId) -> Digest:
+    """Id of a proposal that the node heard, with the votes of these for it."""
+    name = node.hear(body.ballot.proposer, body)
+    for voter in by:
+        node.hear(voter, Vote(body.round, body.ballot, name))
+    return name
+
+
+def prepared_again(node: Voter, body: Proposal, first: PeerId, third: PeerId, *deciders: PeerId) -> Ballot:
+    """The ballot that the node opens when `body` got two votes only: the three promise it, the two are bound."""
+    name = voted_for(node, body, first, third)
+    node.close(*deciders)
+    for at in (10.0, 20.0, 30.0):
+        node.feed(FinalityTick(at))
+    (prepared,) = [x.body for x in node.log if isinstance(x, Append) and isinstance(x.body, Prepare)]
+    for voter in (first, node.me, third):
+        node.hear(voter, Promise(Round(1), prepared.ballot, (name,) if voter != node.me else ()))
+    for at in (40.0, 50.0):
+        node.feed(FinalityTick(at))
+    return prepared.ballot
+
+
+def votes_in_turn(node: Voter, body: Proposal, again: Proposal, *deciders: PeerId) -> list[Ballot]:
+    """The node's votes: none for `body`, which got two, and then for `again`, to which no promise binds."""
+    owner = again.ballot.proposer
+    voted_for(node, body, body.ballot.proposer, owner)
+    node.close(*deciders).feed(FinalityTick(8.0))
+    assert node.votes() == []
+    node.hear(owner, Prepare(Round(1), again.ballot))
+    for voter in (body.ballot.proposer, owner):
+        node.hear(voter, Promise(Round(1), again.ballot, ()))
+    node.hear(owner, again)
+    node.feed(FinalityTick(14.0))
+    return [vote.ballot for vote in node.votes()]
+
+
 # --- the first ballot -------------------------------------------------------------------------------
 
 
