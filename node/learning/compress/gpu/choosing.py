@@ -1,14 +1,17 @@
-"""Triton: a = β·e + (anchor − local) of one chunk, and its exact top-k by magnitude, ties to the lower index.
+"""Triton: a = β·e + (anchor − local) of one chunk, and the few values among which its k best are.
 
-One program takes one chunk, in registers: 12 bytes are read and 4 written of each value. Counting finds a bar that
-at least k and not many more reach: bits of |x| rise with |x|, and values of one scale take three or four counts,
-equal ones 31. Those few are written out, and a second kernel ranks them exactly.
+A chunk is seen as 4 rows of 1024. A bar that k columns' maxima reach is reached by at least k values, so the
+search for it counts one number for each column. The columns that reach it are written down and read again, and
+what of them reaches the bar is written down. Nothing of a chunk stays in registers meanwhile: so many programs
+share a multiprocessor, and take turns to wait. Bits of |x| rise with |x|.
+
+Where equal values make the list too long, the whole chunk is counted: a second kernel does that for the few.
 """
 
 import triton.language as tl
 
 from atoll.node.learning.compress.selecting import NOT_FINITE
-from atoll.node.learning.kernels.on_gpu import kernel, kernel_for_any
+from atoll.node.learning.kernels.on_gpu import kernel
 
 _NOT_FINITE: tl.constexpr = tl.constexpr(NOT_FINITE)
 _LARGEST: tl.constexpr = tl.constexpr(0x5F800000)
@@ -24,42 +27,81 @@ def magnitudes(values: tl.tensor) -> tl.tensor:
     return values.to(tl.int32, bitcast=True) & _MAGNITUDE
 
 
-@kernel_for_any("first")
-def choose(
-    anchor: tl.tensor, local: tl.tensor, residual: tl.tensor, out: tl.tensor, held: tl.tensor, place: tl.tensor,
-    value: tl.tensor, faults: tl.tensor, beta: tl.tensor, first: tl.tensor,
-    k: tl.constexpr, most: tl.constexpr, size: tl.constexpr,
-) -> None:  # fmt: skip
-    """Chunk `first + program`: a into `out`, and at most `most` values, the k best among them, by rising place.
+@kernel
+def add_up(
+    anchor: tl.tensor, local: tl.tensor, residual: tl.tensor, out: tl.tensor, faults: tl.tensor, beta: tl.tensor,
+    rows: tl.constexpr, columns: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """a into `out`; the largest magnitude of each column, and the largest of all: -1 where a fault was found.
 
-    They go into row `program` of `place` and `value`, `[chunks, most]`, their number into `held`. `out` may be
-    `local` or `residual`. `faults[0]` is set for weights that are not sound, `faults[1]` for an `a` that is not
-    finite. A chunk is `size` values.
+    `out` may be `local` or `residual`. `faults[0]` is set for weights that are not sound, `faults[1]` for an `a`
+    that is not finite.
     """
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, size)
-    at = (first + row) * size
-    theirs = tl.load(local + at + i)
-    a = tl.load(residual + at + i) * beta + (tl.load(anchor + at + i) - theirs)
+    i = tl.arange(0, rows)[:, None] * columns + tl.arange(0, columns)[None, :]
+    # Everything is read once: the cache is kept for `out`, of which a few values are read and changed again.
+    theirs = tl.load(local + i, eviction_policy="evict_first")
+    a = tl.load(residual + i, eviction_policy="evict_first") * beta
+    a += tl.load(anchor + i, eviction_policy="evict_first") - theirs
     # 2⁶⁴ bounds the weights only: with them below it e stays finite for more rounds than anybody trains.
-    is_sound = tl.max(magnitudes(theirs), 0) < _LARGEST
-    top = tl.max(magnitudes(a), 0)
-    tl.store(out + at + i, a)
-    if is_sound & (top < _NOT_FINITE):
-        low, high, found, over = _bars(magnitudes(a), top, k, most, size)
-        tl.store(held + row, tl.minimum(found, most))
-        _store_candidates(a, i, low, high, most - over, place + row * most, value + row * most)
-    else:
+    unsound = tl.max((magnitudes(theirs) >= _LARGEST).to(tl.int32), 0)
+    best = tl.max(magnitudes(a), 0)
+    tl.store(out + i, a)
+    top = tl.max(tl.where(unsound == 1, _MAGNITUDE, best), 0)
+    if top >= _NOT_FINITE:
         # Every program that stores here stores 1, so no atomic is needed.
-        tl.store(faults + tl.where(is_sound, 1, 0), 1)
-        tl.store(held + row, 0)
+        tl.store(faults + tl.where(tl.max(unsound, 0) == 1, 0, 1), 1)
+        top = top * 0 - 1
+    return best, top
 
 
 @kernel
-def _bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, size: tl.constexpr) -> tl.tensor:
-    """`found` ≥ k magnitudes reach `low`, `over` < k reach `high`. More than `most` are found only of one size."""
+def bar_of(best: tl.tensor, top: tl.tensor, k: tl.constexpr, enough: tl.constexpr) -> tl.tensor:
+    """A bar that at least k of these reach, and at most `enough` unless of one size; and how many reach it."""
     # Invariant, as in the CPU's search: at least k reach `low`, fewer than k reach `high`. Steps double from
     # the top, because the k-th largest of 4096 values is usually an octave or two below the largest.
+    low, high, step = top * 0, top + 1, top * 0 + _OCTAVE
+    found = low + enough + 1
+    while (high - low > 1) & (found > enough):
+        probe = tl.maximum(low + (high - low) // 2, high - step)
+        count = tl.sum((best >= probe).to(tl.int32), 0)
+        reached = count >= k
+        found = tl.where(reached, count, found)
+        low, high = tl.where(reached, probe, low), tl.where(reached, high, probe)
+        step = tl.where(reached, step, tl.minimum(step, 1 << 29) * 2)
+    return low
+
+
+@kernel
+def few_of(
+    out: tl.tensor, best: tl.tensor, low: tl.tensor, column: tl.tensor, place: tl.tensor, value: tl.tensor,
+    most: tl.constexpr, rows: tl.constexpr, columns: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """What reaches `low` into `place` and `value` `[most]`, by rising place; how many. More than `most`: too many.
+
+    `column`: `[most]` to work in.
+    """
+    hit = (best >= low).to(tl.int32)
+    number = tl.cumsum(hit, 0)
+    tl.store(column + number - 1, tl.arange(0, columns), mask=(hit == 1) & (number <= most))
+    hits, found = tl.sum(hit, 0), low * 0 + most + 1
+    if hits <= most:
+        tl.debug_barrier()
+        t = tl.arange(0, rows * most)
+        here = t % most < hits
+        at = t // most * columns + tl.load(column + t % most, mask=here, other=0, cache_modifier=".cg")
+        a = tl.load(out + at, mask=here, other=0.0, cache_modifier=".cg")
+        kept = here & (magnitudes(a) >= low)
+        found = tl.sum(kept.to(tl.int32), 0)
+        kept = kept & (t * 0 + found <= most)
+        to = tl.cumsum(kept.to(tl.int32), 0) - 1
+        tl.store(place + to, at, mask=kept)
+        tl.store(value + to, a, mask=kept)
+    return found
+
+
+@kernel
+def bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, size: tl.constexpr) -> tl.tensor:
+    """`found` ≥ k magnitudes reach `low`, `over` < k reach `high`. More than `most` are found only of one size."""
     low, high, step = top * 0, top + 1, top * 0 + _OCTAVE
     found, over = low + size, low
     while (high - low > 1) & (found > most):
@@ -73,7 +115,7 @@ def _bars(bits: tl.tensor, top: tl.tensor, k: tl.constexpr, most: tl.constexpr, 
 
 
 @kernel
-def _store_candidates(
+def store_candidates(
     a: tl.tensor,
     i: tl.tensor,
     low: tl.tensor,
@@ -94,36 +136,3 @@ def _store_candidates(
     at = (counted >> 16) + tl.minimum(ties, room) - 1
     tl.store(place + at, i, mask=kept)
     tl.store(value + at, a, mask=kept)
-
-
-@kernel_for_any("chunks")
-def keep_best(
-    held: tl.tensor, some_place: tl.tensor, some_value: tl.tensor, place: tl.tensor, value: tl.tensor,
-    order: tl.tensor, chunks: tl.tensor, k: tl.constexpr, most: tl.constexpr, group: tl.constexpr,
-) -> None:  # fmt: skip
-    """The k best of row `program` of `choose`: `place` and `value` `[chunks, k]` by rising place.
-
-    `order` `[k, chunks]`: bits of their sizes, rising. A value's rank is the number of those that go before it.
-    Where nothing is held, as after a fault, k zeros are.
-    """
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, most)
-    number = tl.load(held + row)
-    ranked = tl.maximum(number, k)
-    a = tl.load(some_value + row * most + i, mask=i < number, other=0.0)
-    at = tl.load(some_place + row * most + i, mask=i < number, other=0)
-    mine = magnitudes(a)
-    before = tl.zeros((most,), tl.int32)
-    start = number * 0
-    while start < ranked:
-        j = start + tl.arange(0, group)
-        other = magnitudes(tl.load(some_value + row * most + j, mask=j < number, other=0.0))
-        other = tl.where(j < ranked, other, -1)[:, None]
-        bar = mine[None, :] - (j[:, None] < i[None, :]).to(tl.int32)  # equal sizes: the lower index goes before
-        before += tl.sum((other > bar).to(tl.int32), 0)
-        start += group
-    best = (i < ranked) & (before < k)
-    to = row * k + tl.cumsum(best.to(tl.int32), 0) - 1
-    tl.store(place + to, at, mask=best)
-    tl.store(value + to, a, mask=best)
-    tl.store(order + (k - 1 - before).to(tl.int64) * chunks + row, mine, mask=best)

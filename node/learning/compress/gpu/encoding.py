@@ -9,9 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.gpu.choosing import choose, keep_best
-from atoll.node.learning.compress.gpu.fitting import fit
-from atoll.node.learning.compress.gpu.packing import pack, subtract_sent
+from atoll.node.learning.compress.gpu.programs import encode_chunks, encode_tied
 from atoll.node.learning.kernels.on_gpu import EXACT, check_together, grid_of, power_of_two
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.run.arena import CHUNK
@@ -20,9 +18,11 @@ from atoll.protocols.run.payload import Layout
 MOST_K = 512
 """Largest k: above it ranking by counting takes longer than the CPU's way."""
 SLAB_CHUNKS = 1 << 16
-"""What is launched at once: its scratch is 2.6 % of a model of a billion values at k = 64."""
+"""What is launched at once: its scratch is 2.3 % of a model of a billion values at k = 64."""
 _LARGEST = 2.0**64
-_LANES, _BLOCK, _GROUP = 128, 1024, 16
+_ROWS, _GROUP, _TIED = 4, 8, 16
+_REGISTERS = 72
+"""Of a thread: seven programs of 128 threads are on a multiprocessor at once, and take turns to wait."""
 
 
 class EncodeArrays(NamedTuple):
@@ -35,22 +35,6 @@ class EncodeArrays(NamedTuple):
     residual_N4096: Tensor
     anchor_N4096: Tensor
     local_N4096: Tensor
-
-
-class _Chosen(NamedTuple):
-    """Scratch of a slab of N chunks."""
-
-    held_N: Tensor
-    some_place_NM: Tensor
-    some_value_NM: Tensor
-    """Candidates, of which there are a few more than k."""
-    place_Nk: Tensor
-    value_Nk: Tensor
-    order_kN: Tensor
-    word_N: Tensor
-    bar_N: Tensor
-    code_Nk: Tensor
-    unary_Nb: Tensor
 
 
 def can_encode(layout: Layout) -> bool:
@@ -78,15 +62,18 @@ def encode_rows(payload: Tensor, layout: Layout, at: int, arrays: EncodeArrays, 
     Raises Divergence for weights that are NaN or from 2⁶⁴ on, and for a residual that is not finite.
     """
     check_together(payload, *arrays)
-    faults = torch.zeros(2, dtype=torch.int32, device=payload.device)
-    chunks = len(arrays.out_N4096)
-    scratch = _scratch_for(layout, min(chunks, SLAB_CHUNKS), payload.device)
+    device, chunks = payload.device, len(arrays.out_N4096)
+    faults = torch.zeros(2, dtype=torch.int32, device=device)
+    most = min(chunks, SLAB_CHUNKS)
+    # Twice k as a power of two: the search for a bar may end with more than k candidates, and a kernel's vectors
+    # have lengths that are powers of two.
+    scratch = torch.empty((most, 3, 2 * power_of_two(layout.k)), dtype=torch.int32, device=device)
+    held = torch.empty(most, dtype=torch.int32, device=device)
     with torch.cuda.device(payload.get_device()):
-        for first in range(0, chunks, SLAB_CHUNKS):
-            size = min(SLAB_CHUNKS, chunks - first)
-            _choose_and_fit(arrays, scratch, faults, beta, first, size, layout.k)
-            _subtract_and_pack(arrays.out_N4096, payload, scratch, layout, at=at, first=first, chunks=size)
-    # Read once, after all launches: to wait for the device at each slab would leave it idle between them.
+        for first in range(0, chunks, most):
+            slab = EncodeArrays(*(each[first : first + most] for each in arrays))
+            _encode_slab(payload, layout, at + first, slab, (scratch, held, faults), beta)
+    # Read once, after all launches: to wait for the device between them would leave it idle.
     unsound, infinite = faults.tolist()
     if unsound:
         raise Divergence("the pseudo-gradient holds NaN or infinity", hint=TRAIN_AGAIN)
@@ -94,63 +81,20 @@ def encode_rows(payload: Tensor, layout: Layout, at: int, arrays: EncodeArrays, 
         raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
 
 
-def _scratch_for(layout: Layout, chunks: int, device: torch.device) -> _Chosen:
-    def blank(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    # Twice k as a power of two: the search for a bar may end with more than k candidates, and a kernel's vectors
-    # have lengths that are powers of two.
-    k, most, small = layout.k, 2 * power_of_two(layout.k), torch.uint8
-    return _Chosen(
-        held_N=blank(chunks),
-        some_place_NM=blank(chunks, most),
-        some_value_NM=blank(chunks, most, dtype=torch.float32),
-        place_Nk=blank(chunks, k),
-        value_Nk=blank(chunks, k, dtype=torch.float32),
-        # by rank first, so that neighbouring lanes of `fit` read neighbouring words
-        order_kN=blank(k, chunks),
-        word_N=blank(chunks),
-        bar_N=blank(chunks),
-        code_Nk=blank(chunks, k, dtype=small),
-        unary_Nb=blank(chunks, layout.high_bits, dtype=small),
-    )
-
-
-def _choose_and_fit(
-    arrays: EncodeArrays, own: _Chosen, faults: Tensor, beta: float, first: int, chunks: int, k: int
+def _encode_slab(
+    payload: Tensor, layout: Layout, at: int, slab: EncodeArrays, own: tuple[Tensor, Tensor, Tensor], beta: float
 ) -> None:
-    most = own.some_place_NM.shape[1]
-    some = own.held_N, own.some_place_NM, own.some_value_NM
-    choose[(chunks,)](
-        arrays.anchor_N4096, arrays.local_N4096, arrays.residual_N4096, arrays.out_N4096,
-        *some, faults, beta, first, k=k, most=most, size=CHUNK, num_warps=8, **EXACT,
+    """Chunks `at …` of the payload. `own`: scratch, what is left to the second kernel, and faults."""
+    scratch, held, faults = own
+    chunks, k = len(slab.out_N4096), layout.k
+    where = (at, chunks, *layout.offsets)
+    sizes = {"k": k, "low_bits": layout.low_bits, "high_bits": layout.high_bits, "most": scratch.shape[2],
+             "padded": scratch.shape[2] // 2, "group": _GROUP}  # fmt: skip
+    encode_chunks[(chunks,)](
+        slab.anchor_N4096, slab.local_N4096, slab.residual_N4096, slab.out_N4096, payload, scratch, held, faults,
+        beta, *where, **sizes, enough=k + k // 4, rows=_ROWS, columns=CHUNK // _ROWS,
+        num_warps=max(4, scratch.shape[2] // 64), maxnreg=_REGISTERS, **EXACT,
     )  # fmt: skip
-    keep_best[(chunks,)](
-        *some, own.place_Nk, own.value_Nk, own.order_kN, chunks,
-        k=k, most=most, group=_GROUP, num_warps=max(1, most // 128), **EXACT,
-    )  # fmt: skip
-    fit[grid_of(chunks, _LANES)](
-        own.order_kN, own.word_N, own.bar_N, chunks, k=k, lanes=_LANES, num_warps=4, **EXACT
+    encode_tied[grid_of(chunks, _TIED)](
+        slab.out_N4096, payload, scratch, held, *where, **sizes, size=CHUNK, num_warps=8, **EXACT
     )
-
-
-def _subtract_and_pack(
-    out: Tensor, payload: Tensor, own: _Chosen, layout: Layout, *, at: int, first: int, chunks: int
-) -> None:
-    """Codes of a slab of `chunks` chunks, which is `first` in `out`, and its rows in all sections of the payload.
-
-    `at`: chunk of the payload where `out` begins.
-    """
-    k, low_bits, high_bits = layout.k, layout.low_bits, layout.high_bits
-    # only the set bits are stored
-    own.unary_Nb.zero_()
-    subtract_sent[grid_of(chunks * k, _BLOCK)](
-        out, own.place_Nk, own.value_Nk, own.word_N, own.bar_N, own.code_Nk, own.unary_Nb, first, chunks,
-        k=k, low_bits=low_bits, high_bits=high_bits, size=CHUNK, block=_BLOCK, **EXACT,
-    )  # fmt: skip
-    shapes = ((own.word_N, 1, 16), (own.place_Nk, k, low_bits), (own.unary_Nb, high_bits, 1), (own.code_Nk, k, 2))
-    for (source, fields, width), start, row in zip(shapes, layout.offsets, layout.row_bytes, strict=True):
-        section = payload[start + (at + first) * row : start + (at + first + chunks) * row]
-        pack[grid_of(len(section), _BLOCK)](
-            source, section, chunks, fields=fields, width=width, row_bytes=row, block=_BLOCK, **EXACT
-        )

@@ -1,13 +1,13 @@
 """Triton: the best scale, shape and split of the chosen values, exactly as compress/selecting does.
 
-The sums of sizes in rising order are float64, and their order is part of the answer. So sizes lie by rank, and one
-lane takes one chunk and adds them one after the other.
+The sums of sizes in rising order are float64, and their order is part of the answer. Where no size is 2²⁰ times
+another all sums are exact, so any order gives them; other chunks are added one value after the other.
 """
 
 import triton.language as tl
 
-from atoll.node.learning.kernels.on_gpu import kernel, kernel_for_any
-from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, SHAPE_SHIFT
+from atoll.node.learning.kernels.on_gpu import kernel
+from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL
 
 _LOW: tl.constexpr = tl.constexpr(LOW_LEVEL)
 _SHAPES: tl.constexpr = tl.constexpr(len(HIGH_LEVELS))
@@ -15,52 +15,70 @@ _HIGH_0: tl.constexpr = tl.constexpr(HIGH_LEVELS[0])
 _HIGH_1: tl.constexpr = tl.constexpr(HIGH_LEVELS[1])
 _HIGH_2: tl.constexpr = tl.constexpr(HIGH_LEVELS[2])
 _HIGH_3: tl.constexpr = tl.constexpr(HIGH_LEVELS[3])
-_SHAPE_SHIFT: tl.constexpr = tl.constexpr(SHAPE_SHIFT)
-
-
-@kernel_for_any("chunks")
-def fit(
-    order: tl.tensor, word: tl.tensor, bar: tl.tensor, chunks: tl.tensor, k: tl.constexpr, lanes: tl.constexpr
-) -> None:
-    """Word of each chunk, and the bits above which its values are large; int32 `[chunks]`.
-
-    `norm`, Σ level² with one more value small at each step, is a whole number: its sums are exact.
-    """
-    c = tl.program_id(0).to(tl.int64) * lanes + tl.arange(0, lanes)
-    here = c < chunks
-    # Added in rising order of size, as on the CPU: float64 sums in another order have other bits.
-    total = tl.zeros((lanes,), tl.float64)
-    for r in range(k):
-        total += _size(order, r, chunks, c, here)
-    nothing = tl.zeros((lanes,), tl.int32)
-    most, best_dot, best_norm = tl.full((lanes,), -1.0, tl.float64), total, total
-    shape, split = nothing, nothing
-    for s in range(_SHAPES):
-        high = high_level(nothing + s).to(tl.float64)
-        small, norm = tl.zeros((lanes,), tl.float64), high * high * k
-        for r in range(k):
-            small += _size(order, r, chunks, c, here)
-            dot = small * _LOW + high * (total - small)
-            norm = norm - high * high + _LOW * _LOW
-            gain = dot * dot / norm
-            # strictly: a tie stays with the lower shape and the fewer small values
-            better = gain > most
-            most, shape, split = (
-                tl.where(better, gain, most),
-                tl.where(better, s, shape),
-                tl.where(better, r, split),
-            )
-            best_dot, best_norm = tl.where(better, dot, best_dot), tl.where(better, norm, best_norm)
-    half = half_bits(best_dot * 4.0 / best_norm)
-    edge = tl.load(order + split.to(tl.int64) * chunks + c, mask=here, other=0)
-    any_large = (half != 0) & (tl.load(order + (k - 1) * chunks + c, mask=here, other=0) > edge)
-    tl.store(word + c, tl.where(any_large, half | (shape << _SHAPE_SHIFT), half), mask=here)
-    tl.store(bar + c, edge, mask=here)
+_EXACT_OCTAVES: tl.constexpr = tl.constexpr(20)
+"""512 sizes of 24 bits, spread over so many octaves, have sums below 2⁵³ units of the smallest one's last bit."""
 
 
 @kernel
-def _size(order: tl.tensor, r: tl.tensor, chunks: tl.tensor, c: tl.tensor, here: tl.tensor) -> tl.tensor:
-    bits = tl.load(order + tl.cast(r, tl.int64) * chunks + c, mask=here, other=0)
+def fit(order: tl.tensor, number: tl.tensor, top: tl.tensor, k: tl.constexpr, padded: tl.constexpr) -> tl.tensor:
+    """Bits of the scale, shape, and bits above which values are large, of sizes `order` `[k]`, rising bits.
+
+    `top` is the largest of them. `padded`: k or a power of two above it.
+    """
+    o = tl.arange(0, padded)
+    small = _size(tl.load(order + o, mask=o < k, other=0, cache_modifier=".cg"))
+    least = tl.load(order, cache_modifier=".cg")
+    if (top >> 23) - tl.maximum(least >> 23, 1) <= _EXACT_OCTAVES:
+        total = tl.sum(small, 0)
+        small = tl.cumsum(small, 0)
+    else:
+        total = _size(least)
+        small = tl.where(o == 0, total, 0.0)
+        # A bound that the compiler does not know: written out, this loop would cost all chunks registers.
+        for r in range(1, tl.minimum(number, k)):
+            total += _size(tl.load(order + r, cache_modifier=".cg"))
+            small = tl.where(o == r, total, small)
+    # One row for each shape, as many lanes as there are quotients.
+    s = tl.arange(0, _SHAPES)[:, None]
+    high, low_count = high_level(s), o[None, :] + 1
+    # Σ level² is a whole number, which float64 holds exactly.
+    norm = (low_count * (_LOW * _LOW) + high * high * (k - low_count)).to(tl.float64)
+    dot = small[None, :] * _LOW + high.to(tl.float64) * (total - small[None, :])
+    norm = tl.where(low_count <= k, norm, 1.0)
+    gain = tl.where(low_count <= k, dot * dot / norm, -1.0)
+    which = tl.broadcast_to(s * padded + o[None, :], (_SHAPES, padded))
+    lanes: tl.constexpr = _SHAPES * padded
+    _, best, dot, norm = tl.reduce(
+        (
+            tl.reshape(gain, (lanes,)),
+            tl.reshape(which, (lanes,)),
+            tl.reshape(dot, (lanes,)),
+            tl.reshape(norm, (lanes,)),
+        ),
+        0,
+        _better,
+    )
+    edge = tl.load(order + best % padded, cache_modifier=".cg")
+    return half_bits(dot * 4.0 / norm), best // padded, edge
+
+
+@kernel
+def _better(
+    gain: tl.tensor, number: tl.tensor, dot: tl.tensor, norm: tl.tensor,
+    gain2: tl.tensor, number2: tl.tensor, dot2: tl.tensor, norm2: tl.tensor,
+) -> tl.tensor:  # fmt: skip
+    """Of two gains the larger one; a tie stays with the lower shape and the fewer small values."""
+    second = (gain2 > gain) | ((gain2 == gain) & (number2 < number))
+    return (
+        tl.where(second, gain2, gain),
+        tl.where(second, number2, number),
+        tl.where(second, dot2, dot),
+        tl.where(second, norm2, norm),
+    )
+
+
+@kernel
+def _size(bits: tl.tensor) -> tl.tensor:
     return bits.to(tl.float32, bitcast=True).to(tl.float64)
 
 

@@ -1,61 +1,96 @@
-"""Triton: what is sent of the chosen values leaves e and becomes the bytes of a payload."""
+"""Triton: the k best of a chunk's candidates, their fit, the payload's bytes, and what is sent leaves e."""
 
 import triton.language as tl
 
 from atoll.node.learning.compress.gpu.choosing import magnitudes
-from atoll.node.learning.compress.gpu.fitting import high_level, units_of
-from atoll.node.learning.kernels.on_gpu import kernel_for_any
-from atoll.protocols.run.payload import LOW_LEVEL, SCALE_MASK, SHAPE_SHIFT, VALUE_BITS
+from atoll.node.learning.compress.gpu.fitting import fit, high_level, units_of
+from atoll.node.learning.kernels.on_gpu import kernel
+from atoll.protocols.run.payload import LOW_LEVEL, SHAPE_SHIFT, VALUE_BITS
 
 _LOW: tl.constexpr = tl.constexpr(LOW_LEVEL)
-_SCALE_MASK: tl.constexpr = tl.constexpr(SCALE_MASK)
 _SHAPE_SHIFT: tl.constexpr = tl.constexpr(SHAPE_SHIFT)
 _UNIT: tl.constexpr = tl.constexpr(2.0**-VALUE_BITS)
+_WORDS: tl.constexpr = tl.constexpr(8)
+"""Words of 32 bits that are made at once."""
 
 
-@kernel_for_any("first", "chunks")
-def subtract_sent(
-    out: tl.tensor, place: tl.tensor, value: tl.tensor, word: tl.tensor, bar: tl.tensor, code: tl.tensor,
-    unary: tl.tensor, first: tl.tensor, chunks: tl.tensor,
-    k: tl.constexpr, low_bits: tl.constexpr, high_bits: tl.constexpr, size: tl.constexpr, block: tl.constexpr,
+@kernel
+def send(
+    place: tl.tensor, value: tl.tensor, order: tl.tensor, number: tl.tensor, top: tl.tensor, out: tl.tensor,
+    words: tl.tensor, lows: tl.tensor, highs: tl.tensor, codes: tl.tensor,
+    k: tl.constexpr, low_bits: tl.constexpr, high_bits: tl.constexpr, most: tl.constexpr, group: tl.constexpr,
+    padded: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Codes `[chunks, k]` and unary bits `[chunks, high_bits]`, a byte each; what they send leaves `out`.
+    """A chunk's bytes, at `words`, `lows`, `highs` and `codes`, of `number` candidates; what is sent leaves `out`.
 
-    A chunk of scale 0 sends nothing: its places become 0 … k − 1. `out` holds a of chunks from `first` on.
+    `order`: `[k]` to work in. A chunk of scale 0 sends nothing: its places become 0 … k − 1.
     """
-    n = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    here = n < chunks * k
-    row, i = n // k, (n % k).to(tl.int32)
-    sent = tl.load(word + row, mask=here, other=0)
-    live = here & ((sent & _SCALE_MASK) != 0)
-    a = tl.load(value + n, mask=here, other=0.0)
-    large = live & (magnitudes(a) > tl.load(bar + row, mask=here, other=0))
+    # What other threads of this program stored before is read here.
+    tl.debug_barrier()
+    i = tl.arange(0, most)
+    a = tl.load(value + i, mask=i < number, other=0.0, cache_modifier=".cg")
+    at = tl.load(place + i, mask=i < number, other=0, cache_modifier=".cg")
+    mine = magnitudes(a)
+    before = _before(value, mine, number, most, group)
+    best = (i < number) & (before < k)
+    tl.store(order + (k - 1 - before), mine, mask=best)
+    tl.debug_barrier()
+    half, shape, edge = fit(order, number, top, k, padded)
+    live = best & (before * 0 + half != 0)
+    large = live & (mine > edge)
     negative = live & (a.to(tl.int32, bitcast=True) < 0)
-    level = tl.where(large, high_level(sent >> _SHAPE_SHIFT), _LOW)
     # level·units is a whole number that a float32 holds exactly, as on the host
-    step = (units_of(sent & _SCALE_MASK) * level).to(tl.float32) * _UNIT
-    at = tl.where(live, tl.load(place + n, mask=here, other=0), i)
-    tl.store(out + (first + row) * size + at, tl.where(negative, a + step, a - step), mask=live)
-    tl.store(place + n, at, mask=here)
-    tl.store(code + n, (large.to(tl.int32) | (negative.to(tl.int32) << 1)).to(tl.uint8), mask=here)
-    # The places of a chunk are distinct, so no two lanes write one byte of `unary`.
-    tl.store(unary + row * high_bits + (at >> low_bits) + i, tl.full((block,), 1, tl.uint8), mask=here)
+    step = (units_of(half) * tl.where(large, high_level(shape), _LOW)).to(tl.float32) * _UNIT
+    tl.store(out + at, tl.where(negative, a + step, a - step), mask=live)
+    any_large = (half != 0) & (top > edge)
+    word = tl.where(any_large, half | (shape << _SHAPE_SHIFT), half)
+    tl.store(words, word.to(tl.uint8))
+    tl.store(words + 1, (word >> 8).to(tl.uint8))
+    slot = tl.cumsum(best.to(tl.int32), 0) - 1
+    at = tl.where(live, at, slot)
+    _deposit(lows, tl.where(best, at & ((1 << low_bits) - 1), 0), slot * low_bits, k * low_bits)
+    _deposit(highs, best.to(tl.int32), (at >> low_bits) + slot, high_bits)
+    _deposit(codes, large.to(tl.int32) | (negative.to(tl.int32) << 1), slot * 2, 2 * k)
 
 
-@kernel_for_any("rows", anywhere=("out",))
-def pack(
-    source: tl.tensor, out: tl.tensor, rows: tl.tensor,
-    fields: tl.constexpr, width: tl.constexpr, row_bytes: tl.constexpr, block: tl.constexpr,
-) -> None:  # fmt: skip
-    """The low `width` bits of `source` `[rows, fields]`, one after the other; each row begins with a byte."""
-    n = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    here = n < rows * row_bytes
-    row, first = n // row_bytes, (n % row_bytes).to(tl.int32) * 8
-    # Each lane makes one byte of the payload from the fields that reach into it: no two lanes share a byte.
-    byte = tl.zeros((block,), tl.int32)
-    for j in tl.static_range(8):
-        bit = first + j
-        field = bit // width
-        held = tl.load(source + row * fields + field, mask=here & (field < fields), other=0).to(tl.int32)
-        byte |= ((held >> (bit - field * width)) & 1) << j
-    tl.store(out + n, byte.to(tl.uint8), mask=here)
+@kernel
+def _before(
+    value: tl.tensor, mine: tl.tensor, number: tl.tensor, most: tl.constexpr, group: tl.constexpr
+) -> tl.tensor:
+    """How many of the candidates go before each of `mine`: larger ones, and equal ones of a lower place."""
+    i = tl.arange(0, most)
+    before = tl.zeros((most, group), tl.int32)
+    for start in range(0, number, group):
+        before += (_some(value, start, number, group)[None, :] > mine[:, None]).to(tl.int32)
+    ranks = tl.sum(before, 1)
+    # Where no two are equal the ranks are 0 … number − 1. Equal ones share the lowest of theirs: the sum is less.
+    if tl.sum(tl.where(i < number, ranks, 0), 0) != number * (number - 1) // 2:
+        same = tl.zeros((most, group), tl.int32)
+        for start in range(0, number, group):
+            first = (start + tl.arange(0, group))[None, :] < i[:, None]
+            same += (first & (_some(value, start, number, group)[None, :] == mine[:, None])).to(tl.int32)
+        ranks += tl.sum(same, 1)
+    return ranks
+
+
+@kernel
+def _some(value: tl.tensor, start: tl.tensor, number: tl.tensor, group: tl.constexpr) -> tl.tensor:
+    """Magnitudes of `group` candidates; -1 behind the last."""
+    j = start + tl.arange(0, group)
+    bits = magnitudes(tl.load(value + j, mask=j < number, other=0.0, cache_modifier=".cg"))
+    return tl.where(j < number, bits, -1)
+
+
+@kernel
+def _deposit(out: tl.tensor, field: tl.tensor, bit: tl.tensor, bits: tl.constexpr) -> None:
+    """The bytes of `bits` bits: fields of at most 12 bits, each from a bit of its own on; none share a bit."""
+    word, shift = bit[:, None] >> 5, bit & 31
+    # A field lies in one word or goes on in the next; a shift by 32 has no meaning.
+    here, beyond = (field << shift)[:, None], ((field >> 1) >> (31 - shift))[:, None]
+    for first in range(0, bits, 32 * _WORDS):
+        w = first // 32 + tl.arange(0, _WORDS)[None, :]
+        # So their sum is their union.
+        whole = tl.sum(tl.where(word == w, here, tl.where(word + 1 == w, beyond, 0)), 0)
+        b = tl.arange(0, 4)[None, :]
+        at = first // 8 + tl.arange(0, _WORDS)[:, None] * 4 + b
+        tl.store(out + at, (whole[:, None] >> (8 * b)).to(tl.uint8), mask=at < (bits + 7) // 8)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[4]
-KERNELS = {"choose", "keep_best", "fit", "subtract_sent", "pack"}
+KERNELS = {"encode_chunks", "encode_tied"}
 
 pytestmark = [
     pytest.mark.skipif(
@@ -48,4 +48,4 @@ def test_machine_code_contracts_nothing(tmp_path):
     lines = [line.split() for line in ran.stdout.splitlines()]
     assert {name for name, _, _ in lines} == KERNELS
     assert [line for line in lines if line[1] != "0"] == []
-    assert all(int(quotients) > 0 for name, _, quotients in lines if name == "fit")
+    assert all(int(quotients) > 0 for _, _, quotients in lines)
