@@ -76,6 +76,8 @@ class LocalWeights:
         self._module = module
         self.experts = experts
         self._named = {name: v.detach() for name, v in named_atoms(module).items() if name not in frozen}
+        # A share of a mixture is a hundred small matrices: to list them took a tenth of the time of encoding them.
+        self._blocks = dict[Span, tuple[Blocks, list[tuple[Span, Tensor]]]]()
         self._trained = trained_cover(self._spec.model, experts)
         self._frozen = [place for place in self._arena.placements if place.name in frozen]
 
@@ -86,7 +88,7 @@ class LocalWeights:
     def detach_module(self) -> None:
         """Forget the module: `move_to` gives another one."""
         self._module = nn.Module()
-        self._named = {}
+        self._named, self._blocks = {}, {}
         self._frozen = []
 
     def move_to(self, module: nn.Module, experts: bytes, trained: Mapping[str, Tensor]) -> None:
@@ -145,14 +147,23 @@ class LocalWeights:
         return all(is_readable(value) for value in self._named.values() if value.dim() == 2)
 
     def blocks(self, span: Span) -> Blocks:
-        """L of chunks that are trained here: matrices where they stand, vectors copied. Only if `are_readable`."""
-        parts = list[tuple[Tensor, int, int]]()
-        for part, place in bridge.parts_of(self._arena, span):
-            if len(place.shape) == 2:
-                parts.append((self._named[place.name], part.start - place.first_chunk, part.chunks))
-            else:
-                parts.append((self.rows(part).view(-1, SIDE), 0, part.chunks))
-        return blocks_of(parts)
+        """L of chunks that are trained here: matrices where they stand, vectors copied. Only if `are_readable`.
+
+        What it returned before for the same span is not to be read any more.
+        """
+        if span not in self._blocks:
+            parts, copies = list[tuple[Tensor, int, int]](), list[tuple[Span, Tensor]]()
+            for part, place in bridge.parts_of(self._arena, span):
+                if len(place.shape) == 2:
+                    parts.append((self._named[place.name], part.start - place.first_chunk, part.chunks))
+                else:
+                    copies.append((part, torch.empty((part.chunks, CHUNK))))
+                    parts.append((copies[-1][1].view(-1, SIDE), 0, part.chunks))
+            self._blocks[span] = blocks_of(parts), copies
+        blocks, copies = self._blocks[span]
+        for part, into in copies:
+            self.rows(part, into)
+        return blocks
 
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
         """A ← L on rows that a payload holds now. `sent` is set when all of a round's cover has been."""

@@ -5,6 +5,7 @@ at a time: `is_sound` of every slab first, then `encode_rows` of every slab. The
 against a plain version in torch (tests/plain).
 """
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from atoll.node.learning.compress.blocks import Blocks, add_up, are_sound, blocks_of_rows, clear_padding, part_of
 from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
-from atoll.node.learning.compress.reading import sparse_shape
+from atoll.node.learning.compress.reading import SparseShape, sparse_shape
 from atoll.node.learning.compress.selecting import (
     HIGHS,
     SHAPES,
@@ -88,8 +89,13 @@ def _run(layout: Layout, arrays: tuple[Any, Any, bool, Any], beta: Any, at: int,
     if layout.is_dense:
         shape = dense_shape(layout)
         return bool(encode_dense(*arrays, beta, at, out, shape, dense_scratch(shape.block)))
-    offsets, own = layout.offsets, encode_scratch(layout.k)
-    return bool(_encode_chunks(*arrays, beta, at, out, offsets, sparse_shape(layout), norms_of(layout.k), own))
+    return bool(_encode_chunks(*arrays, beta, at, out, *_plan_of(layout), encode_scratch(layout.k)))
+
+
+@lru_cache(maxsize=8)
+def _plan_of(layout: Layout) -> tuple[tuple[int, ...], SparseShape, Doubles]:
+    """What a sparse layout's encoder is given; a share of a mixture is many calls for one payload."""
+    return layout.offsets, sparse_shape(layout), norms_of(layout.k)
 
 
 def encode_scratch(k: int) -> Any:

@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.checkpoint.local import check_saved
+from atoll.node.learning.compress.encoding import blank_payload, encode_rows
 from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.outer.fixed import clear, padding_of, to_fixed, to_float
 from atoll.node.worker.local_weights import LocalWeights, carries
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ledger.coverage import cover_of, rest_of
 from atoll.protocols.run.arena import Span, arena_of
+from atoll.protocols.run.payload import Layout
 from atoll_bench.delayed import LateRule
 from atoll_bench.module_values import fill_module, read_module
 from tests.node.worker.session_home import SPEC
@@ -242,6 +244,28 @@ def test_the_module_is_lent_and_comes_back():
         fail()
     assert torch.equal(world.local(), before)
     assert torch.equal(world.weights.anchor_C4096, anchor)
+
+
+def moved_by_encoding(weights):
+    """L as an encoder reads it where it stands: it becomes the anchor."""
+    span = Span(0, ARENA.chunks)
+    anchor, residual = torch.zeros((2, ARENA.chunks, 4096))
+    layout = Layout("int8", ARENA.chunks, 4096)
+    encode_rows(blank_payload(layout), layout, 0, residual, anchor, weights.blocks(span), 0.0)
+    return anchor
+
+
+def test_blocks_are_the_weights_of_now_in_whatever_module_they_are():
+    world = World()
+    assert torch.equal(moved_by_encoding(world.weights), world.local())
+    world.train(1)
+    assert torch.equal(moved_by_encoding(world.weights), world.local()), "vectors are copied again"
+    left, world.module = world.module, Decoder(world.spec.model)
+    world.weights.move_to(world.module, b"", world.weights.trained())
+    fill_module(left, torch.zeros_like(world.local()), ARENA)
+    world.train(2)
+    assert world.local().any()
+    assert torch.equal(moved_by_encoding(world.weights), world.local()), "of the module it moved to"
 
 
 def test_rows_are_copies():

@@ -91,9 +91,9 @@ def few_of(
         at = t // most * columns + tl.load(column + t % most, mask=here, other=0, cache_modifier=".cg")
         a = tl.load(out + at, mask=here, other=0.0, cache_modifier=".cg")
         kept = here & (magnitudes(a) >= low)
-        found = tl.sum(kept.to(tl.int32), 0)
-        kept = kept & (t * 0 + found <= most)
         to = tl.cumsum(kept.to(tl.int32), 0) - 1
+        found = tl.sum(kept.to(tl.int32), 0)
+        kept = kept & (to < most)
         tl.store(place + to, at, mask=kept)
         tl.store(value + to, a, mask=kept)
     return found

@@ -84,13 +84,13 @@ def _some(value: tl.tensor, start: tl.tensor, number: tl.tensor, group: tl.const
 @kernel
 def _deposit(out: tl.tensor, field: tl.tensor, bit: tl.tensor, bits: tl.constexpr) -> None:
     """The bytes of `bits` bits: fields of at most 12 bits, each from a bit of its own on; none share a bit."""
-    word, shift = bit[:, None] >> 5, bit & 31
-    # A field lies in one word or goes on in the next; a shift by 32 has no meaning.
-    here, beyond = (field << shift)[:, None], ((field >> 1) >> (31 - shift))[:, None]
     for first in range(0, bits, 32 * _WORDS):
-        w = first // 32 + tl.arange(0, _WORDS)[None, :]
-        # So their sum is their union.
-        whole = tl.sum(tl.where(word == w, here, tl.where(word + 1 == w, beyond, 0)), 0)
+        shift = bit[:, None] - (first + 32 * tl.arange(0, _WORDS)[None, :])
+        # Only shifts of 0 … 31 have a meaning.
+        left = field[:, None] << tl.minimum(tl.maximum(shift, 0), 31)
+        right = field[:, None] >> tl.minimum(tl.maximum(-shift, 0), 31)
+        # A field that begins before a word ends in it, or not even that: then nothing is left of it.
+        word = tl.sum(tl.where(shift < 0, right, tl.where(shift < 32, left, 0)), 0)
         b = tl.arange(0, 4)[None, :]
         at = first // 8 + tl.arange(0, _WORDS)[:, None] * 4 + b
-        tl.store(out + at, (whole[:, None] >> (8 * b)).to(tl.uint8), mask=at < (bits + 7) // 8)
+        tl.store(out + at, (word[:, None] >> (8 * b)).to(tl.uint8), mask=at < (bits + 7) // 8)

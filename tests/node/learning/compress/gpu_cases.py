@@ -90,6 +90,15 @@ def test_any_values(data):
     same(*map(torch.from_numpy, drawn), data.draw(st.sampled_from([0.0, 0.95, 1.0])), data.draw(st.integers(1, 5)))
 
 
+@pytest.mark.parametrize("k", [16, 300])
+def test_sizes_of_many_octaves_are_added_in_their_order(k):
+    """Sums of these are rounded, so no other order will do; 300 wants vectors of 1024 candidates."""
+    made = torch.Generator().manual_seed(k)
+    octaves = torch.randint(-60, 60, (1, 4096), generator=made)
+    residual = torch.exp2(octaves.float()) * (1 + torch.rand((1, 4096), generator=made))
+    same(residual, torch.zeros((1, 4096)), torch.zeros((1, 4096)), 1.0, k)
+
+
 def test_slabs_are_put_together(monkeypatch):
     monkeypatch.setattr(gpu_encoding, "SLAB_CHUNKS", 3)
     same(*arms(1), 0.95, 5)

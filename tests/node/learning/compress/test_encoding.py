@@ -191,3 +191,15 @@ def test_a_weight_that_cannot_be_sent_is_found_where_it_stands(at, value):
     assert not is_sound(blocks_of([(matrix, 0, 12)]))
     matrix[at] = 2.0**63
     assert is_sound(blocks_of([(matrix, 0, 12)]))
+
+
+@pytest.mark.parametrize(("first", "count"), [(0, 12), (1, 11), (2, 3), (5, 2), (7, 1), (3, 9)])
+def test_weights_of_some_blocks_are_looked_at_and_no_others(first, count):
+    """Blocks of a matrix of 3 × 4 of them, from any on, the last of each row and column cut."""
+    for block in range(12):
+        matrix = torch.zeros((130, 200))
+        row, col = divmod(block, 4)
+        for at in ((64 * row, 64 * col), (min(64 * row + 63, 129), min(64 * col + 63, 199))):
+            matrix[at] = float("nan")
+            assert is_sound(blocks_of([(matrix, first, count)])) == (not first <= block < first + count)
+            matrix[at] = 0
