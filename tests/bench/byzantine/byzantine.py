@@ -83,7 +83,9 @@ async def measure(
             for attack, share in [(None, 0), *((attack, share) for share in judged for attack in chosen)]
             if rule in names or attack is None
         )
-    found = (rows_of(rule, losses.found, rates, drawn, chosen, shares=judged, dirichlet=dirichlet) for rule in names)
+    found = (
+        rows_of(rule, losses.found, rates, drawn, chosen, shares=judged, dirichlet=dirichlet) for rule in names
+    )
     rows = [*audited, *(each for rows in found for each in rows)]
     sizes = () if attacks else (8,) if quick else (8, 16, 64)
     return rows + [
@@ -124,7 +126,7 @@ def chosen_attacks(words: str) -> tuple[str, ...]:
 
 
 def chosen_shares(words: str) -> Mapping[int, Bar | None]:
-    """The percents of liars that are named, commas between, with their bars; all without words. Raises ConfigError."""
+    """Named percents of liars, commas between, with their bars; all without words. Raises ConfigError."""
     legal = {str(share): share for share in SHARES}
     for word in filter(None, words.split(",")):
         if word not in legal:
