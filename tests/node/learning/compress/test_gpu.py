@@ -29,9 +29,11 @@ def run(*args, **env):
     return subprocess.run([sys.executable, *args], cwd=ROOT, env=whole, capture_output=True, text=True)
 
 
-def test_the_kernels_give_the_cpus_bits():
+@pytest.mark.parametrize("cases", ["any_values", "not any_values"])
+def test_the_kernels_give_the_cpus_bits(cases):
     mode = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/node/learning/compress/gpu_cases.py", **mode)
+    file = "tests/node/learning/compress/gpu_cases.py"
+    ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", file, "-k", cases, **mode)
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-2000:]
     assert " passed" in ran.stdout
     assert "skipped" not in ran.stdout
