@@ -63,7 +63,7 @@ def final_sets(node) -> list[set]:
 def test_members_that_propose_themselves_alone_do_not_get_the_run(world, members, liars, sulk, rounds):
     """At most a third of the members; of two, one that does not stop finality as well.
 
-    A gang proposes where one of it owns the first attempt, which is a matter of the run's id and of the round. In a
+    A gang proposes where one of it owns the first attempt, which follows from the run's id and the round. In a
     run of ten rounds one of three may have no such turn: then it proposes nothing, and nobody is told of anything.
     """
 
