@@ -3,17 +3,16 @@
 Between daemon and worker, and between a worker and the processes of its other devices.
 """
 
-import contextlib
 import os
-import select
-from typing import Any, cast
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from atoll.p2p.host.framing import PREFIX_BYTES, frame_size, framed
 from atoll.protocols import codec
-from atoll.protocols.errors import LocalFault
+from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.local.worker_messages import FRAME_MAX_BYTES, ReplyEnvelope, RequestEnvelope
-
-PIPE_BYTES = 65536
 
 
 def frame(message: Any) -> bytes:
@@ -44,42 +43,76 @@ def _exactly(fd: int, size: int) -> bytes | None:
 
 
 class Inbox:
-    """The worker's end for requests: blocking, or polled between two inner steps."""
+    """The worker's end for requests: waited for, or polled between two inner steps. A thread reads them."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._waker, False)
+        self._news = threading.Condition()
+        self._arrived = deque[RequestEnvelope | DecodeError | None]()
+        self._is_woken = False
+        self._is_answered: Callable[[RequestEnvelope], bool] = lambda request: False
+        threading.Thread(target=self._read_all, name="inbox", daemon=True).start()
+
+    def answer_beside(self, is_answered: Callable[[RequestEnvelope], bool]) -> None:
+        """Call this with each request as it arrives, in the reading thread: `receive` returns no answered one."""
+        self._is_answered = is_answered
 
     def wake(self) -> None:
         """End a `wait`, the next one if none is under way. Any thread may call it."""
-        with contextlib.suppress(BlockingIOError):  # it is full of calls already
-            os.write(self._waker, b"!")
+        with self._news:
+            self._is_woken = True
+            self._news.notify()
 
     def wait(self) -> bool:
         """Until `receive` would find something at once (True), or until `wake` (False)."""
-        readable, _, _ = select.select([self._fd, self._woken], [], [])
-        if self._woken in readable:
-            os.read(self._woken, PIPE_BYTES)
-        return self._fd in readable
+        with self._news:
+            self._news.wait_for(lambda: self._is_woken or bool(self._arrived))
+            self._is_woken = False
+            return bool(self._arrived)
 
     def has_request(self) -> bool:
         """Whether `receive` would find a request (or the daemon's end) at once."""
-        return bool(select.select([self._fd], [], [], 0)[0])
+        return bool(self._arrived)
 
     def receive(self) -> RequestEnvelope | None:
-        """Wait for the next request; None when the daemon is gone."""
-        return cast(RequestEnvelope | None, read_frame(self._fd, RequestEnvelope))
+        """Wait for the next request; None when the daemon is gone. Raises DecodeError."""
+        with self._news:
+            self._news.wait_for(lambda: bool(self._arrived))
+            first = self._arrived[0]
+            if isinstance(first, RequestEnvelope):
+                self._arrived.popleft()
+        # The end stays, and so do bytes that are no request: nothing comes after them.
+        if isinstance(first, DecodeError):
+            raise first
+        return first
+
+    def _read_all(self) -> None:
+        last: DecodeError | None = None
+        try:
+            while (request := read_frame(self._fd, RequestEnvelope)) is not None:
+                if not self._is_answered(request):
+                    self._put(request)
+        except DecodeError as error:
+            last = error
+        finally:  # after a bug too, whose traceback is in the log: who receives would wait for ever
+            self._put(last)
+
+    def _put(self, one: RequestEnvelope | DecodeError | None) -> None:
+        with self._news:
+            self._arrived.append(one)
+            self._news.notify()
 
 
 class ReplyWriter:
-    """The worker's end for replies."""
+    """The worker's end for replies, of any thread."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._one_at_a_time = threading.Lock()
 
     def send(self, reply: ReplyEnvelope) -> None:
         """Write one reply completely. Raises BrokenPipeError when the daemon is gone."""
         rest = memoryview(frame(reply))
-        while rest:
-            rest = rest[os.write(self._fd, rest) :]
+        with self._one_at_a_time:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]

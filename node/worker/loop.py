@@ -2,7 +2,8 @@
 
 While a round is trained, requests are served between two inner steps, and the work of those about the fold
 is done beside the steps (background_fold); a round that waits for a fold goes on after the
-request that brings it.
+request that brings it. Openings of our Reductions do not wait for the end of a step: a step of a slow member
+takes longer than the patience of those that audit it.
 The process ends when the daemon's end of the pipe does.
 """
 
@@ -39,6 +40,8 @@ class Worker:
         self._background = BackgroundFold(inbox.wake)
         self._progress_at = 0.0
         self._spent = TimeAccount(time.monotonic_ns)
+        self._told = self._spent.read()
+        inbox.answer_beside(self._open_beside)
 
     def run(self) -> None:
         """Serve until Stop or until the daemon is gone."""
@@ -167,7 +170,17 @@ class Worker:
         self._reply(number, worker_messages.StartProgress(phase))
 
     def _reply(self, number: int, answer: worker_messages.Answer | worker_messages.StartProgress) -> None:
-        self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._spent.read()))
+        self._told = self._spent.read()
+        self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._told))
+
+    def _open_beside(self, request: worker_messages.RequestEnvelope) -> bool:
+        """Answer a request for an opening, in the inbox's thread; it only reads. Returns whether it was one."""
+        if self._session is None or not isinstance(request.ask, worker_messages.OpenRequest):
+            return False
+        opening = answered(partial(self._session.answer, request.ask))
+        with contextlib.suppress(BrokenPipeError):  # the daemon is gone, which `run` is told next
+            self._outbox.send(worker_messages.ReplyEnvelope(request.id, opening, self._told))
+        return True
 
 
 def answered(work: Callable[[], A]) -> A | worker_messages.FailureReply:

@@ -169,10 +169,10 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
 
 
 def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
-    """Whether the first ballot proposes a set with a Reduction that is proven wrong."""
-    # Later ballots may be bound to such a set, because a quorum may have voted for it before the proof came: they
-    # must be able to end.
-    return proposal.ballot.attempt == 0 and not state.refuted.isdisjoint(proposal.contributions)
+    """Whether one of the first ballots proposes, unbound, a set with a Reduction that is not believed."""
+    # Bound ones must be able to end. So must a round in which each voter got no answer about another Reduction.
+    early = proposal.ballot.attempt < len(state.voters) and not state.refuted.isdisjoint(proposal.contributions)
+    return early and not bound_proposals(state.book, state.voters, proposal.ballot, state.equivocators)
 
 
 # --- which sets get votes -------------------------------------------------------------------------

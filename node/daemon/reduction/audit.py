@@ -5,9 +5,10 @@ about one chunk of many is found as soon as one that lies about one of few.
 """
 
 import asyncio
+import itertools
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -74,6 +75,7 @@ class ReducerAuditor:
     """Returns how long a reducer may take for one opening, in seconds."""
     rng: random.Random
     """Chooses what is opened: reducers must not know it before they publish."""
+    _openings: Iterator[int] = field(default_factory=itertools.count)
     _openings_given: dict[tuple[PeerId, Digest], int] = field(default_factory=dict)
 
     def may_ask(self, peer: PeerId, claim: Claim) -> bool:
@@ -150,7 +152,8 @@ class ReducerAuditor:
 
     async def _judge(self, claim: Claim, covered: tuple[Offer, ...], opening: Opening, chunk: int) -> Outcome:
         """Publish the opening as the proof of a fault, if the worker finds that it proves one."""
-        path = self.spool / f"{claim.entry.hex()}-{chunk}.proof"
+        # Our own question and a complaint may be about one chunk: each deletes its file when it is judged.
+        path = self.spool / f"{claim.entry.hex()}-{chunk}-{next(self._openings)}.proof"
         try:
             if not opening.span.holds(chunk):
                 raise DecodeError("opening: of other chunks than was asked for")

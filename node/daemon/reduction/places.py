@@ -3,6 +3,9 @@
 All members fold the same final sets in the same order, so all name the same reducers, and nobody's opinion of a
 reducer enters. Who was proven to lie, or answers nobody, misses final sets; it is passed over twice as long each
 time (truncated binary exponential back-off). A Reduction in a final set clears the member.
+
+If finality is slow, a round may close before the final set that names its reducers is known. Then nobody reduces,
+or only those that closed it last. So a set counts misses only if at least half of its reducers are in it.
 """
 
 from collections.abc import Collection, Mapping
@@ -52,6 +55,9 @@ def after(
     final set and the round whose reducers it names.
     """
     found = dict(misses)
+    # Less than a third of the members lie, so liars alone are never half: one that proposes its late Reduction, in
+    # a round that the others closed without a plan, would else be the only reducer left.
+    counts_misses = 2 * len({*present}.intersection(reducers)) >= len(reducers)
     for peer in reducers:
         before = found.get(peer)
         # Its reducers were named before the last miss was known: neither a miss nor a Reduction says anything new.
@@ -60,7 +66,7 @@ def after(
         # One Reduction that counts is enough: a reducer that was away is no worse than any other.
         if peer in present:
             found.pop(peer, None)
-        else:
+        elif counts_misses:
             found[peer] = longer(before, number, gap, MOST_DOUBLINGS)
     return found
 

@@ -95,7 +95,7 @@ class Member:
         return codec.encode(Opening(span, b"", b"", (), b"", (), b"", ()))
 
     async def judge(self, ask: JudgeRequest, kind: type[JudgeReply]) -> JudgeReply:
-        name, chunk = Path(ask.path).stem.split("-")
+        name, chunk, _ = Path(ask.path).stem.split("-")
         return JudgeReply(self.council.is_wrong(OpeningAsk(Digest(bytes.fromhex(name)), int(chunk))))
 
     def neighbours(self) -> list[PeerId]:

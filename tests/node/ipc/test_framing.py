@@ -15,12 +15,14 @@ from atoll.protocols.local.worker_messages import (
     FoldRequest,
     Member,
     OpenReply,
+    OpenRequest,
     ReplyEnvelope,
     RequestEnvelope,
     StopRequest,
     TimeSpent,
     VerifyRequest,
 )
+from tests.waiting import HANGS_S
 
 FOLD = FoldRequest(Round(3), (Member(digest(b"e"), PeerId("p"), 64, digest(b"p"), "/a/b"),))
 
@@ -45,7 +47,8 @@ def test_requests_arrive_whole_and_in_order_in_whatever_pieces():
     writer.start()
     assert [inbox.receive() for _ in wanted] == wanted
     writer.join()
-    assert inbox.has_request(), "the end is news too"
+    assert inbox.wait(), "the end is news too"
+    assert inbox.has_request()
     assert inbox.receive() is None
     os.close(read)
 
@@ -80,6 +83,45 @@ def test_frames_above_the_cap_are_neither_sent_nor_read():
     assert frame_size(size_prefix(FRAME_MAX_BYTES), FRAME_MAX_BYTES) == FRAME_MAX_BYTES
     with pytest.raises(DecodeError):
         frame_size(size_prefix(FRAME_MAX_BYTES + 1), FRAME_MAX_BYTES)
+
+
+def test_what_is_answered_as_it_arrives_is_not_received():
+    read, write = os.pipe()
+    inbox, seen = Inbox(read), list[RequestEnvelope]()
+    inbox.answer_beside(lambda request: seen.append(request) or isinstance(request.ask, OpenRequest))
+    wanted = [RequestEnvelope(1, FOLD), RequestEnvelope(2, OpenRequest(Round(3), 7)), RequestEnvelope(3, FOLD)]
+    os.write(write, b"".join(map(frame, wanted)))
+    assert [inbox.receive(), inbox.receive()] == [wanted[0], wanted[2]]
+    assert seen == wanted
+    os.close(write)
+    assert inbox.receive() is None
+    os.close(read)
+
+
+def test_a_bug_in_what_answers_ends_the_worker_and_hangs_nobody(monkeypatch):
+    read, write = os.pipe()
+    told = threading.Event()
+    monkeypatch.setattr(threading, "excepthook", lambda _: told.set())
+    inbox = Inbox(read)
+    inbox.answer_beside(lambda request: 1 // 0)
+    os.write(write, frame(RequestEnvelope(1, FOLD)))
+    assert inbox.wait()
+    assert inbox.receive() is None
+    assert told.wait(HANGS_S)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_wait_is_ended_from_another_thread():
+    read, write = os.pipe()
+    inbox = Inbox(read)
+    threading.Timer(0.01, inbox.wake).start()
+    assert not inbox.wait()
+    inbox.wake()
+    assert not inbox.wait(), "the next one, if none is under way"
+    os.close(write)
+    assert inbox.wait()
+    os.close(read)
 
 
 def test_bytes_that_are_no_request_are_refused():

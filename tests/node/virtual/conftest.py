@@ -90,8 +90,9 @@ from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, Oute
 from atoll.protocols.run.slices import ReduceSpec
 from atoll_bench.topology.topology_peer import twisted
 
-PRESETS_PACE = replace(preset("tiny", Identity(bytes(32)).peer_id, 1).pace, least_256=256)
-"""When rounds close as in the presets. Members take all steps: how few a slow one takes is for tests of that."""
+PRESETS_PACE = preset("tiny", Identity(bytes(32)).peer_id, 1).pace
+"""When rounds close as in the presets. Where none is reduced, members take all steps: how few a slow one takes
+is for tests of that."""
 HALF = {"quorum_256": 128, "grace_256": 256, "lease_s": 20.0}
 """For tests in which some of few nodes go on at once: three quarters of three nodes are all three."""
 EXPERTS = 8
@@ -129,7 +130,7 @@ def run_spec(
             holders=holders,
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
-        pace=replace(PRESETS_PACE, **{"min_members": members, **pace}),
+        pace=replace(PRESETS_PACE, **({} if reduce else {"least_256": 256}), **{"min_members": members, **pace}),
         reduce=reduce,
     )  # fmt: skip
 
@@ -188,6 +189,8 @@ class FakeWorker:
         self.busy_s = 0.0
         """Time of all steps."""
         self._trains = 0
+        self._step_ends_s: list[float] = []
+        """When each step of the round at hand ends."""
         self._moved = asyncio.Event()
         self.final, self.state = -1, digest(b"genesis")
         self.open: dict[int, FoldRequest] = {}
@@ -280,6 +283,8 @@ class FakeWorker:
                 self.pending, self.unsafe = (*self.pending, *self.unsafe), ()
                 return SaveReply()
             case ReduceRequest() | OpenRequest() | JudgeRequest():
+                if not isinstance(ask, OpenRequest):
+                    await self._end_of_step()
                 return self._on_slices(ask)
             case VerifyRequest(path, _, _, rows, (span,)):
                 self.slices.check(memoryview(Path(path).read_bytes()), rows, span)
@@ -381,6 +386,13 @@ class FakeWorker:
         seed = torch.Generator().manual_seed(luck.getrandbits(32))
         return encode(torch.randn((self.layout.chunks, 4096), generator=seed) * 1e-3, self.layout.k)
 
+    async def _end_of_step(self) -> None:
+        """The real worker reduces and judges between two steps, however long a step is."""
+        life, now_s = self.lives, asyncio.get_running_loop().time()
+        await asyncio.sleep(min((end for end in self._step_ends_s if end > now_s), default=now_s) - now_s)
+        if life != self.lives:
+            raise WorkerDied("the worker process ended")
+
     def _on_slices(self, ask: ReduceRequest | OpenRequest | JudgeRequest) -> Answer:
         assert self.slices is not None
         match ask:
@@ -411,12 +423,14 @@ class FakeWorker:
 
         Fractions of a second would cost more than they show: all steps in one sleep.
         """
-        before_s = trained_s
+        before_s, began_s = trained_s, asyncio.get_running_loop().time()
+        self._step_ends_s = []
         while done < min(count, budget.steps):
             # What does not depend on the number of sequences: the optimizer, above all.
             share = self.fixed + (1 - self.fixed) * budget.sequences / self.spec.inner.batch
             trained_s, done = trained_s + share * self.train_s / STEPS, done + 1
             budget.took_step(done, trained_s)
+            self._step_ends_s.append(began_s + trained_s - before_s)
         await asyncio.sleep(trained_s - before_s)
         self._check_life(now)
         self.busy_s += trained_s - before_s

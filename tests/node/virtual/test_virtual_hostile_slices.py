@@ -39,11 +39,14 @@ def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, kind):
 
 @pytest.mark.parametrize("at", [1, 6])
 def test_a_payload_of_another_under_ones_own_rows(world, at):
-    """Whoever adds whole payloads up must see what those see who add rows up: as a whole it counts nowhere."""
+    """Whoever adds whole payloads up must see what those see who add rows up: as a whole it counts nowhere.
+
+    The liar takes all steps, to be the last: it copies what another has announced.
+    """
     said = []
 
     async def story() -> None:
-        async with world(ROUNDS, 4, reduce=SPEC) as w:
+        async with world(ROUNDS, 4, reduce=SPEC, least_256=256) as w:
             for number in range(4):
                 w.start(number, train_s=8.0 if number < 3 else 12.0)
 

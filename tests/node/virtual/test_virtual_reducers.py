@@ -1,6 +1,7 @@
 """Whole nodes beside a reducer that lies and does not open its lies: its slice is raw, and it loses its place."""
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Unanswered
@@ -9,10 +10,15 @@ from atoll.protocols.run.slices import ReduceSpec
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
 
 
-@pytest.mark.parametrize("lies_about", [1, None])
-def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, lies_about):
+@pytest.mark.parametrize(("lies_about", "seed"), [(1, 1), (None, 1), (1, 2), (1, 4)])
+def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, lies_about, seed):
+    """In some of these runs it owns the first attempt of a round: finality is slow, plans are known too late."""
+
+    def with_seed(spec):
+        return replace(spec, seed=seed)
+
     async def story() -> None:
-        async with world(14, 4, reduce=CAREFUL) as w:
+        async with world(14, 4, reduce=CAREFUL, adjust=with_seed) as w:
             for number in range(4):
                 w.start(number)
             mute = w.nodes[2]
@@ -24,7 +30,10 @@ def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, 
                 counted = {m.author for parts in node.worker.sliced.values() for p in parts for m in p.reduced}
                 assert mute.peer not in counted, "nothing of it is in a final set"
                 assert counted, "the others' Reductions are"
-            planned = [n for n in range(14) if mute.peer in w.nodes[0].driver.reducer.ledger.plan(n).reducers]
+            plans = [set(w.nodes[0].driver.reducer.ledger.plan(n).reducers) for n in range(14)]
+            planned = [n for n in range(14) if mute.peer in plans[n]]
+            others = {node.peer for node in w.nodes.values()} - {mute.peer}
+            assert all(plan >= others for plan in plans[2:]), "the others keep their places"
             assert planned[:2] == [2, 3]
             assert len(planned) < 8, "it is passed over, ever longer"
             events = (w.nodes[0].home / "events.jsonl").read_text()

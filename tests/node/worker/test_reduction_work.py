@@ -1,12 +1,18 @@
 """Slices in a real session: the bits of whole payloads, a chain that survives restarts, and what goes back."""
 
+import os
+import select
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
+from atoll.node.ipc.framing import Inbox, ReplyWriter, frame, read_frame
+from atoll.node.worker.loop import Worker
+from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
@@ -23,6 +29,8 @@ from atoll.protocols.local.worker_messages import (
     Pending,
     ReduceReply,
     ReduceRequest,
+    ReplyEnvelope,
+    RequestEnvelope,
     Slice,
     VerifyRequest,
 )
@@ -30,10 +38,13 @@ from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.slices import ReduceSpec
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member, said
+from tests.waiting import HANGS_S
 
 torch.set_num_threads(1)
 REDUCED = msgspec.structs.replace(SPEC, reduce=ReduceSpec(above=1, k=K // 2))
 CHUNKS = arena_of(SPEC.model).chunks
+ANSWER_S = 20.0
+"""Most seconds for an opening, which takes milliseconds: the step before it never ends by itself."""
 HALVES = (Span(0, 5), Span(5, CHUNKS))
 
 
@@ -141,6 +152,37 @@ def test_an_opening_is_given_and_a_proof_of_something_else_refused(pair, tmp_pat
     (tmp_path / "proof").write_bytes(b"\x90")
     with pytest.raises(DecodeError):
         pair.mine.ask(JudgeRequest(str(tmp_path / "proof"), Digest(bytes(32))))
+
+
+def test_an_opening_does_not_wait_for_the_end_of_a_step(pair, monkeypatch):
+    """A step of a slow member takes longer than the patience of those that audit it."""
+    pair.train(0)
+    pair.reduce(0)
+    begun, may_end, step = threading.Event(), threading.Event(), RoundTrainer._step
+
+    def long_step(self, *args) -> float:
+        begun.set()
+        assert may_end.wait(HANGS_S)
+        return step(self, *args)
+
+    monkeypatch.setattr(RoundTrainer, "_step", long_step)
+    (asks, daemon), (answers, back) = os.pipe(), os.pipe()
+    worker = Worker(Inbox(asks), ReplyWriter(back))
+    worker._session = pair.mine.session
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        os.write(daemon, frame(RequestEnvelope(1, pair.mine.train_ask(1))))
+        assert begun.wait(HANGS_S)
+        os.write(daemon, frame(RequestEnvelope(2, OpenRequest(Round(0), 3))))
+        assert select.select([answers], [], [], ANSWER_S)[0], "no answer while the step goes on"
+        first = read_frame(answers, ReplyEnvelope)
+        assert not may_end.is_set()
+        assert (first.id, first.answer) == (2, pair.mine.ask(OpenRequest(Round(0), 3)))
+    finally:
+        may_end.set()
+        os.close(daemon)
+        thread.join(HANGS_S)
 
 
 def test_what_does_not_count_in_a_slice_goes_back_there(pair):

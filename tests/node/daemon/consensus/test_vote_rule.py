@@ -17,14 +17,25 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     Idle,
+    ReductionRefuted,
     ReportNarrow,
     RoundClosed,
 )
 from atoll.node.daemon.consensus.voter import is_broad, share_of_ours
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book, add_entry, bound_proposals, owner_of, quorum, voter_order
-from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.records import (
+    MAX_SET,
+    Ballot,
+    Contribution,
+    Prepare,
+    Promise,
+    Proposal,
+    Reduction,
+    Vote,
+)
 from atoll.protocols.ledger.set_limit import first_places
+from atoll.protocols.run.arena import Span
 
 RUN = RunId(digest(b"breadth"))
 PATIENCE_S = 10.0
@@ -303,6 +314,41 @@ def test_a_set_that_may_be_final_elsewhere_is_not_passed_over():
     assert node.votes() == []
     node.hear(b, Promise(Round(1), Ballot(1, b), ()))
     assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]
+
+
+def test_a_later_ballot_that_is_free_gets_no_vote_for_a_reduction_that_is_not_believed():
+    """A liar that opens the second ballot before the first owner proposed would have its lie made final."""
+    a, b, c, d = deciders = peers(4)
+    lie = Reduction(Round(1), Span(0, 1), b"\x0f", (), *[digest(b"of the lie")] * 4, b"")
+    for attempt, owner in ((0, a), (1, b), (2, c), (4, a), (5, b)):
+        node = Voter(deciders, d).close(*deciders)
+        node.state = replace(node.state, attempt=attempt)
+        named_too = node.hear(b, lie)
+        node.feed(EntryPayloadHeld(named_too), ReductionRefuted(named_too))
+        names = tuple(sorted((*named(*deciders), named_too)))
+        ballot = Ballot(attempt, owner)
+        node.hear(owner, Prepare(Round(1), ballot))
+        for peer in (a, b, c):
+            node.hear(peer, Promise(Round(1), ballot, ()))
+        node.hear(owner, propose(names, owner, attempt))
+        # From the second turn of an owner on: each voter may doubt another one, and the round must end.
+        assert [vote.ballot for vote in node.votes()] == ([ballot] if attempt >= 4 else []), attempt
+
+
+def test_a_later_ballot_that_is_bound_gets_a_vote_for_a_reduction_that_is_not_believed():
+    a, b, c, d = deciders = peers(4)
+    lie = Reduction(Round(1), Span(0, 1), b"\x0f", (), *[digest(b"of the lie")] * 4, b"")
+    node = Voter(deciders, d).close(*deciders)
+    named_too = node.hear(b, lie)
+    node.feed(EntryPayloadHeld(named_too), ReductionRefuted(named_too))
+    body = propose(tuple(sorted((*named(*deciders), named_too))), a)
+    voted_for(node, body, a, c)
+    node.hear(b, Prepare(Round(1), Ballot(1, b)))
+    for peer in (a, c):
+        node.hear(peer, Promise(Round(1), Ballot(1, b), ()))
+    node.hear(b, replace(body, ballot=Ballot(1, b)))
+    node.feed(FinalityTick(PATIENCE_S))
+    assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)], "b's vote may have made it final"
 
 
 def test_a_proposal_without_a_quorum_of_promises_gets_no_vote():

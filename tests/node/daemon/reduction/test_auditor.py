@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.reduction import Opening
+from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.slices import ReduceSpec
 from tests.bench.reducers.council import Council, Lie, shipped
@@ -100,3 +102,42 @@ def test_garbage_is_no_answer_and_its_sender_is_blamed(audit, answer):
 def test_a_reducer_that_cannot_be_reached_may_be_gone(audit):
     assert audit(Net(Unreachable("no route"), is_connected=False)) == (Outcome.UNREACHED, False, [False])
     assert audit(Net(Unreachable("stream reset"))) == (Outcome.UNANSWERED, False, [True])
+
+
+def test_two_questions_about_one_chunk_have_a_file_each(small, tmp_path):
+    """A complaint may come while this node's own question about the chunk is judged."""
+    world, asked, found = small.world, list[JudgeRequest](), list[bytes]()
+    claim = world.reduce(1, small.offers)
+    ledger = ReductionLedger(world.peers[0], world.rules, ReduceSpec(above=1, gap=2, k=16))
+    for entry in world.entries.values():
+        ledger.add(entry)
+    ledger._plans[0] = world.plan
+
+    both_asked, first_done = asyncio.Event(), asyncio.Event()
+
+    async def judge(ask, _):
+        """The first answer comes when both files are there, the second one when the first file is gone."""
+        asked.append(ask)
+        if len(asked) == 1:
+            await both_asked.wait()
+        else:
+            both_asked.set()
+            await first_done.wait()
+        found.append(Path(ask.path).read_bytes())
+        return JudgeReply(False)
+
+    async def story():
+        net = Net(opening(claim.body.span.start))
+        auditor = ReducerAuditor(
+            net=net, ledger=ledger, spool=tmp_path, ask=judge, publish=None, on_fault=None, on_unanswered=None,
+            patience_s=lambda: 5.0, rng=random.Random(1),
+        )  # fmt: skip
+        net.reducer = claim.author
+        async with asyncio.TaskGroup() as group:
+            first, second = (group.create_task(auditor.open(claim, claim.body.span.start)) for _ in range(2))
+            first.add_done_callback(lambda _: first_done.set())
+        return [first.result(), second.result()]
+
+    assert asyncio.run(story()) == [Outcome.ANSWERED] * 2
+    assert len(found) == 2
+    assert not list(tmp_path.glob("*.proof"))

@@ -50,6 +50,26 @@ def test_a_reduction_in_a_final_set_clears_the_member():
     assert [n for n in range(60) if n not in named["a"]] == [14, 15, 16, 17, 34, 35, 36, 37]
 
 
+def test_a_round_that_closed_before_its_reducers_were_known_says_nothing_about_them():
+    """Finality was slow: none of them reduced it, and all that were there reduce the rounds after."""
+    named = history(60, lambda _, number: 10 <= number < 25)
+    assert all(named[peer] == list(range(60)) for peer in PEERS)
+
+
+def test_misses_count_from_half_of_the_reducers_on():
+    """A liar's Reduction beside none of the others' would else make it the only reducer."""
+    reducers = ("a", "b", "c", "d")
+    assert after({}, 5, reducers, {"d"}, GAP) == {}
+    assert after({}, 5, reducers, {"d", "of another plan", "of none"}, GAP) == {}
+    assert set(after({}, 5, reducers, {"c", "d"}, GAP)) == {"a", "b"}
+
+
+def test_a_reduction_clears_its_member_whether_misses_count_or_not():
+    missed = after({}, 5, PEERS, {"b", "c"}, GAP)
+    assert set(missed) == {"a"}
+    assert after(missed, 5 + 2 * GAP, ("a", "b", "c", "d", "e"), {"a"}, GAP) == {}
+
+
 @given(st.sets(st.tuples(st.sampled_from(PEERS), st.integers(0, 60))), st.integers(2, 9))
 def test_who_misses_nothing_is_always_named_and_nobody_is_passed_over_for_ever(missed, gap):
     named = history(60 + (gap << MOST_DOUBLINGS) + 2 * gap, lambda *one: one in missed, gap)
