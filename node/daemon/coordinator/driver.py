@@ -127,9 +127,16 @@ class Driver:
         self.evaluator.step()
         self.leases.publish_if_due()
         self._cut_ledger()
-        made, moved, applied = self.training.progress, self.net.bytes_moved(), self.finalizer.applied
-        step, waits, works = made.step if made else 0, bool(self.training.waiting), self.worker.asked > 0
-        marks = marks_of(self.round, step, applied, moved.down, fetches=waits, works=works)
+        made = self.training.progress
+        marks = marks_of(
+            self.round,
+            made.step if made else 0,
+            self.finalizer.applied,
+            self.net.bytes_moved().down,
+            fetches=bool(self.training.waiting),
+            works=self.worker.asked > 0,
+            starts=self.worker.starting,
+        )
         self.still = watch(self.still, marks, now)
 
     def _cut_ledger(self) -> None:

@@ -269,6 +269,10 @@ class SwarmListener(Protocol):
 class WorkerProcess(Protocol):
     """The process that trains and folds; `Trainer` implements it."""
 
+    @property
+    def start_moves(self) -> int:
+        """Signs of progress of its starts, which only grow; 0: it was not asked to start yet."""
+
     async def ask(self, ask: Ask, kind: type[A]) -> A:
         """Return the worker's reply. Raises WorkerDied, or the fault that the worker named."""
 
