@@ -349,7 +349,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
         # The authors of all that the set names decide the next round: it cannot begin before they are known.
         unknown = book.unknown(proposal.contributions)
         if unknown:
-            state, more = fetch_missing(state, unknown, (), is_decided=True)
+            state, more = fetch_missing(state, finality_types.FetchMissing(state.deciding, unknown, (), None))
             return state, actions + more
         choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
@@ -391,7 +391,7 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
-        missing=((), (), False),
+        missing={},
         reported=frozenset(),
         attempt=0,
         since=state.now,

@@ -387,9 +387,9 @@ class Driver:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
-            case finality_types.FetchMissing(number, entries, payloads, is_decided):
+            case finality_types.FetchMissing(number, entries, payloads, proposer):
                 if entries:
-                    self.net.require(entries, is_decided=is_decided)
+                    self.net.require(entries, proposer)
                 self._fetch_for_check(number, payloads)
             case finality_types.FetchOrphans(number, wanted, proposals):
                 self.net.fetch_orphans(number, wanted, proposals)

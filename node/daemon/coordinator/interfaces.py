@@ -203,8 +203,8 @@ class NewcomerBudget(Protocol):
     def vouch(self, author: PeerId) -> None:
         """A payload of this author was verified."""
 
-    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
-        """Ask for entries that are not here, whoever wrote them. `is_decided`: a quorum voted for their set."""
+    def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
+        """Ask for entries that a proposer names and that are not here. None: a quorum voted for their set."""
 
     def end_replay(self) -> None:
         """All entries on disk were replayed, and those that the first exchange brought. Raises DiskFault."""

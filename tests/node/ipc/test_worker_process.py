@@ -506,7 +506,7 @@ async def test_a_start_that_stands_still_is_ended_said_and_begun_again(rig, look
         await eventually(lambda: one.pid)
         first = one.pid
         os.kill(first, signal.SIGSTOP)
-        await eventually(lambda: one.trainer.trouble)
+        await eventually(lambda: one.trainer.trouble, limit_s=30.0)
         assert one.trainer.trouble == f"{module.STOOD_STILL} (1 of 5 times): see {one.log}"
         assert one.why == module.STOOD_STILL
         assert is_gone(first)

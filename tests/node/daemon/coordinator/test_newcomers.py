@@ -29,10 +29,10 @@ class Net:
     """Remembers what the budget was told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
+        self.told: list[tuple[object, ...]] = []
 
     def __getattr__(self, name: str):
-        return lambda what, **more: self.told.append((name, [*what] if not isinstance(what, str) else what))
+        return lambda what, *more: self.told.append((name, [*what] if not isinstance(what, str) else what, *more))
 
 
 def test_few_are_all_waited_for() -> None:
@@ -112,7 +112,7 @@ def test_what_a_voter_names_is_kept_and_required() -> None:
     watch.on_entry(SimpleNamespace(author=EVE, body=proposal))
     assert net.told == [], "who is no voter names what it likes"
     watch.on_entry(SimpleNamespace(author=OWNER, body=proposal))
-    assert net.told == [("keep", [ANN]), ("require", [unknown])]
+    assert net.told == [("keep", [ANN]), ("require", [unknown], OWNER)]
     watch.on_final([known])
     assert net.told[2:] == [("accept", [ANN])]
 
