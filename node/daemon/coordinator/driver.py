@@ -158,7 +158,8 @@ class Driver:
             begun = self.history.begin(begun, chosen)
             self.reducer.resume(self.history.reducers)
             if self.history.authors:
-                self.net.accept(self.history.authors)
+                self.net.accept(self.history.authors, by_work=False)
+                self.net.accept(begun.voters)  # the authors of the newest set that the summary stands for
         self.machines.finality = begun
         for entry in entries:
             self._feed_entry_to_finality(entry)
