@@ -12,10 +12,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
