@@ -7,6 +7,7 @@ What peers must agree on is in RunSpec and never here. Unknown keys are errors.
 
 import difflib
 import importlib.metadata
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -31,6 +32,7 @@ MAX_DEVICES = 64
 MOST_AVERAGED = 1 << 16
 """Limit of `average_rounds`: integers lose half as many units of 2⁻²⁴, which is nothing below this."""
 _GPU = r"cuda:(0|[1-9][0-9]?)"
+_DRIVER = Path("/dev/nvidiactl")
 _ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
 _MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
 SAMPLE_S = 60, 7 * 86400
@@ -338,9 +340,14 @@ def _choices(message: str, kind: type[msgspec.Struct]) -> str:
 
 
 def _cuda_here() -> bool:
-    """Whether a CUDA driver is loaded and the installed torch is not a CPU build. Does not import torch."""
+    """Whether a CUDA driver is loaded, shows this process a device, and the installed torch is not a CPU build.
+
+    Does not import torch.
+    """
     try:
         build = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return False
-    return Path("/dev/nvidiactl").exists() and "+cpu" not in build
+    # CUDA's own setting: the empty list and a number that is none hide all devices.
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
+    return _DRIVER.exists() and "+cpu" not in build and shown not in ("", "-1")

@@ -50,7 +50,7 @@ OPTIONS = {
     "experts": ("loss", "device"),
     "slices": ("loss", "preset", "seeds", "store", "device"),
     "convergence": ("store", "part", "minutes", "size", "arms", "rounds", "seeds", "device", "report", "codes"),
-    "byzantine": ("rules", "seeds", "attacks", "dirichlet"),
+    "byzantine": ("rules", "seeds", "attacks", "shares", "dirichlet"),
     "scale": (),
     "heal": ("seeds",),
     "wan": ("nodes", "preset", "rounds", "overlap"),
@@ -109,6 +109,7 @@ LOSS_DEADLINE_S = 6 * 3600.0
 )
 @click.option("--rules", help="byzantine: which, with commas between (mean,nnm).")
 @click.option("--attacks", help="byzantine: only those whose names begin so, commas between (all).")
+@click.option("--shares", help="byzantine: only these percents of liars, commas between (10,20,30,40).")
 @click.option(
     "--dirichlet",
     type=click.FloatRange(0, min_open=True),

@@ -88,9 +88,9 @@ def test_rows_are_judged_against_the_mean_without_liars():
     for seed in (1, 2):
         losses[Case("mean", None, 0, seed, 256)] = 2.0 * seed
         losses[Case("nnm", None, 0, seed, 192)] = 2.01 * seed
-        for liars in (2, 3):
+        for liars in (1, 2, 3, 4):
             losses[Case("nnm", "noise", liars, seed, 192)] = 2.0 * seed
-            losses[Case("nnm", "ALIE", liars, seed, 192)] = 2.1 * seed
+            losses[Case("nnm", "ALIE", liars, seed, 192)] = (2.02 + 0.04 * liars) * seed
     rows = byzantine.rows_of("nnm", losses, {"mean": 256, "nnm": 192}, (1, 2), ("noise", "ALIE"))
     found = {row.metric: row for row in rows}
     assert found["nnm: no attack"].value == pytest.approx(1.005)
@@ -99,12 +99,15 @@ def test_rows_are_judged_against_the_mean_without_liars():
     assert found["nnm: worst at 20 %"].passed is False
     assert found["nnm: worst at 20 %"].note.startswith("ALIE")
     assert found["nnm: worst at 30 %"].passed
+    assert found["nnm: worst at 10 %"].value == pytest.approx(1.03)
+    assert found["nnm: worst at 40 %"].value == pytest.approx(1.09)
+    assert found["nnm: worst at 40 %"].passed is None
 
 
 def test_rows_of_unlike_members_are_judged_against_unlike_members():
     losses = {Case("mean", None, 0, 1, 256): 1.0, Case("mean", None, 0, 1, 256, 0.5): 2.0}
     losses[Case("nnm", None, 0, 1, 256, 0.5)] = 2.1
-    for liars in (2, 3):
+    for liars in (1, 2, 3, 4):
         losses[Case("nnm", "noise", liars, 1, 256, 0.5)] = 2.2
     rates = {"mean": 256, "nnm": 256}
     rows = byzantine.rows_of("nnm", losses, rates, (1,), ("noise",), dirichlet=0.5)
@@ -119,6 +122,13 @@ def test_attacks_are_chosen_by_how_their_names_begin():
     assert byzantine.chosen_attacks("ALIE,adaptive") == ("ALIE", *ADAPTIVE)
     with pytest.raises(ConfigError, match="no attack 'ALEI'"):
         byzantine.chosen_attacks("noise,ALEI")
+
+
+def test_shares_of_liars_are_chosen_by_their_percents():
+    assert list(byzantine.chosen_shares("")) == [10, 20, 30, 40]
+    assert list(byzantine.chosen_shares("40,10")) == [10, 40]
+    with pytest.raises(ConfigError, match="no share of '15' %"):
+        byzantine.chosen_shares("10,15")
 
 
 @pytest.mark.slow(

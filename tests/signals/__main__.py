@@ -3,6 +3,7 @@
 The home is the same one every time, so each start also shows that the end before it left nothing in the way.
 """
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -16,6 +17,8 @@ BUILT = "call node/daemon/app.py:Daemon.run"
 
 def main() -> int:
     """Try all moments, print each end, and return the exit code."""
+    # A shell ignores SIGINT in what it starts in the background, and each node here would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="atoll-signals-") as folder:
         starter = Starter(Path(folder))
         run = starter.make_run()

@@ -26,6 +26,8 @@ LEFT_RANGE = 24
 _UNIT = np.float32(2.0**-VALUE_BITS)
 _UNITS = np.float32(2.0**VALUE_BITS)
 _NOT_FINITE = np.int32(0x7F800000)
+_LEAST_OF_TOP = np.float32(48)
+"""Of e3m0: from here on a value is nearer to level 64 than to 32, in units of its scale."""
 _TRIES = np.array([1 / 48, 1 / 48 * 2**-0.25, 1 / 48 * 2**-0.5, 1 / 48 * 2**-0.75])
 
 
@@ -119,6 +121,10 @@ def _scale_of(values: Floats, levels: Ints32, size: float, width: int, top: int,
     best, least = 0, np.inf
     for t in range(len(_TRIES)):
         half = _half_below(size * _TRIES[t], size / 48, most, single)
+        # Levels follow from a float32 product, which may be rounded to just below 48 where `size` is just above:
+        # the block would end at level 32, and every reader would refuse the payload.
+        while half and np.float32(size * _UNIT) * _inverse(units_of(half)) < _LEAST_OF_TOP:
+            half -= 1
         _levels(values, levels, units_of(half), width, top)
         step = np.float32(units_of(half)) * _UNIT
         error: Any = np.float32(0)
@@ -142,10 +148,16 @@ def _half_below(units: float, limit: float, most: int, single: Floats) -> int:
 
 
 @inlined
+def _inverse(units: int) -> Any:
+    """The float32 by which values of a block are multiplied; 0 for scale 0."""
+    # Part of the bytes: one rounded reciprocal for the block. A division of each value could give other levels.
+    return np.float32(0) if units == 0 else _UNITS / np.float32(units)
+
+
+@inlined
 def _levels(values: Floats, levels: Ints32, units: int, width: int, top: int) -> None:
     """Nearest levels of a block; 0 for a block of scale 0."""
-    # Part of the bytes: one rounded reciprocal for the block. A division of each value could give other levels.
-    inverse = np.float32(0) if units == 0 else _UNITS / np.float32(units)
+    inverse = _inverse(units)
     most = np.float32(2 * top)
     if width == 8:
         for i in range(len(values)):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.node.config import node_config
 from atoll.node.config.guest import GuestConfig
 from atoll.node.config.node_config import NodeConfig, load_config, to_struct
 from atoll.protocols.errors import ConfigError
@@ -151,3 +152,19 @@ def test_a_word_that_is_none_of_the_legal_ones_is_answered_with_these(values, li
     with pytest.raises(ConfigError) as found:
         to_struct(values, NodeConfig)
     assert found.value.line().endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("build", "shown", "device"),
+    [
+        ("2.13.0+cu130", None, "cuda"), ("2.13.0+cu130", "1", "cuda"), ("2.13.0+cpu", None, "cpu"),
+        ("2.13.0+cu130", "", "cpu"), ("2.13.0+cu130", "-1", "cpu"),
+    ],
+)  # fmt: skip
+def test_auto_is_the_cpu_where_torch_would_see_no_gpu(tmp_path, monkeypatch, build, shown, device):
+    monkeypatch.setattr(node_config, "_DRIVER", tmp_path)
+    monkeypatch.setattr(node_config.importlib.metadata, "version", lambda name: build)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if shown is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    assert load_config(tmp_path / "config.toml", {}).device == device

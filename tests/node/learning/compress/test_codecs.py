@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.mean import divisor, outer_step
 from atoll.protocols.errors import ConfigError, DecodeError, Divergence
@@ -20,10 +21,12 @@ from atoll.protocols.run.payload import (
     DENSE_BLOCK,
     HEADER_BYTES,
     MAX_Q,
+    MOST_SCALE,
     NUMBERS,
     ONE_FP16,
     SCALE_MASK,
     TOP_LEVEL,
+    VALUE_BITS,
     Layout,
     payload_bytes,
 )
@@ -257,3 +260,25 @@ def test_levels_of_e3m0_are_the_nearest():
     exact = values[0, :256].numpy().astype(np.float64) * 2**26
     best = np.abs(exact[:, None] - levels).min(1)
     assert np.allclose(np.abs(exact - q[0, :256].numpy()), best, rtol=1e-4, atol=2)
+
+
+def test_the_largest_value_of_a_block_of_e3m0_reaches_the_top_level_at_every_scale():
+    """A block for each fp16 scale: its largest value is the least that reaches level 64 in exact arithmetic, and
+    the others are level 32, so that no other scale fits better.
+
+    At 731 of the 12,800 scales the float32 product is below 48: the block ended at 32, and nobody read the payload.
+    """
+    scales, block = MOST_SCALE["e3m0"], DENSE_BLOCK["e3m0"]
+    chunks = -(-scales * block // 4096)
+    blocks = np.zeros((chunks * 4096 // block, block), np.float32)
+    units = np.array([units_of(half) for half in range(1, scales + 1)]) * 2.0**-VALUE_BITS
+    least = (48 * units).astype(np.float32)
+    blocks[:scales] = 32 * units[:, None]
+    blocks[:scales, 7] = np.where(least >= 48 * units, least, np.nextafter(least, np.float32(np.inf)))
+    values = torch.from_numpy(blocks.reshape(chunks, 4096))
+    nothing, codec = torch.zeros_like(values), codec_of("e3m0", 4096)
+    raw = codec.encode(values.clone(), nothing, nothing, 1.0)
+    codec.check(raw, chunks)
+    q = decode(raw, "e3m0", chunks, 4096)[0].numpy().reshape(blocks.shape)[:scales]
+    assert q.all()
+    assert (q == q[:, :1] * np.where(np.arange(block) == 7, 2, 1)).all()
