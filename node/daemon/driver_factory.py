@@ -28,12 +28,7 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.coordinator.payload_fetcher import (
-    PayloadFetcher,
-    PayloadRecord,
-    legal_size,
-    verification_of,
-)
+from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
@@ -45,6 +40,7 @@ from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.local.contribution_forms import PayloadRecord, legal_size, verification_of
 from atoll.protocols.local.worker_messages import VerifyReply
 
 Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]

@@ -211,9 +211,9 @@ class SwarmNetwork:
         is_member = self._is_accepted and self._me not in self._excluded
         return "" if is_member else self._swarm.replication.refusal
 
-    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
+    def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """See Swarm.require."""
-        self._swarm.require(entries, is_decided=is_decided)
+        self._swarm.require(entries, proposer)
 
     def end_replay(self) -> None:
         """See Swarm.end_replay."""

@@ -22,7 +22,7 @@ from atoll.node.checkpoint.universal import (
     to_json,
 )
 from atoll.node.daemon.certificates.certificate import PROOF_MAX_BYTES, gather, read_proof
-from atoll.node.daemon.consensus.epochs import chosen_path
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.import_export.export_run import STATE, load_saved, tokenizer_json
 from atoll.node.import_export.join_shards import RUN, TOKENIZER, VOTES, part_of
 from atoll.node.learning.compress.codecs import OnHost

@@ -20,6 +20,7 @@ import msgspec
 
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.start_clock import StartClock
+from atoll.node.ipc.start_moves import StartMoves, cpu_seconds
 from atoll.node.ipc.worker_pipe import WorkerPipe
 from atoll.p2p.host.framing import PREFIX_BYTES
 from atoll.p2p.system.atomic_files import disk
@@ -33,8 +34,12 @@ from atoll.protocols.local.time_spent import TimeSpent
 A = TypeVar("A")
 log = logging.getLogger(__name__)
 
-START_S = 120.0
+START_S = 1800.0
 """Longest start of a worker: it imports torch and builds the model, perhaps on a slow, busy machine."""
+START_STILL_S = 120.0
+"""A worker whose start makes no progress for so long is ended, and started again."""
+START_LOOK_S = 5.0
+"""Time between two looks at a start."""
 STOP_S = 20.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -48,6 +53,7 @@ START_TIMES = "start_times"
 """Beside the worker's log: how long the phases of its newest start took here."""
 DIED = "the worker died"
 OUT_OF_MEMORY = "the kernel ended the worker for lack of memory"
+STOOD_STILL = "the worker stood still while it started"
 MORE_MEMORY = (
     'set recompute = "on" and micro_batch = 1 in config.toml, end other programs, or join a smaller run: '
     "see atoll doctor --fit"
@@ -57,6 +63,10 @@ WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 class WorkerDied(errors.LocalFault):
     """The worker process ended while a request was pending."""
+
+
+class StartStoodStill(WorkerDied):
+    """A start made no progress for too long, or has no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +113,7 @@ class Trainer:
     _is_started: bool = False
     _stopping: bool = False
     _clock: StartClock = field(init=False)
+    _moves: StartMoves = field(default_factory=StartMoves)
 
     def __post_init__(self) -> None:
         self._clock = StartClock(self.log_path.with_name(START_TIMES), time.monotonic)
@@ -116,6 +127,11 @@ class Trainer:
         """How far the worker's start is; None while none is under way."""
         return self._clock.progress()
 
+    @property
+    def start_moves(self) -> int:
+        """Signs of progress of the worker's starts; 0: none was asked to start yet."""
+        return self._moves.count
+
     def statistics(self) -> TrainerStatistics:
         """The worker's process id and restarts."""
         pid = self._pipe.process.pid if self._pipe else 0
@@ -123,7 +139,13 @@ class Trainer:
 
     @property
     def trouble(self) -> str:
-        """What the user must set if the kernel ended the worker last, until a round is saved; else empty."""
+        """Why the worker does not stay; empty: it does.
+
+        If the kernel ended it last: what the user must set, until a round is saved. If its start stood still: that
+        it did, until a start is whole.
+        """
+        if self._why == STOOD_STILL and not self._is_started:
+            return f"{STOOD_STILL} ({self._deaths_in_a_row} of {GIVE_UP_AFTER} times): see {self.log_path}"
         is_short = self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 0
         return f"{OUT_OF_MEMORY}: {MORE_MEMORY}" if is_short else ""
 
@@ -149,7 +171,7 @@ class Trainer:
             if self._deaths_in_a_row >= GIVE_UP_AFTER:
                 raise errors.LocalFault(
                     f"{self._why} {self._deaths_in_a_row} times in a row",
-                    hint=f"its last words are in {self.log_path}" if self._why == DIED else MORE_MEMORY,
+                    hint=MORE_MEMORY if self._why == OUT_OF_MEMORY else f"its last words are in {self.log_path}",
                 )
             if self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 1:  # once: another program may have taken it
                 self.start = msgspec.structs.replace(self.start, micro_batch=1, recompute=True)
@@ -226,11 +248,13 @@ class Trainer:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._read(given))
                 group.create_task(self._announce(given))
+                group.create_task(self._watch_start(given))
         except* WorkerDied as died:
             if not self._stopping:
+                stood_still = isinstance(died.exceptions[0], StartStoodStill)
                 await given.kill()  # only then it is known how it ended
-                is_killed = given.was_killed and kernel_kills() > self._kernel_kills
-                self._why = OUT_OF_MEMORY if is_killed else DIED
+                is_killed = not stood_still and given.was_killed and kernel_kills() > self._kernel_kills
+                self._why = STOOD_STILL if stood_still else OUT_OF_MEMORY if is_killed else DIED
                 if is_killed:
                     log.warning("%s: %s", OUT_OF_MEMORY, MORE_MEMORY)
                 log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
@@ -262,10 +286,7 @@ class Trainer:
     async def _announce(self, pipe: WorkerPipe) -> None:
         self._clock.begin(is_loaded=pipe.asked > 0)
         try:
-            async with asyncio.timeout(START_S):
-                started = await self._ask(self.start, worker_messages.StartReply)
-        except TimeoutError as error:
-            raise WorkerDied(f"the worker did not start within {START_S:.0f} s") from error
+            started = await self._ask(self.start, worker_messages.StartReply)
         except errors.DiskFault as error:
             if not self._restarts:
                 raise
@@ -275,6 +296,18 @@ class Trainer:
         self._clock.end(is_whole=True)
         await self.on_started(started)
         await self._poll_reports()
+
+    async def _watch_start(self, pipe: WorkerPipe) -> None:
+        """Return once the worker has started. Raises StartStoodStill."""
+        moves = self._moves
+        moves.begin()
+        while not self._is_started:
+            moves.look(START_LOOK_S, cpu_seconds(pipe.process.pid))
+            if moves.still_s >= START_STILL_S:
+                raise StartStoodStill(f"its start made no progress for {moves.still_s:.0f} s")
+            if moves.took_s >= START_S:
+                raise StartStoodStill(f"it did not start within {moves.took_s:.0f} s")
+            await asyncio.sleep(START_LOOK_S)
 
     async def _poll_reports(self) -> None:
         """Ask a silent worker for its account of time about once a second; one that trains sends it by itself."""
@@ -302,6 +335,7 @@ class Trainer:
             return
         if isinstance(reply.answer, worker_messages.StartProgress):
             self._clock.advance(reply.answer)
+            self._moves.move()
             return
         future = self._pending.get(reply.id)
         if future is not None and not future.done():

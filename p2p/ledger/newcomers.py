@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from atoll.p2p.ledger.required import Required
 from atoll.p2p.ledger.shares import Need, Quota, Shares
 from atoll.p2p.limits.address_block import address_block
 from atoll.p2p.limits.bounded_table import put_newest
@@ -32,7 +33,6 @@ COOL_S = 60.0
 """A pruned author comes back only by itself for so many seconds; so two full ledgers do not swap authors."""
 _GONE = 1024
 _REFUSED = 256
-_REQUIRED = 4096
 
 
 class NewcomerQuota(msgspec.Struct, frozen=True):
@@ -81,8 +81,8 @@ class Newcomers:
         self._bytes = 0
         self._events = 0
         self._gone: OrderedDict[PeerId, float] = OrderedDict()
-        # Whose, nobody knows. Apart, so that what one proposer made up pushes out nothing that a quorum decided.
-        self._required = {need: OrderedDict[Digest, None]() for need in (Need.NAMED, Need.DECIDED)}
+        self._required = Required()
+        """Whose these entries are, nobody knows before they are here."""
         self._pinned: dict[PeerId, Need] = {}
         self._refused: OrderedDict[PeerId, str] = OrderedDict()
         """Reasons that are told to neighbours whose own feeds were refused."""
@@ -134,8 +134,7 @@ class Newcomers:
         if by_work:
             self._has_history = True
             self._pinned.clear()
-            for named_ones in self._required.values():
-                named_ones.clear()  # what only a liar names never comes, and would hold all shares open
+            self._required.clear()
             self.shares.count_round(named)
         for author in named:
             self._accepted.add(author)
@@ -154,10 +153,12 @@ class Newcomers:
         self._new -= 1
         return True
 
-    def require(self, entries: Iterable[Digest], need: Need = Need.NAMED) -> None:
-        """A set or a ballot names these entries: their authors are taken whatever the budget says."""
-        for entry in entries:
-            put_newest(self._required[need], entry, None, _REQUIRED)
+    def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
+        """A set or a ballot names these entries: their authors are taken whatever the budget says.
+
+        `proposer`: who proposed it; None: a quorum voted for it.
+        """
+        self._required.add(entries, proposer)
 
     # --- places ----------------------------------------------------------------------------------
 
@@ -176,14 +177,13 @@ class Newcomers:
 
     def note_named(self, entry: Digest, author: PeerId) -> None:
         """An entry came. If it is required, its author is pinned."""
-        for need in [need for need, named in self._required.items() if entry in named]:
-            del self._required[need][entry]
+        if need := self._required.take(entry):
             self._pinned[author] = max(need, self._pinned.get(author, need))
 
     @property
     def awaits_entries(self) -> bool:
         """Whether `note_named` is worth a call."""
-        return any(self._required.values())
+        return self._required.need > Need.NONE
 
     def reason(self, author: PeerId) -> str:
         """Why no more is stored of an author; empty if it is, or it is not here and not known to have tried."""
@@ -233,8 +233,7 @@ class Newcomers:
 
     def is_full(self, author: PeerId) -> bool:
         """Whether no more of an author is stored."""
-        asked = (need for need, named in self._required.items() if named)
-        need = max(*asked, self._pinned.get(author, Need.NONE), Need.NONE)
+        need = max(self._required.need, self._pinned.get(author, Need.NONE))
         if author in self._accepted:
             return self.shares.is_full(author, need)
         return self.shares.is_full_for_new(author, need, has_spare=self._bytes < SPARE_BYTES)

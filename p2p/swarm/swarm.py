@@ -19,7 +19,7 @@ from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.p2p.ledger.orphans import WantedEntries
-from atoll.p2p.ledger.shares import Need, Quota, Shares
+from atoll.p2p.ledger.shares import Quota, Shares
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import BANNED, ReputationTable
@@ -163,12 +163,12 @@ class Swarm:
         if self.newcomers.vouch(author) and was_pressed:  # else it was passed on when it came
             self.replication.pass_on(author)
 
-    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
-        """A ballot or a final set names these entries: ask for those that are not here, whoever wrote them."""
+    def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
+        """A proposer's ballot, or (None) a final set names these entries: ask for those that are not here."""
         # The caller knows contributions only; a reduced round's ballot names Reductions, which mostly are here.
         lacking = [entry for entry in entries if self.ledger.get(entry) is None]
         if lacking:
-            self.newcomers.require(lacking, Need.DECIDED if is_decided else Need.NAMED)
+            self.newcomers.require(lacking, proposer)
             self.sync_soon()
 
     def fetch_orphans(self, wanted: WantedEntries | None) -> None:

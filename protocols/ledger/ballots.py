@@ -153,6 +153,11 @@ def quorum(count: int) -> int:
     return -(-2 * count // 3)
 
 
+def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:
+    """Whether those present can decide a round of this electorate."""
+    return len(frozenset(present).intersection(electorate)) >= quorum(len(electorate))
+
+
 def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:
     """The voter that may open the ballots of this attempt."""
     return voters[attempt % len(voters)]

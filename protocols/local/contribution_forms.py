@@ -1,12 +1,44 @@
-"""Other forms of a contribution: the record of what the worker trained, and what it folds of a record."""
+"""Other forms of a contribution: the record of what the worker trained, what it verifies, and what it folds."""
 
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger import records
-from atoll.protocols.local.worker_messages import Member, Pending
+from atoll.protocols.ledger.coverage import payload_size
+from atoll.protocols.local.worker_messages import Member, Pending, VerifyRequest
+from atoll.protocols.run.arena import Span
+from atoll.protocols.run.payload import payload_bytes
+from atoll.protocols.run.run_spec import RunSpec
+
+PayloadRecord: TypeAlias = records.Contribution | records.Reduction
+"""A ledger record that names a payload. Another record may name the same bytes as something else."""
+
+
+def legal_size(spec: RunSpec, record: PayloadRecord) -> int:
+    """Return the only legal length in bytes of a record's payload, before a byte of it was seen."""
+    if isinstance(record, records.Contribution):
+        return payload_size(spec, record.round, records.experts_of(record))
+    assert spec.reduce is not None, "other runs have no lawful Reductions"
+    return payload_bytes("sparse2", record.span.chunks, spec.reduce.k)
+
+
+def verification_of(path: Path, record: PayloadRecord) -> VerifyRequest:
+    """Return the request that verifies the file at `path` against a record."""
+    experts = records.experts_of(record) if isinstance(record, records.Contribution) else b""
+    return VerifyRequest(str(path), record.round, experts=experts, rows=rows_of(record), reduced=slice_of(record))
+
+
+def rows_of(record: PayloadRecord) -> bytes:
+    """Return the root of the rows of a payload that is reduced by slices; else nothing."""
+    return record.rows if isinstance(record, records.SlicedContribution | records.Reduction) else b""
+
+
+def slice_of(record: PayloadRecord) -> tuple[Span, ...]:
+    """Return the slice of a Reduction, as one span; nothing for a contribution."""
+    return (record.span,) if isinstance(record, records.Reduction) else ()
 
 
 def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contribution, path: Path) -> Member:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.ballots import quorum
+from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Body, Epoch, Excise, Exclude, Follow, Leave, Vote, epoch_id
 
@@ -93,13 +93,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
     def branch(self, parent: EpochId, name: EpochId) -> EpochId | None:
         """The epoch by which the path to `name` leaves `parent`: `parent` if it ends there, None if never."""
         # An epoch that waits for its members counts too: who signs one goes on from where it was.
-        if name == parent:
-            return parent
-        names = tuple(self.ancestors(name))
-        if any(each not in self.bodies for each in names):
-            return None  # anybody can follow what nobody knows
-        names = (*names, ROOT)
-        return names[names.index(parent) - 1] if parent in names else None
+        return parent if name == parent else self.leaves(name, frozenset([parent]))
 
     def ancestors(self, name: EpochId) -> Iterator[EpochId]:
         """The epoch, the one that it continues and so on, without ROOT; the last one may be unknown."""
@@ -122,18 +116,32 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
 
     def on_side(self, name: EpochId, among: Collection[PeerId]) -> set[PeerId]:
         """Those of some peers whose choice is this epoch, or one that continues it."""
-        # Of some peers: anybody can make up choices, and long chains of epochs to walk.
-        chosen = ((peer, self.chosen[peer]) for peer in among if peer in self.chosen)
-        return {peer for peer, choice in chosen if name in self.way_to(choice)}
+        # Of some peers: anybody can make up choices.
+        chosen, trunk = {peer: self.chosen[peer] for peer in among if peer in self.chosen}, frozenset([name])
+        return {peer for peer, choice in chosen.items() if choice == name or self.leaves(choice, trunk)}
 
-    def way_to(self, choice: EpochId) -> frozenset[EpochId]:
-        """The epochs of `ancestors`. They are walked once a choice, and again once more is known."""
-        if choice not in self._ways:
-            self._ways[choice] = frozenset(self.ancestors(choice))
-        return self._ways[choice]
+    def leaves(self, choice: EpochId, trunk: frozenset[EpochId]) -> EpochId | None:
+        """The first epoch of `ancestors` that continues one of the trunk; None if none does that is known."""
+        # Each is walked once: anybody can make up a long way, and an author has room for hundreds more each round.
+        if trunk not in self._ways and len(self._ways) >= TRUNKS_KEPT:
+            self._ways.clear()
+        known, way = self._ways.setdefault(trunk, {}), list[EpochId]()
+        found, end = None, ROOT
+        for name in self.ancestors(choice):
+            body, (found, end) = self.bodies.get(name), known.get(name, (None, name))
+            way.append(name)
+            if body is not None and body.parent in trunk:
+                found = name
+            # What was found stays true. What was not may be found once the epoch is here at which the look ended.
+            if found is not None or (name in known and (end == ROOT or end not in self.bodies)):
+                break
+            end = name if body is None else ROOT
+        known.update(dict.fromkeys(way, (found, end)))
+        return found
 
     @cached_property
-    def _ways(self) -> dict[EpochId, frozenset[EpochId]]:
+    def _ways(self) -> dict[frozenset[EpochId], dict[EpochId, tuple[EpochId | None, EpochId]]]:
+        """By trunk what `leaves` found of an epoch, and where its look ended: at ROOT, or at one not here."""
         return {}
 
     @cached_property
@@ -186,6 +194,8 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         return 1 << many.bit_length() if many > 0 else 0
 
 
+TRUNKS_KEPT = 8
+"""Trunks for which `EpochBook.leaves` remembers what it found."""
 MAX_VOTES = 16
 """Members that one author may vote to exclude: the first ones in its feed, so all nodes count the same votes."""
 LONG = 16
@@ -194,6 +204,12 @@ LONG = 16
 
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
+    after = _added(book, author, body)
+    vars(after).update(_ways=book._ways)
+    return after
+
+
+def _added(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     match body:
         case Vote(round=number):  # first, because most entries are votes
             return book.with_vote(author, number) if number > book.voted.get(author, -1) else book
@@ -229,7 +245,7 @@ def _sign(book: EpochBook, name: EpochId, author: PeerId, body: Epoch) -> EpochB
     signers = book.signers.get(name, frozenset()) | {author}
     if signers == book.signers.get(name):
         return book
-    book = replace(book, bodies={**book.bodies, name: body}, signers={**book.signers, name: signers})
+    book = replace(book, bodies=put(book.bodies, name, body), signers=put(book.signers, name, signers))
     return _begin(book, name) if book.is_complete(name) else book
 
 
@@ -293,28 +309,7 @@ def _unsign(book: EpochBook, name: EpochId, author: PeerId) -> EpochBook:
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:
     body = book.bodies[name]
     place = body.parent, int(body.round)
-    return replace(book, places={**book.places, place: (*book.children(*place), name)})
-
-
-_CHOOSING = frozenset([Epoch, Follow, Leave])
-
-
-def chosen_path(
-    entries: Iterable[tuple[PeerId, Body]], me: PeerId, orphans: Iterable[tuple[PeerId, Body]] = ()
-) -> tuple[Epoch, ...]:
-    """The epochs that `me` entered before a restart, in order, from all entries by author, each feed in order.
-
-    `orphans`: those of equivocators that no feed here holds.
-    """
-    book = EpochBook()
-    for author, body in entries:
-        if type(body) in _CHOOSING:  # of the others nothing is asked here, and they are nearly all
-            book = add_entry(book, author, body)
-    for author, body in orphans:
-        book = add_orphan(book, author, body) if isinstance(body, Epoch) else book
-    # What it signed last may wait for others still: then it was where that begins.
-    paths = (book.path(name) for name in book.ancestors(book.choice(me)))
-    return tuple(book.bodies[name] for name in next(filter(None, paths), ()))
+    return replace(book, places=put(book.places, place, (*book.children(*place), name)))
 
 
 class Electorate(NamedTuple):
@@ -364,15 +359,12 @@ def best_of(book: EpochBook, electorate: Electorate, names: Collection[EpochId])
     number = max((book.bodies[name].round for name in names), default=0)
     chosen = {book.chosen[peer] for peer in _weighing(book, electorate, number) if peer in book.chosen}
     # Those that nobody who weighs works in come last, by their ids: anybody can open any number of them.
-    on_ways = frozenset[EpochId]().union(*map(book.way_to, chosen)).intersection(names)
+    trunk = frozenset(book.bodies[name].parent for name in names)
+    found = {book.leaves(choice, trunk) for choice in chosen}
+    on_ways = [name for name in names if name in found]
     return max(on_ways, key=lambda name: rank(book, electorate, name)) if on_ways else max(names, default=None)
 
 
 def _weighing(book: EpochBook, electorate: Electorate, number: int) -> frozenset[PeerId]:
     """Who weighs where epochs begin at a round."""
     return electorate.recent.union(electorate.voters) - book.excluded_from(number)
-
-
-def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:
-    """Whether those present can decide a round of this electorate."""
-    return len(frozenset(present).intersection(electorate)) >= quorum(len(electorate))

@@ -96,11 +96,10 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
 
 def _left_at(book: EpochBook, chain: Collection[EpochId], peers: Collection[PeerId]) -> set[tuple[EpochId, int]]:
     """Where the ways to what some peers chose leave a chain: its epoch, and the round of the next one."""
-    found: set[tuple[EpochId, int]] = set()
-    for choice in {book.chosen[peer] for peer in peers if peer in book.chosen}.difference(chain):
-        way = [book.bodies[name] for name in book.ancestors(choice) if name in book.bodies]
-        found.update([(body.parent, int(body.round)) for body in way if body.parent in chain][:1])
-    return found & book.places.keys()
+    trunk = frozenset(chain)
+    choices = {book.chosen[peer] for peer in peers if peer in book.chosen}.difference(trunk)
+    bodies = [book.bodies[name] for choice in choices if (name := book.leaves(choice, trunk)) is not None]
+    return {(body.parent, int(body.round)) for body in bodies} & book.places.keys()
 
 
 def deciders_of(state: finality_types.FinalityState) -> frozenset[PeerId]:

@@ -35,11 +35,13 @@ from atoll.node.daemon.consensus.succession import (
 )
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import PeerId, RunId
+from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
     add_orphan,
     decided_proposal,
+    is_quorum,
     of_voters,
     owner_of,
     voter_order,
@@ -237,7 +239,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
-    state = replace(state, books={**state.books, body.round: book})
+    state = replace(state, books=put(state.books, int(body.round), book))
     if isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
@@ -283,7 +285,7 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
     if not state.last_final < number < state.rounds:
         return state, []
     book = add_orphan(state.books.get(number, Book()), event.entry, event.author, event.body)
-    return replace(state, books={**state.books, number: book}), []
+    return replace(state, books=put(state.books, int(number), book)), []
 
 
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
@@ -318,7 +320,7 @@ def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bo
     """Whether those that are here and answered neither this ballot nor a higher one are a quorum."""
     book, here = state.book, able_voters(state)
     bound = [book.answered_by(here, at) for at in {*book.promises, *book.votes} if at >= ballot]
-    return epochs.is_quorum(state.voters, {*here}.difference(*bound))
+    return is_quorum(state.voters, {*here}.difference(*bound))
 
 
 def _note_stable(state: finality_types.FinalityState) -> finality_types.FinalityState:
@@ -349,7 +351,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
         # The authors of all that the set names decide the next round: it cannot begin before they are known.
         unknown = book.unknown(proposal.contributions)
         if unknown:
-            state, more = fetch_missing(state, unknown, (), is_decided=True)
+            state, more = fetch_missing(state, finality_types.FetchMissing(state.deciding, unknown, (), None))
             return state, actions + more
         choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
@@ -391,7 +393,7 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),
-        missing=((), (), False),
+        missing={},
         reported=frozenset(),
         attempt=0,
         since=state.now,

@@ -9,9 +9,8 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import is_quorum
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.ballots import owner_of
+from atoll.protocols.ledger.ballots import is_quorum, owner_of
 from atoll.protocols.ledger.records import Ballot
 
 Group: TypeAlias = tuple[PeerId, ...] | frozenset[PeerId]

@@ -49,7 +49,7 @@ def propose(state: FinalityState) -> Out:
     choice = _choice_to_propose(state, ballot)
     if choice is None:
         return state, []
-    state, ready, actions = is_folded_here(state, choice)
+    state, ready, actions = is_folded_here(state, choice, state.me)
     if not ready:
         return state, actions
     number, digest = state.deciding, state.checked[choice.folded]
@@ -191,6 +191,6 @@ def _could_propose(state: FinalityState) -> tuple[FinalityState, bool, list[Acti
             return state, False, []
         # Else the ballot may be bound to the set. A Prepare before it is folded here would only stop the ballot
         # below.
-        if not book.is_void(book.proposals[name]):
-            return is_folded_here(state, choice_of(book.proposals[name]))
+        if not book.is_void(proposal := book.proposals[name]):
+            return is_folded_here(state, choice_of(proposal), proposal.ballot.proposer)
     return state, True, []

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import EpochId, Segment, best_of, is_quorum
+from atoll.node.daemon.consensus.epochs import EpochId, Segment, best_of
 from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.ballots import of_voters, voter_order
+from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
 from atoll.protocols.ledger.set_limit import first_authors
 

@@ -223,8 +223,8 @@ class FetchMissing(msgspec.Struct, frozen=True):
     """Entries that are not in our ledger yet."""
     payloads: tuple[Digest, ...]
     """Contributions that are, but without their payload."""
-    is_decided: bool = False
-    """A quorum voted for what names the entries, so honest nodes have them; else a single proposer names them."""
+    proposer: PeerId | None
+    """Who alone names the entries; None: a quorum voted for what does, so honest nodes have them."""
 
 
 class FetchOrphans(msgspec.Struct, frozen=True):
@@ -427,8 +427,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Reductions that are proven wrong."""
     reported: frozenset[Digest] = frozenset()
     """Proposals that were reported as narrow or divergent."""
-    missing: tuple[tuple[Digest, ...], tuple[Digest, ...], bool] = ((), (), False)
-    """Entries, payloads and `is_decided` of the last FetchMissing of this round."""
+    missing: Mapping[PeerId | None, FetchMissing] = msgspec.field(default_factory=dict)
+    """The last FetchMissing of this round, for each proposer."""
     summary_every: int = 0
     """Rounds between two certified summaries (RunSpec); 0: none is certified."""
     summary: tuple[int, Digest] | None = None

@@ -21,7 +21,7 @@ from atoll.node.daemon.consensus.types import (
     ReportNarrow,
     ReportOtherSummary,
 )
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
 from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
@@ -60,7 +60,7 @@ def vote(state: FinalityState) -> Out:
     if found is None:
         return state, []
     entry, proposal = found
-    state, ready, actions = is_folded_here(state, choice_of(proposal))
+    state, ready, actions = is_folded_here(state, choice_of(proposal), proposal.ballot.proposer)
     if not ready:
         return state, actions
     ours = state.checked[choice_of(proposal).folded]
@@ -106,8 +106,10 @@ def counts(state: FinalityState, ballot: Ballot) -> bool:
     return ballot.attempt <= state.attempt and owner_of(state.voters, ballot.attempt) == ballot.proposer
 
 
-def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState, bool, list[Action]]:
-    """Whether the state of this choice is known here; if not, the actions that fetch what it lacks or check it."""
+def is_folded_here(
+    state: FinalityState, choice: Choice, proposer: PeerId
+) -> tuple[FinalityState, bool, list[Action]]:
+    """Whether the state of a choice is known here; if not, the actions that fetch what it lacks or check it."""
     choice = choice.folded
     if choice in state.checked:
         return state, True, []
@@ -118,7 +120,7 @@ def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState,
     entries = book.unknown(names)
     payloads = tuple(entry for entry, _, _ in known if entry not in state.held)
     if entries or payloads:
-        state, actions = fetch_missing(state, entries, payloads)
+        state, actions = fetch_missing(state, FetchMissing(state.deciding, entries, payloads, proposer))
         return state, False, actions
     # A check folds onto Θ_final, which must be that of the round before; one check of a set at a time.
     if choice in state.checking or state.applied != state.last_final:
@@ -128,14 +130,11 @@ def is_folded_here(state: FinalityState, choice: Choice) -> tuple[FinalityState,
     return replace(state, checking=state.checking | {choice}), False, [check]
 
 
-def fetch_missing(
-    state: FinalityState, entries: tuple[Digest, ...], payloads: tuple[Digest, ...], *, is_decided: bool = False
-) -> Out:
-    """Ask for entries and payloads, unless the same ones were asked for last."""
-    if (entries, payloads) == state.missing[:2] and state.missing[2] >= is_decided:
+def fetch_missing(state: FinalityState, asked: FetchMissing) -> Out:
+    """Ask for entries and payloads, unless the same ones were asked for last for this proposer."""
+    if state.missing.get(asked.proposer) == asked:
         return state, []
-    missing = entries, payloads, is_decided
-    return replace(state, missing=missing), [FetchMissing(state.deciding, *missing)]
+    return replace(state, missing={**state.missing, asked.proposer: asked}), [asked]
 
 
 def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise | Epoch | Follow) -> Out:

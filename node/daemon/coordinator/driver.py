@@ -12,10 +12,10 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
@@ -127,9 +127,16 @@ class Driver:
         self.evaluator.step()
         self.leases.publish_if_due()
         self._cut_ledger()
-        made, moved, applied = self.training.progress, self.net.bytes_moved(), self.finalizer.applied
-        step, waits, works = made.step if made else 0, bool(self.training.waiting), self.worker.asked > 0
-        marks = marks_of(self.round, step, applied, moved.down, fetches=waits, works=works)
+        made = self.training.progress
+        marks = marks_of(
+            self.round,
+            made.step if made else 0,
+            self.finalizer.applied,
+            self.net.bytes_moved().down,
+            fetches=bool(self.training.waiting),
+            works=self.worker.asked > 0,
+            starts=self.worker.starting,
+        )
         self.still = watch(self.still, marks, now)
 
     def _cut_ledger(self) -> None:
@@ -151,7 +158,8 @@ class Driver:
             begun = self.history.begin(begun, chosen)
             self.reducer.resume(self.history.reducers)
             if self.history.authors:
-                self.net.accept(self.history.authors)
+                self.net.accept(self.history.authors, by_work=False)
+                self.net.accept(begun.voters)  # the authors of the newest set that the summary stands for
         self.machines.finality = begun
         for entry in entries:
             self._feed_entry_to_finality(entry)
@@ -380,9 +388,9 @@ class Driver:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
-            case finality_types.FetchMissing(number, entries, payloads, is_decided):
+            case finality_types.FetchMissing(number, entries, payloads, proposer):
                 if entries:
-                    self.net.require(entries, is_decided=is_decided)
+                    self.net.require(entries, proposer)
                 self._fetch_for_check(number, payloads)
             case finality_types.FetchOrphans(number, wanted, proposals):
                 self.net.fetch_orphans(number, wanted, proposals)

@@ -203,8 +203,8 @@ class NewcomerBudget(Protocol):
     def vouch(self, author: PeerId) -> None:
         """A payload of this author was verified."""
 
-    def require(self, entries: Iterable[Digest], *, is_decided: bool = False) -> None:
-        """Ask for entries that are not here, whoever wrote them. `is_decided`: a quorum voted for their set."""
+    def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
+        """Ask for entries that a proposer names and that are not here. None: a quorum voted for their set."""
 
     def end_replay(self) -> None:
         """All entries on disk were replayed, and those that the first exchange brought. Raises DiskFault."""
@@ -268,6 +268,10 @@ class SwarmListener(Protocol):
 
 class WorkerProcess(Protocol):
     """The process that trains and folds; `Trainer` implements it."""
+
+    @property
+    def start_moves(self) -> int:
+        """Signs of progress of its starts, which only grow; 0: it was not asked to start yet."""
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
         """Return the worker's reply. Raises WorkerDied, or the fault that the worker named."""

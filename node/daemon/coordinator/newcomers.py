@@ -34,7 +34,8 @@ class NewcomerWatch:
         body, finality = entry.body, self.machines.finality
         if isinstance(body, Proposal) and body.round == finality.deciding and entry.author in finality.voters:
             self.net.keep(self.contributions.authors(body.contributions))
-            self.net.require(entry for entry in body.contributions if entry not in self.contributions)
+            lacking = [entry for entry in body.contributions if entry not in self.contributions]
+            self.net.require(lacking, entry.author)
 
     def on_final(self, names: Iterable[Digest]) -> None:
         """A round is final with this set."""

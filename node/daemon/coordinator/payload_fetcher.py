@@ -11,18 +11,14 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from atoll.node.daemon.coordinator.interfaces import BlobSource
 from atoll.p2p.blobs.asking import few_in_turn, pause_s
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.coverage import payload_size
-from atoll.protocols.ledger.records import Contribution, Reduction, SlicedContribution, experts_of
-from atoll.protocols.local.worker_messages import VerifyRequest
+from atoll.protocols.local.contribution_forms import PayloadRecord, rows_of, slice_of
 from atoll.protocols.run.arena import Span
-from atoll.protocols.run.payload import payload_bytes
-from atoll.protocols.run.run_spec import RunSpec
 
 log = logging.getLogger(__name__)
 
@@ -32,26 +28,8 @@ PARALLEL, OF_ONE_AUTHOR, MAX_LANES = 8, 4, 256
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 
-PayloadRecord: TypeAlias = Contribution | Reduction
-"""A ledger record that names a payload. Another record may name the same bytes as something else."""
 Key = tuple[Digest, int, bytes, tuple[Span, ...]]
 """Payload, legal size, root of the rows and slice. Experts change a payload by their number only."""
-
-
-def legal_size(spec: RunSpec, record: PayloadRecord) -> int:
-    """Return the only legal length in bytes of a record's payload, before a byte of it was seen."""
-    if isinstance(record, Contribution):
-        return payload_size(spec, record.round, experts_of(record))
-    assert spec.reduce is not None, "other runs have no lawful Reductions"
-    return payload_bytes("sparse2", record.span.chunks, spec.reduce.k)
-
-
-def verification_of(path: Path, record: PayloadRecord) -> VerifyRequest:
-    """Return the request that verifies the file at `path` against a record."""
-    experts = experts_of(record) if isinstance(record, Contribution) else b""
-    return VerifyRequest(
-        str(path), record.round, experts=experts, rows=_rows_of(record), reduced=_slice_of(record)
-    )
 
 
 @dataclass(kw_only=True)
@@ -193,7 +171,7 @@ class PayloadFetcher:
         return lane, asyncio.Semaphore() if bringer else self._slots
 
     def _key(self, record: PayloadRecord) -> Key:
-        return record.payload, self.size_of(record), _rows_of(record), _slice_of(record)
+        return record.payload, self.size_of(record), rows_of(record), slice_of(record)
 
     def _drop(self, payload: Digest) -> None:
         try:
@@ -216,11 +194,3 @@ class PayloadFetcher:
         if author in near:
             return [author] if attempt == 0 and size_bytes <= SMALL_BYTES else [author, *others]
         return [author, *others] if attempt % 2 or not others else others
-
-
-def _rows_of(record: PayloadRecord) -> bytes:
-    return record.rows if isinstance(record, SlicedContribution | Reduction) else b""
-
-
-def _slice_of(record: PayloadRecord) -> tuple[Span, ...]:
-    return (record.span,) if isinstance(record, Reduction) else ()

@@ -152,6 +152,11 @@ class WorkerClient:
         self.lives = 0
         """Workers that ended. A request to one of them is not repeated to the next."""
 
+    @property
+    def starting(self) -> int:
+        """Signs of progress of its start; 0: it is ready, or was not asked to start yet."""
+        return 0 if self.is_ready else self._worker.start_moves
+
     def on_started(self) -> None:
         """A fresh worker answers requests."""
         self.is_ready = True

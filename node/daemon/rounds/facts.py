@@ -37,9 +37,10 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.PayloadHeld(entry, number):
             return _payload_held(state, entry, number), []
         case round_types.AuthorPruned(author):
-            return replace(state, books={at: book.without(author) for at, book in state.books.items()}), []
+            books = {at: book.without(author) for at, book in state.books.items()}
+            return _fetch_missing(replace(state, books=books))  # there may be room now
         case round_types.AuthorExcluded(author, number):
-            return _author_excluded(state, author, number), []
+            return _fetch_missing(_author_excluded(state, author, number))
         case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced

@@ -14,7 +14,7 @@ FROZEN_ROUNDS = 5.0
 """A node is frozen when nothing moved for so many of its rounds and a lease; by then its wait for a member that is
 gone is over."""
 LEAST_S = 60.0
-"""The least such time: rounds of a test take seconds."""
+"""The least such time: rounds of a test take seconds. Also the time without progress of a worker that starts."""
 FETCH_S = 300.0
 """The least time without a byte, of a node that receives the run's state: workers start, and peers are dialled."""
 UNKNOWN_S = 1800.0
@@ -41,20 +41,38 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes received since the start while the node waits for files; 0 while it does not."""
     works: bool = False
     """It catches up, and what it waits for is an answer of its worker."""
+    starts: int = 0
+    """Signs of progress of its worker's start; 0: none is under way, or the node waits for more than that."""
 
 
 def marks_of(
-    state: RoundState, step: int, final: int, down_bytes: int, *, fetches: bool, works: bool = False
+    state: RoundState,
+    step: int,
+    final: int,
+    down_bytes: int,
+    *,
+    fetches: bool,
+    works: bool = False,
+    starts: int = 0,
 ) -> Marks:
     """The marks of a node.
 
     `down_bytes`: received since the start; `fetches`: it waits for files of its round; `works`: its worker has not
-    answered a request.
+    answered a request; `starts`: signs of progress of its start, 0 if it was not asked to.
     """
     # Others' entries and payloads come all the time: beside a worker that hangs they are no sign that it gets on.
     works = works and state.phase is Phase.CATCH_UP
-    fetched = down_bytes if (fetches or state.phase in FETCHES) and not works else 0
-    return Marks(phase=state.phase, round=state.round, step=step, final=final, fetched_bytes=fetched, works=works)
+    starts = starts if state.phase in FETCHES else 0
+    fetched = down_bytes if (fetches or state.phase in FETCHES) and not (works or starts) else 0
+    return Marks(
+        phase=state.phase,
+        round=state.round,
+        step=step,
+        final=final,
+        fetched_bytes=fetched,
+        works=works,
+        starts=starts,
+    )
 
 
 class Stillness(msgspec.Struct, frozen=True):
@@ -75,7 +93,7 @@ def watch(still: Stillness, marks: Marks, now: float) -> Stillness:
     if before is None or marks.phase in RESTS:
         return Stillness(marks, now)
     passed_s = min(GAP_S, max(0.0, now - still.at_s))
-    has_fetched = marks.fetched_bytes > before.fetched_bytes > 0
+    has_fetched = marks.fetched_bytes > before.fetched_bytes > 0 or marks.starts > before.starts
     return Stillness(
         marks,
         now,
@@ -109,6 +127,9 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     """
     if state.phase in RESTS:
         return ""
+    if still.marks is not None and still.marks.starts:
+        found = f"frozen: the worker's start made no progress for {still.still_s:.0f} s"
+        return f"{found}; the node ends it and starts it again" if still.still_s > LEAST_S else ""
     is_asked = still.marks is not None and still.marks.works
     longest_s = limit_s(state, pace_s, works=is_asked)
     usual = f", and a round usually takes {pace_s:.0f} s" if pace_s else ""

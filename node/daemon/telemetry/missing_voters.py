@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from atoll.node.daemon.consensus.epochs import is_quorum
 from atoll.node.daemon.consensus.presence import present_of, withheld
 from atoll.node.daemon.consensus.succession import wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease
 
 _SHOWN = 4

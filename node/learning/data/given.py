@@ -39,7 +39,7 @@ _TIMES = re.compile(r"\{(\d{1,4})?(,(\d{1,4})?)?\}")
 T = TypeVar("T")
 READ_S = 30.0
 RUN_S = 80.0
-"""Deadline for the whole text, seconds. A worker's whole start must end within `worker_process.START_S`."""
+"""Deadline for the whole text, seconds: nothing is trained before a worker has it."""
 MAX_PADDING = 512
 """Most unused rows of a vocabulary: published models round it up."""
 _ROWS = 64

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types

@@ -17,11 +17,11 @@ ME = Identity(bytes(32)).peer_id
 
 def test_what_a_quorum_names_is_more_than_what_a_proposer_does():
     asked = []
-    swarm = SimpleNamespace(require=lambda entries, is_decided: asked.append((entries, is_decided)))
+    swarm = SimpleNamespace(require=lambda *named: asked.append(named))
     net = SwarmNetwork(swarm, MemoryNetwork(seed=1).host(ME), ME)
-    net.require([b"a"])
-    net.require([b"b"], is_decided=True)
-    assert asked == [([b"a"], False), ([b"b"], True)]
+    net.require([b"a"], ME)
+    net.require([b"b"], None)
+    assert asked == [([b"a"], ME), ([b"b"], None)]
 
 
 @pytest.mark.parametrize("parts", [0, 3])

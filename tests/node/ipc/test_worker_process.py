@@ -489,6 +489,54 @@ async def test_stop_while_it_starts_does_not_wait_for_it(rig, monkeypatch):
     assert one.started == []
 
 
+@pytest.fixture
+def looks(monkeypatch):
+    """Starts are looked at often; the CPU seconds of a worker are what the test says."""
+    used = {"cpu_s": lambda: 0.0}
+    monkeypatch.setattr(module, "START_LOOK_S", 0.01)
+    monkeypatch.setattr(module, "START_STILL_S", 0.5)
+    monkeypatch.setattr(module, "cpu_seconds", lambda pid: used["cpu_s"]())
+    return used
+
+
+async def test_a_start_that_stands_still_is_ended_said_and_begun_again(rig, looks, caplog):
+    """As one that is stopped, or waits for a device that does not answer."""
+    one = rig("mute")
+    async with served(one):
+        await eventually(lambda: one.pid)
+        first = one.pid
+        os.kill(first, signal.SIGSTOP)
+        await eventually(lambda: one.trainer.trouble, limit_s=30.0)
+        assert one.trainer.trouble == f"{module.STOOD_STILL} (1 of 5 times): see {one.log}"
+        assert one.why == module.STOOD_STILL
+        assert is_gone(first)
+        seen = iter(range(1_000_000))
+        looks["cpu_s"] = lambda: float(next(seen))
+        one.trainer.start = StartRequest(b"", TINY.owner, "home", "", 1, "cpu")
+        await one.life(1)
+        assert not one.trainer.trouble, "until one is whole"
+    assert one.trainer.start_moves >= 2
+
+
+async def test_a_worker_whose_starts_stand_still_is_given_up(rig, looks):
+    one = rig("mute")
+    with pytest.raises(LocalFault, match=f"{module.STOOD_STILL} 5 times in a row") as fault:
+        async with asyncio.timeout(HANGS_S):
+            await one.trainer.serve()
+    assert str(one.log) in fault.value.hint
+
+
+async def test_a_start_that_computes_is_waited_for_but_not_for_ever(rig, looks, monkeypatch):
+    """It compiles or reads for minutes, and names no phase meanwhile."""
+    monkeypatch.setattr(module, "START_S", 2.0)
+    one, seen = rig("mute"), iter(range(1_000_000))
+    looks["cpu_s"] = lambda: float(next(seen))
+    async with served(one):
+        await eventually(lambda: one.trainer._moves.took_s > 1.5)
+        assert one.trainer.statistics().restarts == 0
+        await eventually(lambda: one.trainer.trouble)
+
+
 async def test_stop_at_once_leaves_no_child(rig):
     one = rig()
     async with served(one):

@@ -201,6 +201,8 @@ class FakeWorker:
         self.said: dict[int, tuple[int, ...]] = {}
         """What each round's Train named as said already."""
         self.lives = 0
+        self.start_moves = 0
+        """Signs of progress of its starts."""
         self.lies_about: int | None = None
         """Chunks of its slice that it lies about; None: all."""
         self.evaluated = 0
@@ -238,6 +240,11 @@ class FakeWorker:
         self.open, self.unsafe, self.arrived_s = {}, (), {}
         self.renew_slices()
         return StartReply(self.final, self.state, self.pending, 1, "cpu", self.experts)
+
+    async def start(self) -> StartReply:
+        """Its answer to Start, which takes no time."""
+        self.start_moves += 1
+        return self.started()
 
     def wake(self) -> None:
         """Whoever waits for a fold looks again."""
@@ -526,7 +533,7 @@ class Node:
                 await replayed.wait()
                 self.works = (serving, group.create_task(net.carry(driver, self.world.spec.pace.lease_s)))
                 if self.work.has_model:
-                    await driver.on_started(self.worker.started())
+                    await driver.on_started(await self.worker.start())
         finally:
             log.close()
 

@@ -63,12 +63,16 @@ class RealWorker:
         self._moved = asyncio.Event()
         self._saved = threading.Event()
         self._trains = 0
-        self.lives = 0
+        self.lives = self.start_moves = 0
         self.owned: dict[int, bytes] = {}
         """Bitmap of the experts that were trained, by round."""
         self.trained: list[int] = []
         self.session: Session | None = None
         self.final, self.state = -1, Digest(b"")
+
+    async def start(self) -> StartReply:
+        """Its answer to Start."""
+        return self.started()
 
     def started(self) -> StartReply:
         """A new process: whatever was in memory is gone."""

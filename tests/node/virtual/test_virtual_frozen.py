@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.rounds.stillness import LEAST_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import CheckRequest
 from tests.node.virtual.conftest import HALF, FakeWorker
@@ -29,6 +30,22 @@ class StuckWorker(FakeWorker):
         if self.stuck is not None and isinstance(ask, self.stuck):
             await self.freed.wait()
         return await super()._answer(ask)
+
+
+class SlowlyStarted(FakeWorker):
+    """Its start makes a sign of progress every `sign_s`, `signs` times, and then none until it is free."""
+
+    signs, sign_s = 0, 40.0
+    hangs = False
+
+    async def start(self):
+        self.freed = asyncio.Event()
+        for _ in range(self.signs):
+            self.start_moves += 1
+            await asyncio.sleep(self.sign_s)
+        if self.hangs:
+            await self.freed.wait()
+        return await super().start()
 
 
 @asynccontextmanager
@@ -146,5 +163,48 @@ def test_a_node_alone_in_its_run_is_not_frozen(world):
             w.start(0, ROUND_S)
             await w.until(w.all_final)
             assert not found
+
+    run_virtual(story())
+
+
+def test_a_worker_that_starts_for_long_is_not_frozen_while_it_gets_on(world):
+    """A first compile on a slow machine, of a node that nobody sends a byte, and of one that others send many."""
+
+    async def story() -> None:
+        async with world(60, 2, worker=SlowlyStarted) as w, watched(w) as found:
+            w.start(0, ROUND_S).worker.signs = 12
+            await w.until(lambda: w.nodes[0].worker.start_moves == 13, 600.0)
+            w.start(1, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            w.start(2, ROUND_S).worker.signs = 12
+            await w.until(w.all_final)
+            assert w.nodes[2].worker.start_moves == 13
+            assert w.nodes[2].worker.trained
+            assert not found
+
+    run_virtual(story())
+
+
+def test_a_worker_that_hangs_while_it_starts_is_frozen_beside_all_bytes_of_others(world):
+    async def story() -> None:
+        async with world(400, 3, worker=SlowlyStarted, **HALF) as w, watched(w) as found:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            await w.kill(2)
+            w.nodes[2].worker.signs, w.nodes[2].worker.hangs = 2, True
+            w.start(2)
+            began = asyncio.get_running_loop().time()
+            await w.until(lambda: found, 600.0, look_s=1.0)
+            took_s = asyncio.get_running_loop().time() - began
+            assert 2 * 40.0 + LEAST_S - 40.0 <= took_s <= 2 * 40.0 + LEAST_S + 5.0
+            assert found[0][0] == 2
+            assert found[0][1].startswith("frozen: the worker's start made no progress for ")
+            await w.until(lambda: w.nodes[0].worker.final >= 30)
+            assert {number for number, _ in found} == {2}, "the others go on"
+            w.nodes[2].worker.freed.set()
+            await w.until(lambda: not w.nodes[2].driver.view().frozen, 60.0)
+            await w.until(lambda: w.nodes[2].worker.final >= 35)
+            w.check_agreement()
 
     run_virtual(story())

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from atoll.p2p.ledger import newcomers as module
 from atoll.p2p.ledger.newcomers import COOL_S, NewcomerQuota, Newcomers
-from atoll.p2p.ledger.shares import SHARE_BYTES, Need
+from atoll.p2p.ledger.required import PROPOSERS
+from atoll.p2p.ledger.shares import SHARE_BYTES
 from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
@@ -162,7 +163,7 @@ def test_what_is_named_comes_past_the_budget(world):
     for fake in FAKES[:PLACES]:
         world.bring(fake, EVE)
     entries = feed(HONEST, 3)
-    world.newcomers.require([entries[2].id])
+    world.newcomers.require([entries[2].id], BEN)
     assert world.ledger.insert_all(entries[1:], EVE).gap, "its feed is asked for from the start"
     assert len(world.ledger.insert_all(entries, EVE).fresh) == 3
     for fake in FAKES[PLACES:]:
@@ -179,14 +180,42 @@ def test_what_a_quorum_decided_comes_whatever_one_proposer_made_up(world):
     for fake in FAKES[:PLACES]:
         world.bring(fake, EVE)
     entries = feed(HONEST, 3)
-    world.newcomers.require([entries[2].id], Need.DECIDED)
+    world.newcomers.require([entries[2].id], None)
     for number in range(5):
-        world.newcomers.require(digest(f"made up {number} {at}".encode()) for at in range(MAX_SET))
+        world.newcomers.require((digest(f"made up {number} {at}".encode()) for at in range(MAX_SET)), EVA)
     assert world.ledger.insert_all(entries[1:], EVE).gap, "its feed is asked for from the start"
     assert len(world.ledger.insert_all(entries, EVE).fresh) == 3
     for fake in FAKES[PLACES:]:
         world.bring(fake, EVE)
     assert HONEST.peer_id in world.here(), "and stays"
+
+
+@pytest.mark.parametrize("liars", [1, PROPOSERS - 1])
+def test_names_that_a_proposer_made_up_push_out_its_own_only(world, liars):
+    """Another proposal of the round names a newcomer, while the places are taken."""
+    for fake in FAKES[:PLACES]:
+        world.bring(fake, EVE)
+    honest, own = feed(HONEST, 3), feed(FAKES[PLACES], 3)
+    world.newcomers.require([honest[2].id], BEN)
+    for liar in FAKES[:liars]:
+        for number in range(2 * PROPOSERS // liars + 1):
+            made_up = (digest(f"made up {number} {at}".encode()) for at in range(MAX_SET))
+            world.newcomers.require([own[2].id, *made_up], liar.peer_id)
+    assert world.ledger.insert_all(honest[1:], EVE).gap, "its feed is asked for from the start"
+    assert not world.ledger.insert_all(own[1:], EVE).gap, "the liar named more than a set may have"
+    assert len(world.ledger.insert_all(honest, EVE).fresh) == 3
+    sizes = [len(named) for named in world.newcomers._required._named.values()]
+    assert len(sizes) <= PROPOSERS
+    assert max(sizes) == MAX_SET
+
+
+def test_the_entry_of_several_proposers_is_taken_once(world):
+    entries = feed(HONEST, 1)
+    for proposer in (ANN, BEN, EVE):
+        world.newcomers.require([entries[0].id], proposer)
+    assert world.newcomers.awaits_entries
+    world.ledger.insert_all(entries, EVE)
+    assert not world.newcomers.awaits_entries
 
 
 def test_a_proposal_keeps_what_it_names(world):

@@ -309,14 +309,14 @@ def test_a_required_entry_comes_past_the_share(tmp_path: Path) -> None:
         written(ledger, feeds, author)
     rest = [feeds.next(ANN, small(number)) for number in range(3)]
     assert not ledger.insert_all(rest, BEN.peer_id).fresh
-    ledger.newcomers.require([rest[2].id])
+    ledger.newcomers.require([rest[2].id], EVE)
     assert ledger.wanted()[ANN.peer_id] < CLOSED, "its author is not known yet: all may bring it"
     assert len(ledger.insert_all(rest, BEN.peer_id).fresh) == 3
     assert ledger.wanted()[SYBILS[7].peer_id] == CLOSED, "it came"
-    ledger.newcomers.require([digest(b"made up")])
+    ledger.newcomers.require([digest(b"made up")], EVE)
     assert ledger.wanted()[ANN.peer_id] < CLOSED
     assert ledger.wanted()[BEN.peer_id] == CLOSED, "it took its part of the spare, and a liar may name anything"
-    ledger.newcomers.require([digest(b"decided")], Need.DECIDED)
+    ledger.newcomers.require([digest(b"decided")], None)
     assert ledger.wanted()[BEN.peer_id] < CLOSED
     ledger.newcomers.accept([SYBILS[30].peer_id])
     ended = ledger.wanted()
@@ -471,7 +471,7 @@ class Replica:
         if self.named.issuperset(sets[0].values()):
             self.budget.accept(sets[0])
             return True
-        self.budget.require((name for name in sets[0].values() if name not in self.named), Need.DECIDED)
+        self.budget.require((name for name in sets[0].values() if name not in self.named), None)
         return False
 
 

@@ -12,7 +12,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import Connection, PeerAddress, Route
-from atoll.p2p.ledger.shares import Need, Quota
+from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.connections import POLL_S
@@ -238,15 +238,15 @@ def test_what_a_ballot_names_is_asked_for_unless_it_is_here(tmp_path: Path, monk
             entry = one.publish(ack(1))
             await world.until_equal()
             asked: list[PeerId] = []
-            needs: list[Need] = []
+            proposers: list[PeerId | None] = []
             monkeypatch.setattr(two.replication.anti_entropy, "ask", asked.append)
-            monkeypatch.setattr(two.newcomers, "require", lambda entries, need: needs.append(need))
-            two.require([entry.id])
+            monkeypatch.setattr(two.newcomers, "require", lambda entries, proposer: proposers.append(proposer))
+            two.require([entry.id], peer(1))
             assert not asked
-            two.require([entry.id, digest(b"an entry that is not here")])
+            two.require([entry.id, digest(b"an entry that is not here")], peer(1))
             assert asked == [peer(1)]
-            two.require([digest(b"an entry that is not here")], is_decided=True)
-            assert needs == [Need.NAMED, Need.DECIDED]
+            two.require([digest(b"an entry that is not here")], None)
+            assert proposers == [peer(1), None]
 
     run_virtual(main())
 

@@ -11,10 +11,11 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.full_summary import SummaryMaker, decode_full, encode_full
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.certificates.summary import resumed
-from atoll.node.daemon.consensus import epochs, machine
+from atoll.node.daemon.consensus import machine
 from atoll.node.daemon.consensus.types import (
     EnterEpoch,
     FinalizeRound,
@@ -150,7 +151,7 @@ def newcomer(source, ledger, full):
     node.__dict__.update(source.__dict__)
     node.peer, node.ledger, node.finals, node.heard, node.full = PEERS[7], list(ledger), {}, {}, full
     node.cut_at, node.old_finals, node.views, node.gone = -1, {}, {}, source.gone if full else set()
-    chosen = epochs.chosen_path([(author, body) for _, author, body in ledger], source.peer)
+    chosen = chosen_path([(author, body) for _, author, body in ledger], source.peer)
     node.begin = lambda _: _begun(node, chosen, full)
     node.cut = lambda full: None
     node.boot(source.now)

@@ -9,9 +9,10 @@ import random
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.full_summary import decode_full, encode_full
 from atoll.node.daemon.certificates.summary import resumed
-from atoll.node.daemon.consensus import epochs, machine
+from atoll.node.daemon.consensus import machine
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.types import (
     EntryPayloadHeld,
@@ -166,7 +167,7 @@ def newcomer(node, liar):
     of_liar = [entry for entry in node.whole if entry[1] == liar.peer and isinstance(entry[2], ORPHAN_BODIES)]
     made.orphans = {entry[0]: entry for entry in [*of_liar, *node.orphans.values()]}
     made.rounds = {at: {a: n for a, n in each.items() if a != liar.peer} for at, each in node.rounds.items()}
-    chosen = epochs.chosen_path([(author, body) for _, author, body in kept], node.peer)
+    chosen = chosen_path([(author, body) for _, author, body in kept], node.peer)
     state = machine.begin(RUN, made.peer, ROUNDS, OWNER, lease_s=LEASE, chosen=chosen, summary_every=EVERY)
     made.begin = lambda _: resumed(state, full.summary, chosen)
     made.cut = lambda full: None

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from msgspec.structs import replace
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.history import KEPT_ROUNDS
 from atoll.node.daemon.certificates.summary import (
     decode_summary,
@@ -197,7 +198,7 @@ def test_a_state_begins_again_from_its_summary():
     assert len(state.chain) > 1
     assert state.epochs.voted_out.keys() == {gone}
     summary = decode_summary(encode_summary(summarize(state)))
-    chosen = epochs.chosen_path([(author, body) for _, author, body in node.ledger], node.peer)
+    chosen = chosen_path([(author, body) for _, author, body in node.ledger], node.peer)
     again = resumed(Node.begin(node, chosen), summary, chosen)
     for name in ("last_final", "voters", "tally", "chain", "seniority"):
         assert getattr(again, name) == getattr(state, name), name

@@ -10,7 +10,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus import epochs
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.types import (
@@ -80,7 +80,7 @@ class Node:
         self.steps = 0
         self.segments: list[tuple] = []
         self.switch: SwitchEpoch | None = None
-        chosen = epochs.chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
+        chosen = chosen_path([(author, body) for _, author, body in self.ledger], self.peer)
         self.state = self.begin(chosen)
         self.feed(FinalityTick(now))
         for entry in list(self.ledger):

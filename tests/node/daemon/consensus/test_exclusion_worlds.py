@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from atoll.node.daemon.consensus.epochs import chosen_path
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus.types import EntryPayloadHeld, EntrySeen, EquivocatorsSeen, FetchOrphans
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import Contribution, Epoch, Excise, Exclude, Follow, Vote, epoch_id

@@ -28,6 +28,7 @@ from atoll.node.daemon.consensus.types import (
     ReportEquivocation,
     RoundClosed,
 )
+from atoll.node.daemon.consensus.voter import fetch_missing
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book, add_entry, decided_proposal, owner_of, voter_order
 from atoll.protocols.ledger.records import (
@@ -188,11 +189,24 @@ def test_an_acceptor_votes_for_what_it_checked():
     assert node.said == []
 
 
+def test_what_two_ballots_lack_is_asked_for_once_each():
+    """One that is decided lacks names, another one payloads: each event looks at both."""
+    state, asked = voter(SECOND).state, []
+    wanted = [FetchMissing(Round(1), names(FOURTH), (), None), FetchMissing(Round(1), (), names(THIRD), FIRST)]
+    for _ in range(5):
+        for each in wanted:
+            state, actions = fetch_missing(state, each)
+            asked += actions
+    assert asked == wanted
+    more = FetchMissing(Round(1), (), names(THIRD, FOURTH), FIRST)
+    assert fetch_missing(state, more)[1] == [more], "the list changed"
+
+
 def test_missing_entries_and_payloads_are_fetched_before_the_check():
     node = voter(SECOND, knows=ORDER[:2]).learn(THIRD, held=False)
     node.hear(FIRST, proposal())
     lost, late = contribution(FOURTH)[0], contribution(THIRD)[0]
-    assert node.said == [FetchMissing(Round(1), (lost,), (late,))]
+    assert node.said == [FetchMissing(Round(1), (lost,), (late,), FIRST)]
     node.learn(FOURTH).feed(EntryPayloadHeld(late))
     assert node.said == [CheckRound(Round(1), ALL)]
 
@@ -206,7 +220,7 @@ def test_a_payload_that_another_says_covers_other_experts_is_not_held_as_theirs(
     node.feed(EntrySeen(entry, FOURTH, thief)).hear(
         FIRST, proposal(contributions=tuple(sorted((*names(*ORDER[:3]), entry))))
     )
-    assert node.said == [FetchMissing(Round(1), (), (entry,))]
+    assert node.said == [FetchMissing(Round(1), (), (entry,), FIRST)]
     node.feed(EntryPayloadHeld(entry))
     assert node.find(CheckRound)
 
@@ -321,10 +335,10 @@ def test_a_final_set_with_unknown_contributions_is_fetched_first():
 def test_what_a_quorum_voted_for_is_asked_for_as_that_once():
     node = voter(SECOND, knows=ORDER[:3])
     entry, lost = node.hear(FIRST, proposal()), names(FOURTH)
-    assert node.said == [FetchMissing(Round(1), lost, ())]
+    assert node.said == [FetchMissing(Round(1), lost, (), FIRST)]
     for author in (FIRST, THIRD, FOURTH):
         node.hear(author, vote_for(entry, Ballot(0, FIRST)))
-    assert node.said == [FetchMissing(Round(1), lost, (), is_decided=True)]
+    assert node.said == [FetchMissing(Round(1), lost, (), None)]
     node.feed(FinalityTick(1.0))
     assert node.said == []
     node.learn(FOURTH, held=False)

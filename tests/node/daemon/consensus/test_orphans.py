@@ -6,7 +6,7 @@ Round 1 has four voters, FOURTH is the equivocator.
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.epochs import chosen_path
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus.orphans import MAX_EPOCHS
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import (

@@ -1,10 +1,12 @@
 """What authors that decide nothing may cost the machine: little while they are here, nothing once pruned."""
 
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import forks
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id, without
 from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import voter_order
@@ -148,3 +150,60 @@ def test_only_the_epoch_that_a_decider_chose_last_is_weighed(monkeypatch):
     assert looks(monkeypatch, *chain) == 1
     strange = [Epoch(Round(at), b"", (STRANGER,)) for at in range(5)]
     assert looks(monkeypatch, *strange, author=STRANGER) == 0
+
+
+def test_a_decider_s_long_chain_costs_each_of_its_epochs_the_same(monkeypatch):
+    """An accepted author may write hundreds in each round: to walk all again at each is their square."""
+    steps = [0]
+    walk = EpochBook.ancestors
+
+    def counted(book, name):
+        for each in walk(book, name):
+            steps[0] += 1
+            yield each
+
+    monkeypatch.setattr(EpochBook, "ancestors", counted)
+    state, parent = begin(), b""
+    for _ in range(300):
+        body = Epoch(Round(4), parent, (C,))
+        state, parent = after(entry(C, body), state=state), epoch_id(body)
+    assert len(state.epochs.bodies) == 300
+    assert steps[0] < 300 * 8
+
+
+MADE = [Epoch(Round(1), b"", (C,)), Epoch(Round(2), b"", (B,))]
+for at in range(12):
+    MADE.append(Epoch(Round(2 + at // 4), epoch_id(MADE[at // 2]), (PEERS[at % 3],)))
+
+
+TOLD = st.tuples(
+    st.sampled_from(MADE[:6]), st.sampled_from(["signs", "signs", "signs", "follows", "left", "gone"])
+)
+
+
+@given(
+    st.lists(TOLD, min_size=4),
+    st.sets(st.sampled_from([b"", *map(epoch_id, MADE[:4])]), min_size=1).map(frozenset),
+)
+def test_where_ways_leave_a_chain_is_found_whatever_was_asked_before(told, chain):
+    book = EpochBook()
+    for body, what in told:
+        author = body.members[0]
+        match what:
+            case "signs":
+                book = add_entry(book, author, body)
+            case "follows":
+                book = add_entry(book, author, Follow(body.round, epoch_id(body)))
+            case "left":
+                book = add_entry(book, author, Leave(body.round))
+            case "gone":
+                book = without(book, author, frozenset())
+        for choice in map(epoch_id, MADE):
+            way = [*book.ancestors(choice)]
+            after = [name for name in way if name in book.bodies and book.bodies[name].parent in chain]
+            assert book.leaves(choice, chain) == (after[0] if after else None)
+            for name in map(epoch_id, MADE[:4]):
+                chosen = {
+                    peer for peer in PEERS if peer in book.chosen and name in book.ancestors(book.chosen[peer])
+                }
+                assert book.on_side(name, PEERS) == chosen

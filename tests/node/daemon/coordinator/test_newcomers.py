@@ -14,6 +14,9 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.machine import begin, step
 from atoll.node.daemon.rounds.state import RoundConfig
 from atoll.node.daemon.rounds.trials import FEW, TRIAL_ROUNDS, Trials
+from atoll.node.runs.presets import preset
+from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ballot, Contribution, Proposal
 
@@ -29,10 +32,10 @@ class Net:
     """Remembers what the budget was told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, object]] = []
+        self.told: list[tuple[object, ...]] = []
 
     def __getattr__(self, name: str):
-        return lambda what, **more: self.told.append((name, [*what] if not isinstance(what, str) else what))
+        return lambda what, *more: self.told.append((name, [*what] if not isinstance(what, str) else what, *more))
 
 
 def test_few_are_all_waited_for() -> None:
@@ -112,7 +115,7 @@ def test_what_a_voter_names_is_kept_and_required() -> None:
     watch.on_entry(SimpleNamespace(author=EVE, body=proposal))
     assert net.told == [], "who is no voter names what it likes"
     watch.on_entry(SimpleNamespace(author=OWNER, body=proposal))
-    assert net.told == [("keep", [ANN]), ("require", [unknown])]
+    assert net.told == [("keep", [ANN]), ("require", [unknown], OWNER)]
     watch.on_final([known])
     assert net.told[2:] == [("accept", [ANN])]
 
@@ -124,6 +127,36 @@ def test_members_of_an_epoch_are_accepted_and_worked_in_no_round_by_that() -> No
     driver = SimpleNamespace(context=SimpleNamespace(log=log), net=net)
     Driver._perform_finality(driver, finality_types.EnterEpoch(digest(b"epoch"), Round(3), (ANN, EVE)))
     assert calls == [((ANN, EVE), False)]
+
+
+def test_of_a_summary_only_the_authors_of_its_newest_set_worked_in_a_round() -> None:
+    calls = []
+    spec = preset("tiny", Identity(bytes(32)).peer_id, 1)
+    machines = SimpleNamespace(finality=finality_machine.begin(RunId(digest(b"run")), OWNER, 9, OWNER))
+    driver = SimpleNamespace(
+        context=SimpleNamespace(spec=spec, me=OWNER, now=lambda: 1.0),
+        net=SimpleNamespace(
+            entries=list, orphans=list, accept=lambda authors, by_work=True: calls.append((authors, by_work))
+        ),
+        history=SimpleNamespace(
+            begin=lambda begun, chosen: replace(begun, voters=(ANN,), last_final=5),
+            authors=(ANN, EVE, OWNER),
+            reducers=None,
+        ),
+        reducer=SimpleNamespace(resume=lambda reducers: None),
+        removals=SimpleNamespace(step=lambda: None),
+        machines=machines,
+        finality=machines.finality,
+        _feed_orphans=lambda entries: None,
+    )
+    Driver._replay(driver)
+    assert calls == [((ANN, EVE, OWNER), False), ((ANN,), True)]
+    newcomers = Newcomers(NewcomerQuota(), lambda: 1.0)
+    for authors, by_work in calls:
+        newcomers.accept(authors, by_work=by_work)
+    assert not newcomers.is_tried(PeerId("stranger")), "there is a history, as after any final round"
+    assert newcomers.is_accepted(EVE)
+    assert (newcomers.shares._newest, newcomers.shares._rounds) == ({ANN}, {ANN: 1})
 
 
 def test_a_payload_is_the_work_of_whoever_named_it_first() -> None:

@@ -11,13 +11,13 @@ from atoll.node.daemon.coordinator.payload_fetcher import (
     PARALLEL,
     SMALL_BYTES,
     PayloadFetcher,
-    PayloadRecord,
 )
 from atoll.p2p.blobs.asking import LAST_RETRY_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, SlicedContribution
+from atoll.protocols.local.contribution_forms import PayloadRecord
 
 AUTHOR, *OTHERS = (PeerId(f"p{n}") for n in range(9))
 ONE = digest(b"payload")

@@ -880,11 +880,13 @@ def test_payloads_are_fetched_while_there_is_room_and_else_when_rounds_became_fi
     assert sorted(done.entry for done in node.find(FetchPayload)) == sorted(wanted)
 
 
-def test_payloads_are_fetched_once_authors_that_took_their_room_are_gone():
+@pytest.mark.parametrize("gone", [AuthorPruned(A, 1.0), AuthorExcluded(A, Round(0), 1.0)])
+def test_payloads_are_fetched_once_authors_that_took_their_room_are_gone(gone):
+    """In a long cut, while no round becomes final."""
     node = Node(rounds=200, open_rounds=OpenRounds(least=2, most=5, payloads=2)).ready()
     assert not node.seen(A, 3, held=False).seen(A, 4, held=False).seen(B, 4, held=False).find(FetchPayload)
-    node.feed(AuthorPruned(A, node.now)).feed(RoundFinal(Round(0), node.now))
-    assert node.find(FetchPayload) == [FetchPayload(entry_of(B, 4))]
+    assert node.feed(gone).find(FetchPayload) == [FetchPayload(entry_of(B, 4))]
+    assert not node.feed(RoundFinal(Round(0), node.now)).find(FetchPayload), "it was asked for"
 
 
 def test_payloads_of_open_rounds_are_fetched_once_however_many_become_final():

@@ -13,8 +13,8 @@ from itertools import count, pairwise
 
 import pytest
 
+from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.epochs import chosen_path
 from atoll.node.daemon.consensus.types import (
     Append,
     CheckDone,

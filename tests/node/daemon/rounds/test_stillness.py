@@ -104,6 +104,22 @@ def test_bytes_beside_a_worker_that_does_not_answer_are_no_move():
     assert marks_of(state(Phase.SYNC), 3, 5, 9, fetches=False, works=True).fetched_bytes == 9
 
 
+@pytest.mark.parametrize("phase", [Phase.SYNC, Phase.CATCH_UP])
+def test_while_a_worker_starts_only_its_start_is_a_move(phase):
+    starting = [marks_of(state(phase), 3, 5, count, fetches=False, starts=4) for count in (1, 2, 3)]
+    assert {each.fetched_bytes for each in starting} == {0}
+    still = after(LEAST_S / 3, *starting)
+    assert frozen(still, state(phase), 1.0, missing=VOTERS, why="waiting") == ""
+    still = after(LEAST_S / 3 + 1, *starting)
+    told = frozen(still, state(phase), 1.0, missing=VOTERS, why="waiting")
+    assert told.startswith("frozen: the worker's start made no progress for 63 s; ")
+    moved = [marks_of(state(phase), 3, 5, 9, fetches=False, starts=count) for count in range(4, 40)]
+    still = after(LEAST_S, *moved)
+    assert (still.still_s, still.unfinal_s) == (59.0, 59.0), "a long start is no time without a final round"
+    assert frozen(still, state(phase), 1.0, missing="", why="") == ""
+    assert marks_of(state(), 3, 5, 9, fetches=False, starts=4) == BEGUN, "it trains, observes or rests"
+
+
 def test_time_in_which_the_daemon_did_not_run_does_not_count():
     slept = watch(after(30, BEGUN), BEGUN, 30.0 + 8 * 3600)
     assert slept.still_s == 30.0 + GAP_S
