@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.excision import corrections, due, wanted
-from atoll.node.daemon.consensus.exclusion import works_with_us
 from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld, FinalityState
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, vote_line
+from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, Divergence, LocalFault
 from atoll.protocols.ids import PeerId, Round

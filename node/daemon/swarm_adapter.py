@@ -90,8 +90,7 @@ class SwarmNetwork:
 
     def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
         """See Swarm.fetch_orphans."""
-        is_any = bool(entries or proposals)
-        self._swarm.fetch_orphans(WantedEntries(number, entries, proposals) if is_any else None)
+        self._swarm.fetch_orphans(WantedEntries(number, entries, proposals))
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.publish_register."""

@@ -31,7 +31,6 @@ from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.inner.private_passes import Random
 from atoll.node.learning.outer.average import StateAverage
 from atoll.node.learning.plugged.loading import examples_of
-from atoll.node.worker.async_save import AsyncSave, WorkerState
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.encoding.encoder_choice import encoder_for
@@ -48,6 +47,7 @@ from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.privacy.uses import PrivacyAccount
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
+from atoll.node.worker.schedule.async_save import AsyncSave, WorkerState
 from atoll.node.worker.schedule.precompile import KernelsBeside
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps

@@ -51,21 +51,27 @@ class OrphanExchange:
     sync: LedgerSync
     on_found: Callable[[tuple[Entry, ...]], None] = lambda entries: None
     """Receives entries that were new; they are on disk."""
-    wanted: WantedEntries | None = field(default=None, init=False)
-    """What is asked for in every exchange; None: nothing."""
+    wanted: dict[int, WantedEntries] = field(default_factory=dict, init=False)
+    """What is asked for in every exchange, by round."""
 
     def __post_init__(self) -> None:
         self.ledger = self.sync.ledger
         self.sync.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
+
+    def want(self, wanted: WantedEntries) -> None:
+        """Ask for these from now on, instead of others of their round; none: for nothing of it."""
+        self.wanted.pop(wanted.round, None)
+        if wanted.entries or wanted.proposals:
+            self.wanted[wanted.round] = wanted
 
     async def fetch(self, peer: PeerId) -> int:
         """Ask `peer` for what is wanted; return how much was new. The caller owns the deadline.
 
         Raises Unreachable, PeerFault, RunMismatch, DiskFault.
         """
-        wanted = self.wanted
-        if wanted is None:
-            return 0
+        return sum([await self._fetch(peer, wanted) for wanted in [*self.wanted.values()]])
+
+    async def _fetch(self, peer: PeerId, wanted: WantedEntries) -> int:
         answer = await self.sync.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
         entries = await self.sync.verified(answer.entries)
         if not all(_was_asked_for(entry, wanted) for entry in entries):

@@ -98,8 +98,7 @@ class AntiEntropy:
             async with asyncio.timeout(EXCHANGE_S):
                 await self.registers.pull(peer)
                 await self.ledger.exchange(peer)
-                if self.orphans.wanted is not None:
-                    await self.orphans.fetch(peer)
+                await self.orphans.fetch(peer)
             self._failed.pop(peer, None)
             self.synced.set()
             self._exchanged.add(peer)
@@ -132,6 +131,6 @@ class AntiEntropy:
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:
-                every_s = EVERY_S if self.orphans.wanted is None else WAITED_EVERY_S
+                every_s = WAITED_EVERY_S if self.orphans.wanted else EVERY_S
                 turn = loop.time() + every_s * self.rng.uniform(0.5, 1.5)
                 self.ask(self.rng.choice(neighbours))

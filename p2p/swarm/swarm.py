@@ -171,10 +171,10 @@ class Swarm:
             self.newcomers.require(lacking, proposer)
             self.sync_soon()
 
-    def fetch_orphans(self, wanted: WantedEntries | None) -> None:
-        """Ask neighbours for these entries of equivocators until they are here, or others are wanted."""
-        self.replication.orphans.wanted = wanted
-        if wanted is not None:
+    def fetch_orphans(self, wanted: WantedEntries) -> None:
+        """Ask neighbours for these entries of equivocators until others of the round, or none, are wanted."""
+        self.replication.orphans.want(wanted)
+        if self.replication.orphans.wanted:
             self.sync_soon()
 
     def end_replay(self) -> None:

@@ -266,20 +266,18 @@ def _since_of(wanted: Mapping[PeerId, int], body: Exclude) -> Mapping[PeerId, in
     return {**wanted, body.peer: min(body.since, wanted.get(body.peer, body.since))}
 
 
-def without_votes(book: EpochBook, author: PeerId) -> EpochBook:
-    """The book without the votes to exclude of an author whose feed is gone; it may come again, from its begin."""
-    if author not in book.votes_against:
-        return book
-    votes = {one: cast for one, cast in book.votes_against.items() if one != author}
-    wanted = {one: cast for one, cast in book.excise_votes.items() if one != author}
-    return replace(book, votes_against=votes, excise_votes=wanted)
-
-
 def without(book: EpochBook, author: PeerId, deciders: Collection[PeerId]) -> EpochBook:
     """The book without an author whose feed is gone. It may come again, from its begin.
 
-    Its signatures stay under epochs that one of `deciders` signed too: others may work in these.
+    Its signatures stay under epochs that one of `deciders` signed too: others may work in these. Of one of the
+    deciders only its votes to exclude are gone.
     """
+    if author in book.votes_against:
+        votes = {one: cast for one, cast in book.votes_against.items() if one != author}
+        wanted = {one: cast for one, cast in book.excise_votes.items() if one != author}
+        book = replace(book, votes_against=votes, excise_votes=wanted)
+    if author in deciders:
+        return book
     for name, who in book.signers.items():
         if author in who and who.isdisjoint(deciders):
             book = _unsign(book, name, author)
@@ -319,6 +317,9 @@ class Electorate(NamedTuple):
     """Voters of the round, in the order of their ballots."""
     recent: frozenset[PeerId] = frozenset()
     """Authors of the newest final sets before the round."""
+
+    def without(self, peers: frozenset[PeerId]) -> "Electorate":
+        return Electorate(tuple(peer for peer in self.voters if peer not in peers), self.recent - peers)
 
 
 @dataclass(frozen=True, slots=True)

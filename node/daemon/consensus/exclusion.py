@@ -11,7 +11,6 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.epochs import ROOT
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import quorum
@@ -45,12 +44,3 @@ def note_excluded(state: FinalityState, excluded: Collection[PeerId]) -> Finalit
     # The first final proposal counts: open rounds must not get a member's work back.
     voted_out = {**dict.fromkeys(excluded, int(state.deciding)), **state.epochs.voted_out}
     return replace(state, epochs=replace(state.epochs, voted_out=voted_out))
-
-
-def works_with_us(state: FinalityState, peer: PeerId) -> bool:
-    """Whether a member that voters excluded works in their epoch, or in one that continues it."""
-    # An epoch of few may exclude those of another chain. Who cut them off would never see that theirs is the one
-    # to follow.
-    final = state.epochs.voted_out[peer] - 1
-    epoch = next(segment.epoch for segment in reversed(state.chain) if segment.first <= final)
-    return epoch in (ROOT, *state.epochs.ancestors(state.epochs.choice(peer)))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import Electorate, EpochBook, EpochId, best_of
+from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, best_of
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -24,9 +24,9 @@ class _Fork(NamedTuple):
     number: int
     parent: EpochId
     electorate: Electorate
-    """Who decides the round in the parent."""
+    """Who decides the round in the parent, if they weigh."""
     authors: frozenset[PeerId]
-    """Proven authors of the set that the parent decided; empty: it decided none."""
+    """Proven authors of the set that the parent decided, if they weigh; empty: it decided none."""
     ours: EpochId
     """The epoch that decides the round in our chain."""
 
@@ -78,12 +78,15 @@ def _outranked(state: finality_types.FinalityState) -> tuple[int, EpochId] | Non
 
 
 def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
+    # Of an author with two histories nodes hold different choices and votes: it weighs nothing.
+    liars = state.equivocators
     # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
     for before, segment in zip(state.chain, state.chain[1:], strict=False):
         book = state.books.get(segment.first, Book()).within(before.epoch)
-        found = decided_proposal(book, segment.electorate.voters, state.equivocators)
+        found = decided_proposal(book, segment.electorate.voters, liars)
         authors = segment.tally.proven(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
-        yield _Fork(segment.first, before.epoch, segment.electorate, authors, segment.epoch)
+        weighing = segment.electorate.without(liars)
+        yield _Fork(segment.first, before.epoch, weighing, (authors - liars) or authors, segment.epoch)
     # Epochs that deciders entered at a round that our chain decided without them. One that all of these left again
     # outranks nothing, and of others anybody can open as many as it likes: none of these is looked at.
     ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]
@@ -91,7 +94,8 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     for parent, number in sorted(_left_at(state.epochs, spans.keys(), deciders_of(state))):
         first, end = spans[parent]
         if first <= number < end and number in state.decided:
-            yield _Fork(number, parent, state.electorate(number), state.decided[number][1], parent)
+            weighing, authors = state.electorate(number).without(liars), state.decided[number][1]
+            yield _Fork(number, parent, weighing, (authors - liars) or authors, parent)
 
 
 def _left_at(book: EpochBook, chain: Collection[EpochId], peers: Collection[PeerId]) -> set[tuple[EpochId, int]]:
@@ -100,6 +104,18 @@ def _left_at(book: EpochBook, chain: Collection[EpochId], peers: Collection[Peer
     choices = {book.chosen[peer] for peer in peers if peer in book.chosen}.difference(trunk)
     bodies = [book.bodies[name] for choice in choices if (name := book.leaves(choice, trunk)) is not None]
     return {(body.parent, int(body.round)) for body in bodies} & book.places.keys()
+
+
+def disputed(state: finality_types.FinalityState) -> list[tuple[int, tuple[PeerId, ...]]]:
+    """Our rounds from which on live deciders may work in another chain, rising, with the voters before that."""
+    book, own = state.epochs, {segment.epoch for segment in state.chain}
+    live = state.members - state.equivocators if len(own) > 1 else frozenset[PeerId]()
+    if all(book.choice(peer) == state.epoch for peer in live):
+        return []  # mostly, and this is asked at every event while there is an equivocator
+    choices = {book.choice(peer) for peer in live & deciders_of(state)}
+    last = {next(name for name in (*book.ancestors(each), ROOT) if name in own) for each in choices}
+    pairs = zip(state.chain, state.chain[1:], strict=False)
+    return [(segment.first, segment.electorate.voters) for before, segment in pairs if before.epoch in last]
 
 
 def deciders_of(state: finality_types.FinalityState) -> frozenset[PeerId]:

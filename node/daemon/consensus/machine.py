@@ -54,8 +54,6 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
-
-
 _NO_ENTRIES = Book()
 # By exact type: most entries are of none of these kinds, and a check of an instance against each costs more.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
@@ -125,7 +123,7 @@ def _move(state: finality_types.FinalityState) -> Out:
             state, more = change_chain(state)
             return state, actions + more
     # Two histories of one length show in no exchange: who is stuck asks, and the proof may come with the answer.
-    if state.live and (state.equivocators or is_stuck(state) or any(state.orphans_asked)):
+    if state.live and (state.equivocators or is_stuck(state) or state.orphans_asked):
         state, more = fetch_orphans(state)
         actions += more
     if state.live and state.deciding < state.rounds:
@@ -231,11 +229,9 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if kind in _BALLOTS and isinstance(body, BallotBody):
         if not _may_count(state, event.author, body):
             return state, []
-        if _is_of_leaver(state, event.author, body):
+        if state.epochs.has_left(event.author, body.round, body.ballot.epoch):
             return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
-    # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
-    is_open = state.last_final < body.round < state.rounds
-    if not is_open and body.round not in [segment.first for segment in state.chain[1:]]:
+    if not _is_looked_at(state, body.round):
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
@@ -251,14 +247,19 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
 
 
+def _is_looked_at(state: finality_types.FinalityState, number: int) -> bool:
+    # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
+    is_open = state.last_final < number < state.rounds
+    return is_open or number in [segment.first for segment in state.chain[1:]]
+
+
 def _without(state: finality_types.FinalityState, author: PeerId) -> finality_types.FinalityState:
     """The state after the ledger let go of an author: as after a restart, which would find nothing of it."""
     deciders = deciders_of(state)
-    books, others = state.books, epochs.without_votes(state.epochs, author)
+    books, others = state.books, epochs.without(state.epochs, author, deciders)
     # The ledger hears who is accepted only after this machine found it: what a decider wrote is not forgotten.
     if author not in deciders:
         books = {at: without_ballots(book, author) for at, book in books.items()}
-        others = epochs.without(others, author, deciders)
     books = {at: without(book, author, state.held) for at, book in books.items()}
     return replace(state, books=books, epochs=others)
 
@@ -273,16 +274,12 @@ def _may_count(state: finality_types.FinalityState, author: PeerId, body: Ballot
     return body.round >= state.deciding or any(author in voters for voters in forks)
 
 
-def _is_of_leaver(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
-    return state.epochs.has_left(author, body.round, body.ballot.epoch)
-
-
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
     """An entry of another history, or a vote that its feed forbids: that one counts if its author has two."""
     if isinstance(event.body, Epoch):
         return replace(state, epochs=epochs.add_orphan(state.epochs, event.author, event.body)), []
     number = event.body.round
-    if not state.last_final < number < state.rounds:
+    if not _is_looked_at(state, number):
         return state, []
     book = add_orphan(state.books.get(number, Book()), event.entry, event.author, event.body)
     return replace(state, books=put(state.books, int(number), book)), []

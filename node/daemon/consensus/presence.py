@@ -104,19 +104,12 @@ def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) 
     elif state.short_since is not None:
         # Who came back just now could take part in no ballot before.
         state = replace(state, short_since=None, quorum_since=state.now, took_part=())
-    waits = _is_waiting(state)
+    choice = state.epochs.choice(state.me)
+    is_here = any(choice == segment.epoch for segment in reversed(state.chain))
+    waits = not is_here and not state.epochs.is_complete(choice)
     if waits == (state.asked_since is None):
         state = replace(state, asked_since=state.now if waits else None)
     return state
-
-
-def _is_waiting(state: finality_types.FinalityState) -> bool:
-    """Whether this node signed an epoch that has not begun."""
-    choice = state.epochs.choice(state.me)
-    if choice == state.epoch:
-        return False
-    is_here = any(choice == segment.epoch for segment in reversed(state.chain))
-    return not is_here and not state.epochs.is_complete(choice)
 
 
 def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:

@@ -24,7 +24,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
     """Go on with an epoch that begins at the round that is decided now, if this node belongs to one."""
     if not state.epochs.places:
         return state, []  # nearly always, and this is asked at every event
-    name = _planned(state) if state.planned else _to_enter(state)
+    name = _to_enter(state)
     if name is None:
         return state, []
     first = state.deciding
@@ -55,12 +55,10 @@ def waits_for_epoch(state: finality_types.FinalityState) -> bool:
     return bool(state.planned) and state.planned[0].round == state.deciding
 
 
-def _planned(state: finality_types.FinalityState) -> EpochId | None:
-    name = epoch_id(state.planned[0])
-    return name if waits_for_epoch(state) and state.epochs.is_complete(name) else None
-
-
 def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
+    if state.planned:
+        name = epoch_id(state.planned[0])
+        return name if waits_for_epoch(state) and state.epochs.is_complete(name) else None
     # The replay is not in the order of what happened, so it enters only what this node chose before. And it enters
     # only when it can write that down at once.
     if not state.live or state.appending is not None:

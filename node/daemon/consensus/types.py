@@ -33,6 +33,8 @@ LEASE_S = 60.0
 RECENT_ROUNDS = 16
 """A recent member is an author of one of so many newest final sets."""
 _NO_ENTRIES = Book()
+Wanted: TypeAlias = tuple[tuple[Digest, ...], tuple[Digest, ...]]
+"""Entries, and proposals whose votes are wanted, of a FetchOrphans."""
 
 
 class Excision(NamedTuple):
@@ -228,7 +230,7 @@ class FetchMissing(msgspec.Struct, frozen=True):
 
 
 class FetchOrphans(msgspec.Struct, frozen=True):
-    """Ask others again and again for entries that no feed here will bring; empty lists end it.
+    """Ask others again and again for entries of a round that no feed here will bring; empty lists end that.
 
     They come as EntrySeen with `is_orphan`, each with a valid signature of an equivocator.
     """
@@ -377,8 +379,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Of these, those to which the connection is lost: at first nobody waits for their ballots."""
     equivocators: frozenset[PeerId] = frozenset()
     """Proven to have signed two histories: each node may hold another one (orphans.py)."""
-    orphans_asked: tuple[tuple[Digest, ...], tuple[Digest, ...]] = ((), ())
-    """Entries and proposals of the last FetchOrphans."""
+    orphans_asked: Mapping[int, Wanted] = msgspec.field(default_factory=dict)
+    """Entries and proposals of the last FetchOrphans of each round that is asked about."""
     live_since: float = 0.0
     """When the replay of our own feed was over."""
     short_since: float | None = None

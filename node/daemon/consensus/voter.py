@@ -86,19 +86,17 @@ def _report_summary(state: FinalityState, entry: Digest, proposal: SummaryPropos
 
 
 def report_narrow(state: FinalityState) -> Out:
-    """Report proposals of narrow sets, once each."""
+    """Report proposals of sets that lack half or more of what we have, once each."""
     proposals = state.book.proposals.items()
     if state.stable_since is None or state.reported.issuperset(state.book.proposals):
         return state, []  # before that none is narrow
-    fresh = [(name, p) for name, p in proposals if name not in state.reported and counts(state, p.ballot)]
-    narrow = [(name, p) for name, p in fresh if is_narrow(state, p.contributions)]
     actions: list[Action] = []
-    for name, proposal in narrow:
+    for name, proposal in [(name, p) for name, p in proposals if name not in state.reported]:
         named, ours = share_of_ours(state, proposal.contributions)
-        actions.append(ReportNarrow(proposal.round, name, proposal.ballot.proposer, named=named, ours=ours))
-    if not narrow:
-        return state, []
-    return replace(state, reported=state.reported.union(name for name, _ in narrow)), actions
+        if counts(state, proposal.ballot) and 2 * named <= ours > 0:
+            actions.append(ReportNarrow(proposal.round, name, proposal.ballot.proposer, named=named, ours=ours))
+            state = replace(state, reported=state.reported | {name})
+    return state, actions
 
 
 def counts(state: FinalityState, ballot: Ballot) -> bool:
@@ -252,12 +250,6 @@ def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
     named, ours = share_of_ours(state, names)
     is_whole = ours > 0 and _own_set(state).issubset(names)
     return is_whole or (state.stable_since is not None and 2 * named > ours)
-
-
-def is_narrow(state: FinalityState, names: Collection[Digest]) -> bool:
-    """Whether the set lacks half or more of what we have, once that will hardly grow any more."""
-    named, ours = share_of_ours(state, names)
-    return state.stable_since is not None and ours > 0 and 2 * named <= ours
 
 
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:

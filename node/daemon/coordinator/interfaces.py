@@ -188,7 +188,7 @@ class Feed(Protocol):
         """Return the authors that are proven to have signed two histories."""
 
     def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
-        """Ask for entries of a round, and votes for proposals, until other ones are wanted; none: stop."""
+        """Ask for entries of a round, and votes for proposals, until other ones of it are wanted; none: stop."""
 
 
 class NewcomerBudget(Protocol):

@@ -1,1 +1,1 @@
-"""What users may ask for about members that should go, and what they are told."""
+"""What users may ask for about members that should go, what they are told, and whom a node cuts off."""

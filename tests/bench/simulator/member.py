@@ -75,7 +75,7 @@ class Member:
         self._round_events: list[round_types.Event] = []
         self._finality_events: list[finality_types.Event] = []
         self._fetching: set[Digest] = set()
-        self._wanted: finality_types.FetchOrphans | None = None
+        self._wanted: dict[int, finality_types.FetchOrphans] = {}
         self.is_synced = False
         setting = self.world.setting
         self.round = round_machine.begin(setting.round_config(self.peer))
@@ -188,9 +188,9 @@ class Member:
         self.later(TICK_S, self._tick)
 
     def _ask_for_orphans(self) -> None:
-        others = [] if self._wanted is None else self.world.reachable(self)
-        if self._wanted is not None and others:
-            found = self.world.rng.choice(others).feeds.find(self._wanted.entries, self._wanted.proposals)
+        others = self.world.reachable(self) if self._wanted else []
+        for wanted in [*self._wanted.values()] if others else []:
+            found = self.world.rng.choice(others).feeds.find(wanted.entries, wanted.proposals)
             for entry in found:
                 self._read(entry)  # it may be the first proof of a fork
             for entry in self.feeds.keep_orphans(found):
@@ -334,8 +334,10 @@ class Member:
                 if entries and others:
                     self.later(0.5, lambda: self.pull(self.world.rng.choice(others)))
                 self.fetch(payloads)
-            case finality_types.FetchOrphans(_, entries, proposals):
-                self._wanted = action if entries or proposals else None
+            case finality_types.FetchOrphans(number, entries, proposals):
+                self._wanted.pop(number, None)
+                if entries or proposals:
+                    self._wanted[number] = action
             case finality_types.FinalizeRound():
                 self.worker.add_final(action)
             case finality_types.SwitchEpoch(_, first):

@@ -67,11 +67,11 @@ def test_an_answer_may_be_the_first_proof(tmp_path: Path) -> None:
         await a.sync.exchange(b.host.peer_id)
         assert not a.ledger.equivocators() | b.ledger.equivocators()
         ours, _ = exchange_of(a), exchange_of(b)
-        ours.wanted = WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,))
+        ours.want(WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,)))
         assert await ours.fetch(b.host.peer_id) == 2
         assert a.ledger.equivocators() == {LIAR.peer_id} == set(a.faults)
         # What is no orphan is an entry like any other.
-        ours.wanted = WantedEntries(Round(1), (feed(HONEST, 2)[1].id,))
+        ours.want(WantedEntries(Round(1), (feed(HONEST, 2)[1].id,)))
         assert await ours.fetch(b.host.peer_id) == 0
         assert a.ledger.vector()[HONEST.peer_id] == 3
 
@@ -103,16 +103,29 @@ def test_what_is_wanted_comes_by_name_and_votes_by_their_proposal(tmp_path: Path
         found: list[Entry] = []
         ours.on_found = found.extend
         assert await ours.fetch(b.host.peer_id) == 0, "nothing is wanted"
-        ours.wanted = WantedEntries(Round(52), (TWO[2].id, digest(b"nobody has it")), (PROPOSAL,))
+        ours.want(WantedEntries(Round(52), (TWO[2].id, digest(b"nobody has it")), (PROPOSAL,)))
         assert await ours.fetch(b.host.peer_id) == 2
         assert found == [TWO[2], TWO[3]] == a.ledger.orphans()
         assert await ours.fetch(b.host.peer_id) == 0
         # What was kept is served to others.
-        theirs.wanted = WantedEntries(Round(2), (ONE[2].id,))
+        theirs.want(WantedEntries(Round(2), (ONE[2].id,)))
         assert await theirs.fetch(a.host.peer_id) == 1
-        assert (await ours._answer(b.host.peer_id, ours.wanted)).entries == tuple(map(encode_entry, TWO[2:]))
-        ours.wanted = WantedEntries(Round(51), (TWO[2].id,))
+        assert (await ours._answer(b.host.peer_id, ours.wanted[52])).entries == tuple(map(encode_entry, TWO[2:]))
+        ours.want(WantedEntries(Round(52)))
+        ours.want(WantedEntries(Round(51), (TWO[2].id,)))
+        assert [*ours.wanted] == [51]
         assert await ours.fetch(b.host.peer_id) == 0, "it is of another round"
+
+    run_pair(tmp_path, scenario)
+
+
+def test_several_rounds_are_asked_about_at_a_time(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        ours, _ = split(a, b), exchange_of(b)
+        ours.want(WantedEntries(Round(51), (TWO[1].id,)))
+        ours.want(WantedEntries(Round(52), (TWO[2].id,)))
+        assert await ours.fetch(b.host.peer_id) == 2
+        assert a.ledger.orphans() == TWO[1:3]
 
     run_pair(tmp_path, scenario)
 
@@ -130,11 +143,11 @@ def test_signatures_under_an_epoch_come_by_its_id_whatever_their_round(tmp_path:
         b.ledger.insert_all([*others, signed])
         b.ledger.add_orphans([liars])
         a.ledger.insert_all(others)
-        ours.wanted = WantedEntries(Round(7), (epoch_id(body),))
+        ours.want(WantedEntries(Round(7), (epoch_id(body),)))
         assert await ours.fetch(b.host.peer_id) == 1
         assert a.ledger.orphans() == [liars]
         assert a.ledger.get(signed.id) == signed
-        ours.wanted = WantedEntries(Round(7), (digest(b"another epoch"),))
+        ours.want(WantedEntries(Round(7), (digest(b"another epoch"),)))
         assert await ours.fetch(b.host.peer_id) == 0
         # What was kept, or stands in a feed, is found for others.
         answer = await ours._answer(b.host.peer_id, WantedEntries(Round(0), (epoch_id(body),)))
@@ -146,7 +159,7 @@ def test_signatures_under_an_epoch_come_by_its_id_whatever_their_round(tmp_path:
 def test_what_nobody_asked_for_is_refused(tmp_path: Path) -> None:
     async def scenario(a: Side, b: Side) -> None:
         ours = split(a, b)
-        ours.wanted = WantedEntries(Round(52), (TWO[2].id,))
+        ours.want(WantedEntries(Round(52), (TWO[2].id,)))
         lies = [TWO[1], TWO[3], sign_entry(RUN, LIAR, 9, digest(b""), Leave(Round(52)))]
 
         async def lie(peer: PeerId, wanted: WantedEntries) -> FoundEntries:
@@ -165,7 +178,7 @@ def test_what_nobody_asked_for_is_refused(tmp_path: Path) -> None:
 def test_an_answer_has_a_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(a: Side, b: Side) -> None:
         ours, _ = split(a, b), exchange_of(b)
-        ours.wanted = WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,))
+        ours.want(WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,)))
         monkeypatch.setattr("atoll.p2p.ledger.orphans.ANSWER_BYTES", 10)
         assert await ours.fetch(b.host.peer_id) == 1
 

@@ -34,10 +34,11 @@ class ForkedNode(CertNode):
     """Holds one history of the liar's feed, and what it fetched by name of the other."""
 
     def __init__(self, number, probation=1, excise_rounds=0):
-        self.proven, self.orphans, self.wanted = frozenset(), {}, (0, (), ())
+        self.proven, self.orphans = frozenset(), {}
         super().__init__(number, probation, excise_rounds)
 
     def boot(self, now):
+        self.wanted = {}
         super().boot(now)
         self.feed(EquivocatorsSeen(self.proven))
         for entry in list(self.orphans.values()):
@@ -46,7 +47,7 @@ class ForkedNode(CertNode):
     def do(self, action):
         match action:
             case FetchOrphans(number, entries, proposals):
-                self.wanted = number, entries, proposals
+                self.wanted[number] = entries, proposals
             case ReportOtherSummary():
                 SEEN["other summary"] += 1
             case _:
@@ -78,7 +79,10 @@ class ForkedNode(CertNode):
 
     def answer(self, other):
         """What the other asks for by name, of both histories (p2p/ledger/orphans.py)."""
-        number, entries, proposals = other.wanted
+        for number, wanted in list(other.wanted.items()):
+            self.answer_of(other, number, *wanted)
+
+    def answer_of(self, other, number, entries, proposals):
         for entry in [*self.ledger, *self.orphans.values()]:
             name, author, body = entry
             is_vote = isinstance(body, Vote) and body.proposal in proposals
@@ -103,7 +107,7 @@ class ForkedWorld(World):
                         node.prove(author)
                 for peer in PEERS[: len(self.nodes)]:
                     self.pass_on(node, other, peer)
-                if any(node.wanted[1:]):
+                if any(map(any, node.wanted.values())):
                     other.answer(node)
                 node.heard[other.peer] = self.now
 

@@ -32,7 +32,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Contribution, Leave
 
 RUN = RunId(digest(b"epochs"))
@@ -156,9 +156,10 @@ class Node:
             assert self.state.tally.rounds == self.state.deciding
 
     def write(self, body: object) -> None:
-        seq = self.counts.get(self.peer, 0)
-        name = digest(self.peer.encode(), seq.to_bytes(4, "big"), repr(body).encode())
-        self.hear((name, self.peer, body))
+        self.hear((self.name_of(self.counts.get(self.peer, 0), body), self.peer, body))
+
+    def name_of(self, seq: int, body: object) -> Digest:
+        return digest(self.peer.encode(), seq.to_bytes(4, "big"), repr(body).encode())
 
     def hear(self, entry: tuple) -> None:
         self.ledger.append(entry)

@@ -7,7 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.chosen_path import chosen_path
-from atoll.node.daemon.consensus.orphans import MAX_EPOCHS
+from atoll.node.daemon.consensus.epochs import Segment
+from atoll.node.daemon.consensus.orphans import MAX_EPOCHS, MAX_FORKS
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import (
     EntryPayloadHeld,
@@ -15,13 +16,14 @@ from atoll.node.daemon.consensus.types import (
     EquivocatorsSeen,
     FetchOrphans,
     FinalizeRound,
+    MembersSeen,
     RoundClosed,
 )
 from atoll.node.daemon.consensus.voter import share_of_ours
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.ballots import Book, add_entry, add_orphan, bound_proposals, decided_proposal
-from atoll.protocols.ledger.records import Ballot, Contribution, Follow, Leave, Promise, Vote, epoch_id
-from tests.node.daemon.consensus.test_epochs import A, B, C, D, Node, epoch
+from atoll.protocols.ledger.records import Ballot, Contribution, Follow, Leave, Promise, Proposal, Vote, epoch_id
+from tests.node.daemon.consensus.test_epochs import LEASE, STRANGER, A, B, C, D, Node, epoch
 from tests.node.daemon.consensus.test_finality import (
     ALL,
     FIRST,
@@ -271,3 +273,100 @@ def test_a_restart_finds_a_chain_that_an_orphan_signed():
     feed = [(B, epoch(B, D)), (A, Follow(Round(5), epoch_id(epoch(B, D))))]
     assert chosen_path(feed, A) == ()
     assert chosen_path(feed, A, [(D, epoch(B, D)), (D, WORK)]) == (epoch(B, D),)
+
+
+# --- old rounds at which chains part ------------------------------------------------------------
+
+
+def gone_on_alone(*others, rounds=3):
+    """A was cut off from the others, opened an epoch at each of some rounds, and decided these alone."""
+    deciders = (A, B, C, D, *others)
+    node = Node(voters=deciders, here=()).wait(LEASE + 1)
+    assert node.entered() == [epoch_id(epoch(A))]
+    electorate = node.state.chain[1].electorate
+    name, chain = b"", [node.state.chain[0]]
+    for number in range(5, 5 + rounds):
+        body = epoch(A, at=number, parent=name)
+        node.say(A, body)
+        name = epoch_id(body)
+        chain.append(Segment(name, number, electorate, node.state.tally))
+    done = {number: ((A,), frozenset({A})) for number in range(5, 5 + rounds)}
+    last, decided = 4 + rounds, {**node.state.decided, **done}
+    node.state = replace(node.state, chain=tuple(chain), last_final=last, applied=last, decided=decided, books={})
+    return node.feed(MembersSeen(frozenset({B, C, *others}))).feed(EquivocatorsSeen(frozenset({D})))
+
+
+def decide_without_it(node, *went_on):
+    """B and C decided round 5 with the liar's vote. The proposal's name, and that vote."""
+    work = [(author, digest(b"5", author.encode())) for author in (B, C)]
+    body = Contribution(Round(5), digest(b"base"), digest(b"payload"), 1, 1, 64, 1.0)
+    for author, name in work:
+        node.feed(EntrySeen(name, author, body))
+    ballot, said = Ballot(1, B), digest(b"said")
+    names = tuple(sorted((OTHER, *(name for _, name in work))))
+    node.feed(EntrySeen(said, B, Proposal(Round(5), ballot, names, digest(b"state"))))
+    for author in (B, C):
+        node.say(author, Vote(Round(5), ballot, said))
+    for author in went_on:
+        node.say(author, Vote(Round(6), Ballot(0, C), digest(b"next")))
+    return said, Vote(Round(5), ballot, said)
+
+
+def test_what_decided_an_old_round_in_the_chain_of_others_is_asked_for_and_weighs():
+    """Two chains never met: one of them did not see why the other one went on (worlds of test_twin_worlds.py)."""
+    node = gone_on_alone()
+    said, vote = decide_without_it(node, B, C)
+    assert asked(node) == FetchOrphans(Round(5), (OTHER,), (said,))
+    assert b"" not in node.followed()
+    node.feed(EntrySeen(OTHER, D, replace(WORK, round=Round(5)), is_orphan=True))
+    assert asked(node) == FetchOrphans(Round(5), (), (said,))
+    node.feed(EntrySeen(digest(b"vote of the other history"), D, vote, is_orphan=True))
+    assert node.followed()[-1] == b"", "two stayed where the round was decided, and one went"
+
+
+def test_nothing_is_asked_about_old_rounds_once_all_that_live_are_in_one_chain():
+    node = gone_on_alone()
+    decide_without_it(node, B, C)
+    assert node.state.orphans_asked
+    for author in (B, C):
+        node.say(author, Follow(Round(7), node.state.epoch))
+    assert not node.state.orphans_asked
+    assert asked(node) == FetchOrphans(Round(5), (), ())
+
+
+def test_who_decides_nothing_makes_nobody_ask_about_old_rounds():
+    node = gone_on_alone()
+    for author in (B, C):
+        node.say(author, Follow(Round(7), node.state.epoch))
+    decide_without_it(node, B, C)
+    node.feed(MembersSeen(frozenset({B, C, D, STRANGER}))).say(STRANGER, Follow(Round(5), b""))
+    assert not node.state.orphans_asked
+
+
+def test_few_old_rounds_are_asked_about_at_a_time_the_oldest_first():
+    others = [PeerId(f"peer-{number}") for number in range(2 * MAX_FORKS)]
+    node = gone_on_alone(*others, rounds=2 * MAX_FORKS)
+    for peer, before, segment in zip(others, node.state.chain, node.state.chain[1:], strict=False):
+        node.say(peer, Follow(Round(5), before.epoch))
+        node.say(peer, Vote(Round(segment.first), Ballot(1, B, before.epoch), digest(b"unknown")))
+    assert [*node.state.orphans_asked] == [*range(5, 5 + MAX_FORKS)]
+
+
+def test_an_equivocator_weighs_nothing_where_chains_part():
+    """Each node reads another choice of it in the history that it holds."""
+
+    def leaves(*liars):
+        node = Node(voters=(A, B, D), here=()).wait(LEASE + 1).feed(EquivocatorsSeen(frozenset(liars)))
+        return bool(node.say(B, epoch(B, D)).say(D, epoch(B, D)).followed())
+
+    assert leaves()
+    assert not leaves(D)
+
+
+def test_an_equivocator_that_went_on_weighs_nothing():
+    """Only the history that this node holds says so."""
+    node = gone_on_alone()
+    _, vote = decide_without_it(node, D)
+    node.feed(EntrySeen(OTHER, D, replace(WORK, round=Round(5)), is_orphan=True))
+    node.feed(EntrySeen(digest(b"vote of the other history"), D, vote, is_orphan=True))
+    assert b"" not in node.followed(), "of the others nobody went on"

@@ -266,7 +266,7 @@ def test_the_largest_value_of_a_block_of_e3m0_reaches_the_top_level_at_every_sca
     """A block for each fp16 scale: its largest value is the least that reaches level 64 in exact arithmetic, and
     the others are level 32, so that no other scale fits better.
 
-    At 731 of the 12,800 scales the float32 product is below 48: the block ended at 32, and nobody read the payload.
+    At 731 of the 12,800 scales the float32 product is below 48: the block ended at 32, and nobody read it.
     """
     scales, block = MOST_SCALE["e3m0"], DENSE_BLOCK["e3m0"]
     chunks = -(-scales * block // 4096)
