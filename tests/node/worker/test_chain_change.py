@@ -16,8 +16,9 @@ import torch
 from atoll.node.checkpoint import generations
 from atoll.node.ipc import chain_mark
 from atoll.node.ipc.chain_mark import ASIDE, first_left, mark_left
-from atoll.node.worker import async_save, error_feedback
+from atoll.node.worker import error_feedback
 from atoll.node.worker.local_weights import LocalWeights
+from atoll.node.worker.schedule import async_save
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of, size_of
