@@ -1,5 +1,6 @@
 """The results page of `bench convergence`, written from the stored lines alone: equal lines give an equal page."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,12 +99,15 @@ def _setting(own: Sequence[Line], lines: Sequence[Line], group: Wanted) -> str:
     seeds = ", ".join(map(str, sorted({line.arm.seed for line in own})))
     codes = ", ".join(f"`{code}`" for code in sorted({line.code for line in own}))
     cpu_s = sum(line.cpu_s for line in own)
+    # Codes and builds of torch grow in number with the sessions that trained.
+    made_with = _filled(
+        f"Code {codes}, {', '.join(sorted({line.device for line in own}))}, "
+        f"torch {', '.join(sorted({line.torch for line in own}))}; {cpu_s:,.0f} CPU seconds of machines "
+        "that others used too."
+    )
     return (
         f"{step};\n{tokens:,} tokens in all, of `{spec.data.source}`. Seeds {seeds}. Peak rate where no\n"
-        f"trial names one {SIZES[group.size].lr:g}; validation on {VALIDATION_TOKENS:,} tokens.\n"
-        f"Code {codes}, {', '.join(sorted({line.device for line in own}))},\n"
-        f"torch {', '.join(sorted({line.torch for line in own}))}; {cpu_s:,.0f} CPU seconds of a machine "
-        "that others used too.\n"
+        f"trial names one {SIZES[group.size].lr:g}; validation on {VALIDATION_TOKENS:,} tokens.\n{made_with}\n"
     )
 
 
@@ -132,14 +136,12 @@ def _arm_cells(runs: Runs, name: str) -> Sequence[str]:
 
 
 def _not_run(missing: Sequence[str]) -> list[str]:
-    if not missing:
-        return []
-    lines, text = ["**Not run:**"], ", ".join(missing) + "."
-    for word in text.split(" "):
-        if len(lines[-1]) + len(word) >= 98:
-            lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return ["\n".join(lines) + "\n"]
+    return [_filled(f"**Not run:** {', '.join(missing)}.") + "\n"] if missing else []
+
+
+def _filled(text: str) -> str:
+    """In lines as the documentation has them; a name with a hyphen stays whole."""
+    return textwrap.fill(text, 98, break_on_hyphens=False, break_long_words=False)
 
 
 def _trial_rows(group: Wanted, lines: Sequence[Line]) -> list[Sequence[str]]:

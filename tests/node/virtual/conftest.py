@@ -110,6 +110,7 @@ def run_spec(
 
     `pace`: what is not as in the presets; a test that needs it says why.
     """
+    least_256 = PRESETS_PACE.least_256 if reduce else 256
     return RunSpec(
         version=3,
         name="virtual",
@@ -130,7 +131,7 @@ def run_spec(
             holders=holders,
         ),
         compress=CompressSpec(codec="sparse2", k=64, feedback=0.95),
-        pace=replace(PRESETS_PACE, **({} if reduce else {"least_256": 256}), **{"min_members": members, **pace}),
+        pace=replace(PRESETS_PACE, **{"min_members": members, "least_256": least_256, **pace}),
         reduce=reduce,
     )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from types import MappingProxyType
 
 from atoll.p2p.swarm.anti_entropy import AntiEntropy
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -13,7 +14,7 @@ FAULTS = {DUMB: Unreachable("nothing comes"), CROSS: PeerFault("it complains"), 
 
 
 class Exchanges:
-    wanted = None
+    wanted = MappingProxyType({})
 
     async def exchange(self, peer):
         if peer in FAULTS:
@@ -22,6 +23,9 @@ class Exchanges:
 
     async def pull(self, peer):
         pass
+
+    async def fetch(self, peer):
+        return 0
 
 
 def make(exchanges, neighbours):

@@ -75,7 +75,8 @@ def is_stranded(world):
     """Whether somebody waits for a final set, of which it lacks an entry that died with others."""
     up = [node for node in world.honest if node.is_up]
     here = {entry[0] for node in up for entry in [*node.ledger, *node.orphans]}
-    return any(node.state.missing[2] and not here.issuperset(node.state.missing[0]) for node in up)
+    asked = [node.state.missing.get(None) for node in up]  # by a quorum
+    return any(each is not None and not here.issuperset(each.entries) for each in asked)
 
 
 def shake(block):
