@@ -33,6 +33,8 @@ MOST_AVERAGED = 1 << 16
 """Limit of `average_rounds`: integers lose half as many units of 2⁻²⁴, which is nothing below this."""
 _GPU = r"cuda:(0|[1-9][0-9]?)"
 _DRIVER = Path("/dev/nvidiactl")
+_DEVICE = re.compile(r"\s*(\+?\d|GPU-|MIG-)")
+"""How a device is named in CUDA_VISIBLE_DEVICES: its number, or its id."""
 _ONE = re.compile(rf"auto|cpu|cuda|{_GPU}")
 _MANY = re.compile(rf"cpu(,cpu)+|{_GPU}(,{_GPU})+")
 SAMPLE_S = 60, 7 * 86400
@@ -348,6 +350,6 @@ def _cuda_here() -> bool:
         build = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         return False
-    # CUDA's own setting: the empty list and a number that is none hide all devices.
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip()
-    return _DRIVER.exists() and "+cpu" not in build and shown not in ("", "-1")
+    # CUDA's own setting: a list that is empty, or begins with what is no device, hides all of them.
+    shown = _DEVICE.match(os.environ.get("CUDA_VISIBLE_DEVICES", "0"))
+    return _DRIVER.exists() and "+cpu" not in build and shown is not None

@@ -39,6 +39,8 @@ class StartMoves:
         """
         self.took_s += passed_s
         self.still_s += passed_s
+        # A process that ended takes its seconds along, a compiler's for instance; the others go on from there.
+        self._cpu_s = min(self._cpu_s, cpu_s)
         if cpu_s >= self._cpu_s + CPU_S:
             self._cpu_s = cpu_s
             self.move()

@@ -9,10 +9,11 @@ The process ends when the daemon's end of the pipe does.
 
 import contextlib
 import gc
+import threading
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import TypeGuard, TypeVar
+from typing import TypeAlias, TypeGuard, TypeVar
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.schedule.background_fold import BackgroundFold
@@ -23,6 +24,7 @@ from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
+Said: TypeAlias = worker_messages.Answer | worker_messages.StartProgress | worker_messages.TrainProgress
 
 
 class Worker:
@@ -41,6 +43,8 @@ class Worker:
         self._progress_at = 0.0
         self._spent = TimeAccount(time.monotonic_ns)
         self._told = self._spent.read()
+        """The newest account that the daemon was given, under the lock `_telling`: none that is older follows."""
+        self._telling = threading.Lock()
         inbox.answer_beside(self._open_beside)
 
     def run(self) -> None:
@@ -164,21 +168,23 @@ class Worker:
             and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
         ):
             self._progress_at = now
-            self._outbox.send(worker_messages.ReplyEnvelope(number, event, self._spent.read()))
+            self._reply(number, event)
 
     def _say(self, number: int, phase: str) -> None:
         self._reply(number, worker_messages.StartProgress(phase))
 
-    def _reply(self, number: int, answer: worker_messages.Answer | worker_messages.StartProgress) -> None:
-        self._told = self._spent.read()
-        self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._told))
+    def _reply(self, number: int, answer: Said) -> None:
+        with self._telling:
+            self._told = self._spent.read()
+            self._outbox.send(worker_messages.ReplyEnvelope(number, answer, self._told))
 
     def _open_beside(self, request: worker_messages.RequestEnvelope) -> bool:
         """Answer a request for an opening, in the inbox's thread; it only reads. Returns whether it was one."""
         if self._session is None or not isinstance(request.ask, worker_messages.OpenRequest):
             return False
         opening = answered(partial(self._session.answer, request.ask))
-        with contextlib.suppress(BrokenPipeError):  # the daemon is gone, which `run` is told next
+        # The account is the main thread's: the newest one is told again, and the daemon counts differences.
+        with contextlib.suppress(BrokenPipeError), self._telling:  # the daemon is gone, which `run` is told next
             self._outbox.send(worker_messages.ReplyEnvelope(request.id, opening, self._told))
         return True
 

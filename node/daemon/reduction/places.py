@@ -55,8 +55,8 @@ def after(
     final set and the round whose reducers it names.
     """
     found = dict(misses)
-    # Less than a third of the members lie, so liars alone are never half: one that proposes its late Reduction, in
-    # a round that the others closed without a plan, would else be the only reducer left.
+    # A liar that proposes its late Reduction, in a round that the others closed without a plan, would else be the
+    # only reducer left. Less than a third of the members lie, so where nearly all reduce liars are never half.
     counts_misses = 2 * len({*present}.intersection(reducers)) >= len(reducers)
     for peer in reducers:
         before = found.get(peer)

@@ -151,9 +151,10 @@ class Reducer:
         self._made.pop(name, None)
 
     def _of(self, entry: bytes) -> Made:
-        if entry not in self._made:
+        made = self._made.get(entry)  # one look: openings are made in a thread, and the round may become final
+        if made is None:
             raise LocalFault("that Reduction is not ours, or final")
-        return self._made[entry]
+        return made
 
 
 def _known_before(before: Span | None, span: Span) -> Span:

@@ -159,6 +159,8 @@ def test_a_word_that_is_none_of_the_legal_ones_is_answered_with_these(values, li
     [
         ("2.13.0+cu130", None, "cuda"), ("2.13.0+cu130", "1", "cuda"), ("2.13.0+cpu", None, "cpu"),
         ("2.13.0+cu130", "", "cpu"), ("2.13.0+cu130", "-1", "cpu"),
+        ("2.13.0+cu130", "-1,0", "cpu"), ("2.13.0+cu130", "NoDevFiles", "cpu"),
+        ("2.13.0+cu130", "GPU-8f2a", "cuda"), ("2.13.0+cu130", " 1,0", "cuda"),
     ],
 )  # fmt: skip
 def test_auto_is_the_cpu_where_torch_would_see_no_gpu(tmp_path, monkeypatch, build, shown, device):

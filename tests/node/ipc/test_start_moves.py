@@ -33,6 +33,12 @@ def test_phases_and_cpu_time_are_progress_and_nothing_else_is():
     assert moves.took_s == 35.0
 
 
+def test_cpu_time_after_one_of_its_processes_ended_is_progress():
+    moves = StartMoves()
+    moves.begin()
+    assert looked(moves, 300.0, 20.0, 20.0 + CPU_S, 20.0 + CPU_S) == [0.0, 5.0, 0.0, 5.0]
+
+
 def test_a_start_counts_its_time_and_its_processes_alone():
     moves = StartMoves()
     moves.begin()

@@ -185,6 +185,37 @@ def test_an_opening_does_not_wait_for_the_end_of_a_step(pair, monkeypatch):
         thread.join(HANGS_S)
 
 
+def test_the_account_of_time_that_comes_with_an_opening_is_no_older_than_the_one_before(pair, monkeypatch):
+    """Counted steps would be taken back, and counted again with the next reply."""
+    pair.train(0)
+    pair.reduce(0)
+    may_go_on, steps, step = threading.Event(), list[float](), RoundTrainer._step
+
+    def second_step_is_long(self, *args) -> float:
+        if steps:
+            assert may_go_on.wait(HANGS_S)
+        steps.append(step(self, *args))
+        return steps[-1]
+
+    monkeypatch.setattr(RoundTrainer, "_step", second_step_is_long)
+    (asks, daemon), (answers, back) = os.pipe(), os.pipe()
+    worker = Worker(Inbox(asks), ReplyWriter(back))
+    worker._session = pair.mine.session
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        os.write(daemon, frame(RequestEnvelope(1, pair.mine.train_ask(1))))
+        progress = read_frame(answers, ReplyEnvelope)
+        os.write(daemon, frame(RequestEnvelope(2, OpenRequest(Round(0), 3))))
+        opened = read_frame(answers, ReplyEnvelope)
+        assert (progress.id, opened.id) == (1, 2)
+        assert opened.spent.steps_ns >= progress.spent.steps_ns > 0
+    finally:
+        may_go_on.set()
+        os.close(daemon)
+        thread.join(HANGS_S)
+
+
 def test_what_does_not_count_in_a_slice_goes_back_there(pair):
     pending, _ = pair.train(0)
     before = pair.mine.residual().clone()

@@ -335,6 +335,38 @@ def test_a_later_ballot_that_is_free_gets_no_vote_for_a_reduction_that_is_not_be
         assert [vote.ballot for vote in node.votes()] == ([ballot] if attempt >= 4 else []), attempt
 
 
+def test_two_reducers_that_are_silent_to_some_delay_a_round_by_few_attempts():
+    """Each half of the honest voters doubts another Reduction, so every free ballot names one that is doubted."""
+    *honest, first, second = deciders = peers(25)
+    nodes = {peer: Voter(deciders, peer) for peer in honest}
+    for at, node in enumerate(nodes.values()):
+        made = [
+            Reduction(Round(1), Span(0, 1), b"\x0f", (), *[digest(p.encode())] * 4, b"") for p in (first, second)
+        ]
+        silent, answering = node.hear(first, made[0]), node.hear(second, made[1])
+        if at % 2:
+            silent, answering = answering, silent
+        node.feed(EntryPayloadHeld(answering), EntryPayloadHeld(silent), ReductionRefuted(silent))
+        view = tuple(sorted((*named(*deciders), answering)))
+        node.feed(RoundClosed(Round(1), view), RoundClosed(Round(2), ()))
+    passed_on = dict.fromkeys(honest, 0)
+    now = 0.0
+    while not all(node.find(FinalizeRound) for node in nodes.values()):
+        now += PATIENCE_S / 4
+        assert now <= 12 * PATIENCE_S, "8 attempts, of which the liars own some, and a few patiences for the rest"
+        for node in nodes.values():
+            node.feed(FinalityTick(now))
+        while any(passed_on[me] < len(node.find(Append)) for me, node in nodes.items()):
+            for me, node in nodes.items():
+                for action in node.find(Append)[passed_on[me] :]:
+                    passed_on[me] += 1
+                    for other in nodes.values():
+                        if other is not node:
+                            other.hear(me, action.body)
+    votes = [vote for node in nodes.values() for vote in node.votes()]
+    assert max(vote.ballot.attempt for vote in votes) == 8
+
+
 def test_a_later_ballot_that_is_bound_gets_a_vote_for_a_reduction_that_is_not_believed():
     a, b, c, d = deciders = peers(4)
     lie = Reduction(Round(1), Span(0, 1), b"\x0f", (), *[digest(b"of the lie")] * 4, b"")

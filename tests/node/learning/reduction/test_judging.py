@@ -207,6 +207,30 @@ def test_a_reducer_opens_its_own_chunks_until_the_round_is_forgotten(small):
     assert reducer.open(after.entry, claim.body.span.start).before
 
 
+class FinalAtSecondLook(bytes):
+    """A name of a Reduction whose round becomes final, in another thread, between two looks at what was made."""
+
+    def __init__(self, name):
+        self.looks, self.on_second = 0, lambda: None
+
+    def __hash__(self):
+        self.looks += 1
+        if self.looks == 2:
+            self.on_second()
+        return super().__hash__()
+
+
+def test_an_opening_while_its_round_becomes_final_is_given_or_refused(small):
+    world, reducer = small.world, small.world.reducers[2]
+    claim = world.reduce(2, small.offers)
+    name = FinalAtSecondLook(claim.entry)
+    name.on_second = lambda: reducer.forget(claim.entry)
+    assert reducer.open(name, claim.body.span.start) == reducer.open(claim.entry, claim.body.span.start)
+    reducer.forget(claim.entry)
+    with pytest.raises(LocalFault):
+        reducer.open(claim.entry, claim.body.span.start)
+
+
 def test_a_reducer_goes_on_after_a_restart(small):
     world, reducer = small.world, small.world.reducers[2]
     world.reduce(2, small.offers)
