@@ -94,7 +94,7 @@ def test_chains_meet_whatever_a_twin_and_faults_did(block):
     shake(block)
 
 
-@pytest.mark.slow(slice="blocks 0 to 2 of these worlds")
+@pytest.mark.slow(slice="test_chains_meet_whatever_a_twin_and_faults_did")
 @pytest.mark.parametrize("block", range(3, 20))
 def test_chains_meet_whatever_a_twin_and_faults_did_in_more_worlds(block):
     shake(block)
