@@ -4,6 +4,8 @@ import os
 import select
 import shutil
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,6 +15,7 @@ import torch
 from atoll.node.ipc.framing import Inbox, ReplyWriter, frame, read_frame
 from atoll.node.worker.loop import Worker
 from atoll.node.worker.round_trainer import RoundTrainer
+from atoll.node.worker.session import Session
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, Round
@@ -87,6 +90,25 @@ class Pair:
             weight = sum(one.weight for one in self.members)
             first = Slice(HALVES[0], (Member(done.kept, ME, weight, done.payload, done.path),), (), True)
         return first, Slice(HALVES[1], (), self.raw(HALVES[1]), True)
+
+
+@contextmanager
+def served(session: Session, until: threading.Event) -> Iterator[tuple[int, int]]:
+    """A worker with this session over pipes: where requests are written, and where its replies come.
+
+    At the end the event is set, so that a step that waits for it goes on, and the pipe of requests closed.
+    """
+    (asks, daemon), (answers, back) = os.pipe(), os.pipe()
+    worker = Worker(Inbox(asks), ReplyWriter(back))
+    worker._session = session
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield daemon, answers
+    finally:
+        until.set()
+        os.close(daemon)
+        thread.join(HANGS_S)
 
 
 @pytest.fixture
@@ -166,12 +188,7 @@ def test_an_opening_does_not_wait_for_the_end_of_a_step(pair, monkeypatch):
         return step(self, *args)
 
     monkeypatch.setattr(RoundTrainer, "_step", long_step)
-    (asks, daemon), (answers, back) = os.pipe(), os.pipe()
-    worker = Worker(Inbox(asks), ReplyWriter(back))
-    worker._session = pair.mine.session
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with served(pair.mine.session, until=may_end) as (daemon, answers):
         os.write(daemon, frame(RequestEnvelope(1, pair.mine.train_ask(1))))
         assert begun.wait(HANGS_S)
         os.write(daemon, frame(RequestEnvelope(2, OpenRequest(Round(0), 3))))
@@ -179,10 +196,6 @@ def test_an_opening_does_not_wait_for_the_end_of_a_step(pair, monkeypatch):
         first = read_frame(answers, ReplyEnvelope)
         assert not may_end.is_set()
         assert (first.id, first.answer) == (2, pair.mine.ask(OpenRequest(Round(0), 3)))
-    finally:
-        may_end.set()
-        os.close(daemon)
-        thread.join(HANGS_S)
 
 
 def test_the_account_of_time_that_comes_with_an_opening_is_no_older_than_the_one_before(pair, monkeypatch):
@@ -198,22 +211,13 @@ def test_the_account_of_time_that_comes_with_an_opening_is_no_older_than_the_one
         return steps[-1]
 
     monkeypatch.setattr(RoundTrainer, "_step", second_step_is_long)
-    (asks, daemon), (answers, back) = os.pipe(), os.pipe()
-    worker = Worker(Inbox(asks), ReplyWriter(back))
-    worker._session = pair.mine.session
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
+    with served(pair.mine.session, until=may_go_on) as (daemon, answers):
         os.write(daemon, frame(RequestEnvelope(1, pair.mine.train_ask(1))))
         progress = read_frame(answers, ReplyEnvelope)
         os.write(daemon, frame(RequestEnvelope(2, OpenRequest(Round(0), 3))))
         opened = read_frame(answers, ReplyEnvelope)
         assert (progress.id, opened.id) == (1, 2)
         assert opened.spent.steps_ns >= progress.spent.steps_ns > 0
-    finally:
-        may_go_on.set()
-        os.close(daemon)
-        thread.join(HANGS_S)
 
 
 def test_what_does_not_count_in_a_slice_goes_back_there(pair):

@@ -23,7 +23,7 @@ from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalizeRound
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ledger.records import Admit, EpochBody, Exclude
-from tests.node.daemon.consensus.epoch_world import Node, World, final
+from tests.node.daemon.consensus.epoch_world import FAULTS, Node, World, final
 
 KEPT, STEP = 20, 4
 LOOKED_AT = machine.DECIDED_KEPT
@@ -124,29 +124,12 @@ def shaken(seed, probation, excludes, node=CutNode):
     world = World(seed, count, probation, node=node)
     world.run(rng.randint(120, 200))
     for _ in range(rng.randint(3, 7)):
-        kind, node = (
-            rng.choice(("stop", "kill", "cut", "heal", "back", "restart", "restart")),
-            rng.choice(world.nodes),
-        )
+        kind, node = rng.choice((*FAULTS, "restart")), rng.choice(world.nodes)
         if excludes and count > 2:
             for voter in world.nodes[1:]:
                 if voter is not world.nodes[1] and voter.is_up and voter.state.live and rng.random() < 0.3:
                     voter.write(Exclude(voter.state.deciding, world.nodes[1].peer, ""))
-        if kind == "stop" and node.is_up:
-            node.stop()
-            for _ in range(rng.randint(0, 3)):
-                world.spread(0.5)
-            node.is_up = False
-        elif kind == "kill":
-            node.is_up = False
-        elif kind in ("cut", "heal"):
-            for peer in world.side:
-                world.side[peer] = rng.randint(0, 1) if kind == "cut" else 0
-        elif kind == "back" and not node.is_up:
-            node.is_up = True
-            node.boot(world.now)
-        elif kind == "restart" and node.is_up:
-            node.boot(world.now)
+        world.strike(kind, node, rng)
         world.run(rng.randint(20, 160))
     for peer in world.side:
         world.side[peer] = 0

@@ -218,6 +218,9 @@ def _epoch_at(node, number):
     return next(s.epoch for s in reversed(node.state.chain) if s.first <= number)
 
 
+FAULTS = ("stop", "kill", "cut", "heal", "back", "restart")
+
+
 class World:
     def __init__(
         self,
@@ -278,6 +281,22 @@ class World:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step()
+
+    def strike(self, kind: str, node: Node, rng: random.Random) -> None:
+        """One of FAULTS; nothing where it does not apply to the node. A cut puts each on a side by lot."""
+        if kind == "stop" and node.is_up:
+            node.stop()
+            for _ in range(rng.randint(0, 3)):
+                self.spread(0.5)
+            node.is_up = False
+        elif kind == "kill":
+            node.is_up = False
+        elif kind in ("cut", "heal"):
+            for peer in self.side:
+                self.side[peer] = rng.randint(0, 1) if kind == "cut" else 0
+        elif (kind == "back" and not node.is_up) or (kind == "restart" and node.is_up):
+            node.is_up = True
+            node.boot(self.now)
 
     def agree(self) -> None:
         """Everybody that is up decided the same, and not long ago."""

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Epoch, Excise, Exclude, Follow, Prepare, Promise, Proposal, Vote
-from tests.node.daemon.consensus.epoch_world import LEASE, ROUND, World, final
+from tests.node.daemon.consensus.epoch_world import FAULTS, LEASE, ROUND, World, final
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -89,25 +89,7 @@ def test_random_faults(block, probation, excludes, excise_rounds):
                 for node in world.nodes[1:]:
                     if node is not gone and node.is_up and node.state.live and rng.random() < 0.3:
                         node.write(removal(node.state.deciding, gone.peer))
-            kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
-            if kind == "stop" and node.is_up:
-                node.stop()
-                for _ in range(rng.randint(0, 3)):
-                    world.spread(0.5)
-                node.is_up = False
-            elif kind == "kill":
-                node.is_up = False
-            elif kind == "cut":
-                for peer in world.side:
-                    world.side[peer] = rng.randint(0, 1)
-            elif kind == "heal":
-                for peer in world.side:
-                    world.side[peer] = 0
-            elif kind == "back" and not node.is_up:
-                node.is_up = True
-                node.boot(world.now)
-            elif kind == "restart" and node.is_up:
-                node.boot(world.now)
+            world.strike(rng.choice(FAULTS), rng.choice(world.nodes), rng)
             world.run(rng.randint(5, 120))
         for peer in world.side:
             world.side[peer] = 0

@@ -9,31 +9,21 @@ import pytest
 
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Exclude
-from tests.node.daemon.consensus.epoch_world import PEERS
+from tests.node.daemon.consensus.epoch_world import FAULTS, PEERS
 from tests.node.daemon.consensus.twin_world import TwinWorld, goes_on
 
 BLOCK = 10
 
 
 def strike(world, rng):
-    """One fault at random."""
-    kind, node = rng.choice(("stop", "kill", "cut", "heal", "back", "restart")), rng.choice(world.nodes)
-    if kind == "stop" and node.is_up:
-        node.stop()
-        for _ in range(rng.randint(0, 3)):
-            world.spread(0.5)
-        node.is_up = False
-    elif kind == "kill":
-        node.is_up = False
-    elif kind == "cut":
+    """One fault at random; a cut may part the members in turn, and lasts."""
+    kind, node = rng.choice(FAULTS), rng.choice(world.nodes)
+    if kind == "cut":
         sides = [rng.randint(0, 1) for _ in PEERS] if rng.random() < 0.5 else [0, 1] * 4
         world.side = dict(zip(PEERS, sides, strict=True))
         world.run(rng.randint(0, 60))
-    elif kind == "heal":
-        world.side = dict.fromkeys(PEERS, 0)
-    elif (kind == "back" and not node.is_up) or (kind == "restart" and node.is_up):
-        node.is_up = True
-        node.boot(world.now)
+    else:
+        world.strike(kind, node, rng)
 
 
 def faulty(seed):
