@@ -180,7 +180,7 @@ MAIN = {"sgd": 3.0, "nesterov": 3.2, "nesterov-float32": 3.1, "adamw-parallel": 
 def stored_lines(losses=MAIN, wanted=WANTED):
     found = []
     for method in methods():
-        found += [fixed(arm, 3.5 + at) for at, (_, arm) in enumerate(trials_of(method, wanted))]
+        found += [fixed(arm, 3.5 + at) for at, (_, arm) in enumerate(trials_of(method, wanted, {}))]
     for method, loss in losses.items():
         trial = best_trial(method, wanted, {line.arm: line for line in found})
         for seed in (1, 2):
@@ -189,15 +189,15 @@ def stored_lines(losses=MAIN, wanted=WANTED):
 
 
 def test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing():
-    tried = {arm for _, arm in trials_of("sgd", WANTED)}
+    tried = {arm for _, arm in trials_of("sgd", WANTED, {})}
     assert set(arms(WANTED._replace(only=("sgd",)), {})) == tried
     assert {(arm.total, arm.seed) for arm in tried} == {(1500, 1)}, "a trial is as long as the run it is for"
     lines = stored_lines({})
     stored = {line.arm: line for line in lines}
     named = list(arms(WANTED, stored))
-    trials = {arm.key for method in methods() for _, arm in trials_of(method, WANTED)}
+    trials = {arm.key for method in methods() for _, arm in trials_of(method, WANTED, {})}
     whole = {arm.key for arm in named} - trials
-    beside = sum(bool(trials_of(method, WANTED)) for method in methods())  # their best trial is a run already
+    beside = sum(bool(trials_of(method, WANTED, {})) for method in methods())  # their best trial is a run already
     assert len(whole) == 2 * len(cells(WANTED)) - beside
     each = [{key for key in whole if int(key, 16) % 3 == part} for part in range(3)]
     assert sum(map(len, each)) == len(whole)
@@ -206,11 +206,30 @@ def test_whole_runs_wait_for_their_trials_and_parts_share_what_is_missing():
 
 
 def test_the_trial_with_the_lowest_loss_is_used():
-    trials = trials_of("nesterov", WANTED)
+    trials = trials_of("nesterov", WANTED, {})
     losses = [3.3, 3.1, 3.2, float("inf"), 3.4, 3.5]
     stored = {arm: fixed(arm, loss) for (_, arm), loss in zip(trials, losses, strict=True)}
     assert best_trial("nesterov", WANTED, stored) == best_trial("nesterov-float32", WANTED, stored) == trials[1][0]
     assert best_trial("nesterov", WANTED, dict(list(stored.items())[1:])) is None
+
+
+def test_a_larger_size_tries_what_was_best_at_the_smallest():
+    small = WANTED._replace(total=4500)
+    tried = [arm for _, arm in trials_of("nesterov", small, {})]
+    losses = [3.3, 3.1, 3.2, float("inf"), 3.4, 3.15]
+    stored = {arm: fixed(arm, loss) for arm, loss in zip(tried, losses, strict=True)}
+    shorter = [arm for _, arm in trials_of("nesterov", WANTED, {})]
+    stored |= {arm: fixed(arm, 4 - at) for at, arm in enumerate(shorter)}
+    larger = Wanted("tiny", 1500, 3)
+    best = [methods()["nesterov"].trials[at] for at in (1, 5)]
+    found = trials_of("nesterov", larger, stored)
+    assert [trial for trial, _ in found] == best
+    assert {(arm.size, arm.total, arm.seed) for _, arm in found} == {("tiny", 1500, 1)}
+    stored |= {arm: fixed(arm, loss) for (_, arm), loss in zip(found, (3.0, 2.9), strict=True)}
+    assert best_trial("nesterov-float32", larger, stored) == best[1]
+    assert len(trials_of("nesterov", larger, dict(list(stored.items())[1:6]))) == len(tried), (
+        "one trial is missing"
+    )
 
 
 def test_a_line_of_another_code_or_device_is_trained_again():
@@ -230,7 +249,7 @@ def test_a_line_of_a_code_that_somebody_trusts_is_not_trained_again(tmp_path):
     add_line(tmp_path / FILE, lines[0])
     with pytest.raises(ConfigError, match="no stored line has it"):
         measured(tmp_path, codes="oldest")
-    (_, first), (_, second), *_ = trials_of("average", WANTED)
+    (_, first), (_, second), *_ = trials_of("average", WANTED, {})
     add_line(tmp_path / FILE, fixed(first, 3.0, code="older"))
     left = partial(convergence._next, WANTED._replace(only=("average",)), tmp_path / FILE, (1, 1), "cpu")
     assert (left(()), left(("older",))) == (first, second)

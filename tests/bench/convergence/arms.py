@@ -53,6 +53,8 @@ SIZES = {
     "10m": Size(SHAPES["10m"], 256, 2, 2e-3),
     "125m": Size(SHAPES["125m"], 8192, 16, 1e-3),
 }
+SMALLEST = "micro"
+"""The size at which all settings of each method are tried."""
 
 
 class Method(NamedTuple):

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from atoll.protocols.errors import ConfigError
-from atoll_bench.convergence.arms import KEPT, LENGTHS, Arm, Settings, arm_of, methods
+from atoll_bench.convergence.arms import KEPT, LENGTHS, SMALLEST, Arm, Settings, arm_of, methods
 from atoll_bench.convergence.store import Line
 
 Stored = Mapping[Arm, Line]
 _MAIN = ("adamw-parallel", "sgd", "nesterov", "nesterov-float32")
 """Methods that the bars compare: all their seeds come first."""
+CARRIED = 2
+"""Settings of a method that a larger size tries: the best ones of the smallest size."""
 
 
 class Wanted(NamedTuple):
@@ -69,23 +71,35 @@ def _weight(name: str) -> int:
     return _MAIN.index(name) if name in _MAIN else len(_MAIN)
 
 
-def trials_of(method: str, wanted: Wanted) -> list[tuple[Settings, Arm]]:
+def trials_of(method: str, wanted: Wanted, stored: Stored) -> list[tuple[Settings, Arm]]:
     """The runs in which a method's settings are tried; none where there is one setting.
 
     They are whole runs of the first seed at the least H: a third of a run chose rates and β that were wrong for
-    the whole (docs/bench-convergence.md).
+    the whole (docs/bench-convergence.md). A larger size tries those that were best at the smallest one, the same
+    number for each method, because all of them would take hours.
     """
-    found = methods()[method]
-    if len(found.trials) == 1:
+    trials = methods()[method].trials
+    if len(trials) == 1:
         return []
-    total = wanted.total
-    return [(trial, arm_of(method, wanted.size, total=total, seed=1, trial=trial)) for trial in found.trials]
+    if wanted.size != SMALLEST:
+        trials = _carried(method, stored) or trials
+    return [(trial, arm_of(method, wanted.size, total=wanted.total, seed=1, trial=trial)) for trial in trials]
+
+
+def _carried(method: str, stored: Stored) -> tuple[Settings, ...]:
+    """The best settings of the smallest size, best first, of its longest runs that tried all; else none."""
+    trials = methods()[method].trials
+    for total in sorted({arm.total for arm in stored if arm.size == SMALLEST}, reverse=True):
+        tried = {trial: arm_of(method, SMALLEST, total=total, seed=1, trial=trial) for trial in trials}
+        if stored.keys() >= set(tried.values()):
+            return tuple(sorted(trials, key=lambda trial: stored[tried[trial]].val_bpb)[:CARRIED])
+    return ()
 
 
 def best_trial(method: str, wanted: Wanted, stored: Stored) -> Settings | None:
     """The settings with the lowest loss; None while a trial is missing."""
     tuned = methods()[method].tuned_as or method
-    tried = trials_of(tuned, wanted)
+    tried = trials_of(tuned, wanted, stored)
     if not tried:
         return methods()[tuned].trials[0]
     losses = [(stored[arm].val_bpb if arm in stored else math.nan, trial) for trial, arm in tried]
@@ -104,7 +118,7 @@ def arms(wanted: Wanted, stored: Stored) -> Iterator[Arm]:
     ):
         tuned = dict.fromkeys(methods()[cell.method].tuned_as or cell.method for cell in group)
         for method in tuned:
-            yield from (arm for _, arm in trials_of(method, wanted))
+            yield from (arm for _, arm in trials_of(method, wanted, stored))
         for seed in seeds:
             for cell in group:
                 trial = best_trial(cell.method, wanted, stored)
