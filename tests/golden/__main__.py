@@ -21,6 +21,8 @@ SOURCES = {
     "trajectory": "tests.node.learning.outer.test_fold",
     "muon": "tests.node.learning.inner.test_muon",
     "slow_momentum": "tests.node.learning.inner.test_slow_momentum",
+    "lora": "tests.node.learning.model.test_lora",
+    "late": "tests.node.worker.test_local_weights",
     "objective": "tests.node.worker.test_objective",
     "scalars": "tests.node.learning.zeroth_order.test_scalar_fold",
 }

@@ -1,5 +1,8 @@
 """Local weights and their anchor: nothing trained is lost, the order of folds leaves no trace but rounding."""
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 import torch
@@ -20,6 +23,7 @@ from atoll_bench.module_values import fill_module, read_module
 from tests.node.worker.session_home import SPEC
 
 torch.set_num_threads(1)
+GOLDEN = Path(__file__).parents[2] / "golden" / "late.json"
 ARENA = arena_of(SPEC.model)
 LAWS = settings(max_examples=25, deadline=None)
 
@@ -126,6 +130,36 @@ def test_on_a_quadratic_view_and_local_weights_come_to_the_least_point_and_stay(
     # Steps of 2⁻²⁴, and float32 of weights below 0.1.
     assert float((to_float(view) - target).abs().max()) < 1e-5
     assert float((world.local() - target).abs().max()) < 1e-5
+
+
+def golden():
+    """View and local weights after each of six rounds on a quadratic: the content of tests/golden/late.json."""
+    return {late: _on_a_quadratic(late) for late in ("rebase", "blend")}
+
+
+def _on_a_quadratic(late):
+    world, target, view = World(keep_256=128, late=late), noise(7), VIEW
+    found = []
+    for number in range(6):
+        for _ in range(3):
+            fill_module(world.module, world.local().lerp(target, 0.25), ARENA)
+        delta = world.weights.anchor_C4096 - world.local()
+        world.send(number)
+        fill_module(world.module, world.local().lerp(target, 0.25), ARENA)
+        view = view - to_fixed(delta + noise(number, 2e-3))  # another member's work is in it
+        world.weights.merge(view, arrived=True)
+        rows = (to_float(view)[0, :3], world.local()[0, :3])
+        found.append([round(float(value), 6) for row in rows for value in row])
+    return found
+
+
+def test_golden_trajectory_of_late_folds():
+    recorded, found = json.loads(GOLDEN.read_text()), golden()
+    assert recorded.keys() == found.keys()
+    assert recorded["rebase"] != recorded["blend"]
+    for late, rounds in recorded.items():
+        for mine, values in zip(found[late], rounds, strict=True):
+            assert mine == pytest.approx(values, abs=2e-6)
 
 
 @pytest.mark.parametrize("keep_256", [0, 256])

@@ -69,6 +69,15 @@ def test_muloco_has_one_digest_after_a_kill_and_a_late_join(tmp_path):
     killed_and_joined(tmp_path, spec)
 
 
+def test_slow_momentum_has_one_digest_after_a_kill_and_a_late_join(tmp_path):
+    """MT-DAO's, which lives in each member and not in the fold."""
+    spec = spec_of("sgd")
+    inner = msgspec.structs.replace(spec.inner, beta1=0.995, beta2=0.999, momentum_share=0.5)
+    spec = msgspec.structs.replace(spec, inner=inner)
+    spec.check()
+    killed_and_joined(tmp_path, spec)
+
+
 def killed_and_joined(tmp_path, spec):
     homes = [Home(tmp_path / str(at), peer, spec) for at, peer in enumerate(PEERS[:2])]
     states = set()

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 
 from atoll.node.learning.inner.moments import pack, unpack
-from atoll.node.learning.inner.muon import ADAMW_RMS, orthogonalized
+from atoll.node.learning.inner.muon import ADAMW_RMS, muon_step, orthogonalized
 from atoll.node.learning.model.bridge import write_atoms
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.runs.presets import preset
@@ -105,6 +105,20 @@ def test_steps_follow_the_formulas(name):
     for atom, value in values_of(made.inner).items():
         close = torch.allclose(value.double(), torch.from_numpy(plain[atom].value), atol=3e-5)
         assert close, atom
+
+
+def test_on_a_quadratic_a_falling_rate_comes_to_the_least_point_and_zero_gradients_stay_there():
+    """A move has one length whatever the gradient's is, so the rate decides how near it comes."""
+    draw = torch.Generator().manual_seed(2)
+    least_MN, value_MN = (torch.randn(24, 16, generator=draw) for _ in range(2))
+    momentum_MN, steps = torch.zeros_like(value_MN), 600
+    for at in range(steps):
+        rate = 0.05 * (1 - at / steps)
+        muon_step(value_MN, momentum_MN, value_MN - least_MN, rate=rate, beta=0.9, decay=0.0)
+    assert float((value_MN - least_MN).abs().max()) < 2e-3
+    resting_MN = least_MN.clone()
+    muon_step(resting_MN, torch.zeros_like(least_MN), torch.zeros_like(least_MN), rate=0.05, beta=0.9, decay=0.0)
+    assert torch.equal(resting_MN, least_MN)
 
 
 def golden():

@@ -1,5 +1,9 @@
 """Adapters on a frozen base: with B = 0 the base's own bits, exact gradients of the factors."""
 
+import json
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -7,12 +11,19 @@ from msgspec.structs import replace
 from atoll.node.learning.model.bridge import named_atoms, write_atoms
 from atoll.node.learning.model.decoder import Decoder, loss_of, token_losses
 from atoll.node.learning.model.genesis import genesis, genesis_atom
-from atoll.node.learning.model.lora import FrozenProduct, base_values, check_storage, load_base
+from atoll.node.learning.model.lora import FrozenMatrix, FrozenProduct, base_values, check_storage, load_base
+from atoll.node.runs.presets import preset
+from atoll.node.worker.multi_device.replica import ALL_STORED, Replica
 from atoll.protocols.errors import ConfigError
+from atoll.protocols.ids import peer_id_of
+from atoll.protocols.run.experts import ALL
 from atoll.protocols.run.lora import factors_of, is_target
 from atoll.protocols.run.model_spec import ModelSpec, atoms
+from atoll_bench.inner_steps import run_steps
+from tests.node.learning.inner.test_inner import inner_spec
 
 torch.set_num_threads(1)
+GOLDEN = Path(__file__).parents[3] / "golden" / "lora.json"
 DENSE = ModelSpec(
     dim=64, layers=2, heads=4, kv_heads=2, ffn=96, vocab=50, context=16, tied=True, rope_theta=1e4, norm_eps=1e-5
 )
@@ -142,3 +153,55 @@ def test_a_begins_by_the_seed_with_the_variance_of_peft_and_b_at_zero():
 def test_other_ways_to_store_a_base_are_refused(dtype, on_host, why):
     with pytest.raises(ConfigError, match=why):
         check_storage(dtype, on_host)
+
+
+def golden():
+    """Losses of twelve steps of the adapters alone: the content of tests/golden/lora.json."""
+    torch.set_num_threads(1)
+    return {f"{spec.lora_targets} {spec.lora_rank}": _losses(spec) for spec in MODELS[:3]}
+
+
+def _losses(spec):
+    inner = inner_spec(total_steps=40, warmup_steps=4, lr=2e-2)
+    run = replace(preset("tiny", peer_id_of(bytes(range(32))), 1), model=spec, inner=inner)
+    made = Replica(run, ALL, "cpu", (torch.float32, False), memory=ALL_STORED)
+    _, _, theta, factors = pair(spec)
+    load_base(made.module, spec, theta.__getitem__)
+    write_atoms(made.module, factors.items())
+
+    def windows_of(step):
+        return np.random.default_rng(step % 2).integers(0, spec.vocab, (4, spec.context + 1))
+
+    return [round(loss, 4) for loss in run_steps(made.inner.step, windows_of, 0, 12)]
+
+
+def test_golden_trajectory():
+    """Up to the order of float sums, which machines choose."""
+    recorded, found = json.loads(GOLDEN.read_text()), golden()
+    assert recorded.keys() == found.keys()
+    for name, losses in recorded.items():
+        assert found[name] == pytest.approx(losses, abs=2e-4)
+        assert losses[-1] < losses[0]
+
+
+def test_on_a_quadratic_adapters_come_to_a_change_of_their_rank_and_stay():
+    """The change has the adapters' rank, so they can be all of it; the frozen matrix is none of their business."""
+    draw = torch.Generator().manual_seed(4)
+    adapted = FrozenMatrix(torch.nn.Linear(12, 9, bias=False), torch.float32, 2, 0.5)
+    adapted.weight.copy_(torch.randn(9, 12, generator=draw))
+    change = torch.randn(9, 2, generator=draw) @ torch.randn(2, 12, generator=draw)
+    x, before = torch.randn(64, 12, generator=draw), adapted.weight.clone()
+    wanted = x @ (before + change).T
+    factors = list(adapted.parameters())
+    for value in factors:
+        torch.nn.init.normal_(value, std=0.3, generator=draw)
+    optimizer = torch.optim.Adam(factors, lr=0.02)
+    errors = []
+    for _ in range(1200):
+        loss = ((adapted(x) - wanted) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        errors.append(float(loss.detach()))
+    assert max(errors[-100:]) < 1e-8 < errors[0]
+    assert torch.equal(adapted.weight, before)
