@@ -14,6 +14,7 @@ from atoll.node.learning.compress.reading import (
     padding_is_zero,
     read_fields,
     read_unary,
+    rises,
 )
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
@@ -68,7 +69,8 @@ def read_chunk(
     # checked before anything uses `place`, whose first k entries are otherwise of an earlier chunk
     if found != np.uint64(shape.k):
         return 2
-    if not join_parts(place, low, shape.k, shape.low_bits):
+    join_parts(place, low, shape.k, shape.low_bits)
+    if not rises(low, shape.k):
         return 3
     return _judge(table, low, code, shape.k)
 

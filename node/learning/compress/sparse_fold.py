@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary
+from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary, rises
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
@@ -145,7 +145,9 @@ def read_group(
         if found != np.uint64(shape.k):
             return 2
     for g in range(group):
-        if not join_parts(place[g], low[g], shape.k, shape.low_bits):
+        join_parts(place[g], low[g], shape.k, shape.low_bits)
+    for g in range(group):
+        if not rises(low[g], shape.k):
             return 3
     for g in range(group):
         fault = _judge(word[g], low[g], code[g], shape.k, shape.code_bits)
