@@ -12,7 +12,7 @@ from tests.node.worker.session_home import SPEC
 
 CASES = {
     "nesterov": ({"alpha_256": 179}, {}, True),
-    "slowmo": ({"momentum_256": 128}, {"codec": "lookup2", "k": 32}, True),
+    "slowmo": ({"momentum_256": 128}, {}, True),
     "co2": ({"clip_65536": 70}, {"codec": "sparse1"}, True),
     "nesterov, judged": ({"alpha_256": 179, "aggregate": "nnm"}, {}, True),
     "nesterov, dense": ({"alpha_256": 179}, {"codec": "int8", "k": 4096}, False),
