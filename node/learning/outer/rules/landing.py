@@ -54,7 +54,7 @@ def landing_of(rule: MomentumRule, cover: Cover, chunks: int) -> Landing:
     """The rule's step for rounds of this cover, of states with so many chunks in each array."""
     gap, most = rule.more or (0, 0)
     row_C = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in cover])
-    kind = 1 + _STEPS.index(rule.kernel)  # type: ignore[arg-type]  # a kernel is one of these
+    kind = 1 + _STEPS.index(rule.kernel)
     return Landing(kind, (rule.alpha_256, rule.beta_256, gap, most), row_C, chunks, *_NO_ROOM)
 
 

@@ -10,7 +10,7 @@ Bounds: β·256 ≤ 2⁸, α·256 ≤ 2¹⁰, |Δ| < 2²⁸ (outer/mean.py), |v|
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -21,14 +21,14 @@ from atoll.protocols.run.arena import CHUNK
 
 
 @inlined
-def towards_zero(value: int) -> int:
+def towards_zero(value: Any) -> Any:
     """value / 256, rounded towards zero."""
     # A shift alone would round away from zero below it.
     return (value + ((value >> 63) & 255)) >> 8
 
 
 @inlined
-def nearest(value: int, bits: int) -> int:
+def nearest(value: Any, bits: int) -> Any:
     """value / 2^bits, to the nearest, halves away from zero."""
     return (value + (1 << (bits - 1)) + (value >> 63)) >> bits
 
