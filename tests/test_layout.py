@@ -38,6 +38,8 @@ LEAVES = (
 """Rooms that know the protocols and themselves, and no other room."""
 KERNELS = "atoll.node.learning.kernels"
 """What every leaf may know: how a function becomes machine code."""
+RULES = ("atoll.node.learning.outer.rules.landing",)
+"""What `compress` may know of `outer`: the step of a rule, which a fold takes chunk by chunk."""
 FILES = "atoll.p2p.system.atomic_files"
 """What a leaf that writes files may know: how an error of the disk becomes a line for people."""
 BANNED = {
@@ -126,7 +128,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 74_200
+BUDGET_LINES = 74_540
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -157,7 +159,7 @@ nodes announce (100), orders from the page with their one-time tokens, and limit
 (360), a liar with two histories that ends no cuts (70), a GPU's share for its user (60), small
 payloads that come with their records (120), sample texts, and states that are read beside their
 worker (500), full sets (100), ballots and epochs of strangers that cost little (180),
-snapshots of liars (340).
+snapshots of liars (340), steps of rules in one pass with the fold (340).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
@@ -312,6 +314,7 @@ def test_leaves_of_node_do_not_know_each_other():
         and not name.startswith("atoll.protocols")
         and not in_rooms(name, (leaf, "node/learning/kernels/"))
         and not name.startswith(FILES)
+        and not (leaf == "node/learning/compress/" and name.startswith(RULES))
     ]
     assert not wrong, "\n".join(wrong)
 

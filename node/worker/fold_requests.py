@@ -9,32 +9,26 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 import torch
-from msgspec import UNSET
-from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
 from atoll.node.checkpoint.tensorfile import write_atom
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.model.genesis import genesis_atom
 from atoll.node.learning.model.merging import merge_after_round
-from atoll.node.learning.outer.aggregation import Aggregation, aggregation_of
-from atoll.node.learning.outer.fixed import plus, state_digest
-from atoll.node.learning.outer.fold import ApplyUpdate, Fold, RoundSet, Shrunk, round_set
-from atoll.node.learning.outer.isotropic import isotropic
+from atoll.node.learning.outer.fixed import state_digest
+from atoll.node.learning.outer.fold import ApplyUpdate, Fold, InOnePass, Shrunk, round_set
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.learning.zeroth_order.scalar_fold import read_scalars
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
-from atoll.node.worker.zeroth_order.scalar_update import moved_by_scalars
+from atoll.node.worker.set_update import SetUpdate, require_slices
 from atoll.p2p.system.atomic_files import disk
-from atoll.protocols.errors import AtollError, DecodeError, LocalFault, Superseded
+from atoll.protocols.errors import DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.rows import check_root
@@ -42,62 +36,8 @@ from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Arena, Span, arena_of, state_arena_of
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.sections.zeroth_order import is_scalar
 
 log = logging.getLogger(__name__)
-
-
-class SetUpdate:
-    """θ + U of a set from its payload files: by the run's codec, or slice by slice where a round was reduced."""
-
-    def __init__(self, spec: RunSpec, slices: SliceWork | None, threads: int, fresh: Fresh = fresh_like) -> None:
-        """`slices`: None in a run that reduces no rounds. `fresh` makes the arrays of the results."""
-        self._spec = spec
-        # A rule with momentum has the rate in its own step: it is given the mean as it is.
-        alpha_256 = 256 if spec.outer.momenta else spec.outer.alpha_256
-        self._step = OuterStep(alpha_256, spec.outer.floor_256)
-        self._slices = slices
-        self._threads = threads
-        self._fresh = fresh
-
-    def __call__(self, fresh: RoundSet, theta_N4096: Tensor) -> Tensor:
-        """A new int32 array. Raises DecodeError, Divergence, CorruptFault where a payload is gone."""
-        if fresh.slices:
-            update_N4096 = require_slices(self._slices).update(fresh.slices, len(theta_N4096))
-            return plus(theta_N4096, update_N4096, fresh=self._fresh)
-        # A rule breaks ties by the order: it must be the same on every node. Who has no weight moves nothing.
-        members = sorted((member for member in fresh.members if member.weight), key=attrgetter("entry"))
-        if is_scalar(self._spec):
-            return moved_by_scalars(
-                self._spec, fresh.number, members, theta_N4096, threads=self._threads, fresh=self._fresh
-            )
-        judge = self._judge(fresh.number, members)
-        compress = self._spec.compress
-        moved_N4096 = codec_of(compress.codec, compress.k_of(fresh.number)).apply_update(
-            theta_N4096,
-            [member.weight for member in members],
-            [map_payload(member.path) for member in members],
-            self._step,
-            rows=[self._rows(fresh.number, member) for member in members],
-            judge=judge,
-            threads=self._threads,
-            fresh=self._fresh,
-        )
-        if judge is not None:
-            judge.shorten(moved_N4096, theta_N4096, self._step.alpha_256, self._threads)
-        if self._spec.outer.spectrum:
-            isotropic(moved_N4096, theta_N4096, arena_of(self._spec.model), cover_of(self._spec, fresh.number))
-        return moved_N4096
-
-    def _judge(self, number: int, members: Iterable[worker_messages.Member]) -> Aggregation | None:
-        if self._spec.outer.aggregate is UNSET:
-            return None
-        return aggregation_of(self._spec, number, (member.entry for member in members))
-
-    def _rows(self, number: int, member: worker_messages.Member) -> Rows | None:
-        if not member.experts:
-            return None
-        return rows_of(cover_of(self._spec, number, member.experts), cover_of(self._spec, number))
 
 
 def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: Fresh = fresh_like) -> Fold:
@@ -117,7 +57,10 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: F
             write_atom(state_S4096, places[atom.name], torch.from_numpy(genesis_atom(atom, spec.model, spec.seed)))
     covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
     rule = rule_of(spec.outer, threads, fresh) if spec.outer.momenta else None
-    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule, fresh=fresh)
+    more: dict[str, InOnePass] = {}
+    if rule is not None and isinstance(apply_update, SetUpdate):
+        more["in_one_pass"] = partial(apply_update.in_one_pass, rule)
+    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule, fresh=fresh, **more)
 
 
 @dataclass(slots=True)
@@ -277,10 +220,3 @@ def _shrunk(excised: Iterable[worker_messages.ExcisedRound]) -> list[Shrunk]:
         )
         for one in excised
     ]
-
-
-def require_slices(slices: SliceWork | None) -> SliceWork:
-    """The run's slices. Raises AtollError in a run that reduces no rounds."""
-    if slices is None:
-        raise AtollError("this run reduces no rounds")
-    return slices

@@ -35,7 +35,7 @@ from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.fold_requests import FoldRequests, SetUpdate, fold_of, require_slices
+from atoll.node.worker.fold_requests import FoldRequests, fold_of
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.lean_torch import whole_torch
 from atoll.node.worker.learner import Learner
@@ -50,6 +50,7 @@ from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.async_save import AsyncSave, WorkerState
 from atoll.node.worker.schedule.precompile import KernelsBeside
 from atoll.node.worker.schedule.time_account import TimeAccount
+from atoll.node.worker.set_update import SetUpdate, require_slices
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec

@@ -15,6 +15,7 @@ from atoll.node.learning.compress.blocks import Blocks
 from atoll.node.learning.compress.folding import OuterStep, Payload, Rows
 from atoll.node.learning.compress.measuring import Judge
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
+from atoll.node.learning.outer.rules.landing import PLAIN, Landing
 from atoll.protocols.run.payload import Layout, check_codec
 
 HOST = torch.device("cpu")
@@ -51,13 +52,21 @@ class Codec(NamedTuple):
         *,
         rows: Sequence[Rows | None] | None = None,
         judge: Judge | None = None,
+        landing: Landing = PLAIN,
         threads: int = 1,
         fresh: Fresh = fresh_like,
     ) -> Tensor:
-        """θ + U, a new int32 array, of one round's set; `rows` where payloads cover some chunks only."""
-        out, layout = fresh(theta_C4096), self.layout(len(theta_C4096))
+        """θ + U, a new int32 array, of one round's set; `rows` where payloads cover some chunks only.
+
+        `landing`: see `folding.fold_into`; the result is a whole state then.
+        """
+        out, layout = fresh(theta_C4096), self.layout(len(landing.row_C) if landing.kind else len(theta_C4096))
+        if landing.kind and layout.chunks != landing.chunks:  # rows outside the cover stay
+            out.copy_(theta_C4096)
         rows = [None] * len(weights) if rows is None else rows
-        folding.fold_into(out, theta_C4096, weights, payloads, rows, layout, step, judge=judge, threads=threads)
+        folding.fold_into(
+            out, theta_C4096, weights, payloads, rows, layout, step, judge=judge, landing=landing, threads=threads
+        )
         return out
 
     def give_back(self, residual_C4096: Tensor, payload: Payload) -> None:

@@ -17,6 +17,7 @@ from atoll.node.learning.compress import dense, lookup, sparse_fold
 from atoll.node.learning.compress.measuring import WHOLE, Judge, judged
 from atoll.node.learning.compress.reading import SPARE, sparse_shape
 from atoll.node.learning.kernels.compiled import ALIGN_BYTES, Bytes, Ints, Ints32, each_range
+from atoll.node.learning.outer.rules.landing import PLAIN, Landing
 from atoll.protocols.errors import MODEL_LOST, DecodeError, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.ledger.records import MAX_SET, MAX_WEIGHT
@@ -102,9 +103,13 @@ def fold_into(
     step: OuterStep,
     *,
     judge: Judge | None = None,
+    landing: Landing = PLAIN,
     threads: int = 1,
 ) -> None:
     """θ + U of one round's set into `out_C4096`; both int32. U is never stored; padding is left to the caller.
+
+    `landing`: a rule's step instead, for a sparse codec. Both arrays are whole states then, and only rows of the
+    round's chunks are written.
 
     `rows`: which row of a payload holds which chunk; None where it has all. `judge` clips and weighs the payloads
     first; without one each counts as it is. Raises DecodeError for an illegal payload or weight and for more than
@@ -117,7 +122,7 @@ def fold_into(
     arrays = _arrays_of(weights, payloads, rows, layout)
     if judge is not None:
         arrays = judged(arrays, layout, judge, threads)
-    _run(arrays, layout, step, theta_C4096, out_C4096, threads=threads)
+    _run(arrays, layout, step, theta_C4096, out_C4096, landing=landing, threads=threads)
 
 
 def decode(payload: Payload, layout: Layout) -> Tables:
@@ -147,8 +152,9 @@ def give_back(residual_C4096: Tensor, payload: Payload, layout: Layout) -> None:
 
 
 def _run(
-    arrays: PayloadArrays, layout: Layout, step: OuterStep, theta: Tensor, out: Tensor, *, threads: int
-) -> None:
+    arrays: PayloadArrays, layout: Layout, step: OuterStep, theta: Tensor, out: Tensor,
+    *, landing: Landing = PLAIN, threads: int,
+) -> None:  # fmt: skip
     members, rule = len(arrays.weight_PA), (step.alpha_256, step.floor_256)
 
     def work(start: int, stop: int) -> int:
@@ -159,7 +165,7 @@ def _run(
             return dense.fold_dense(arrays, span, dense_shape, rule, theta.numpy(), out.numpy(), own)
         shape, scratch = sparse_shape(layout), sparse_fold.sparse_scratch(layout, members)
         fold = lookup.fold_lookup if layout.has_table else sparse_fold.fold_sparse
-        return fold(arrays, span, shape, rule, theta.numpy(), out.numpy(), scratch)
+        return fold(arrays, span, shape, rule, landing.own(), theta.numpy(), out.numpy(), scratch)
 
     # Chunks are independent, so how they are shared among threads cannot show in the result.
     _raise(each_range(layout.chunks, threads, work))

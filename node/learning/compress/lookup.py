@@ -14,6 +14,7 @@ from atoll.node.learning.compress.reading import (
     padding_is_zero,
     read_fields,
     read_unary,
+    rises,
 )
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
@@ -26,6 +27,7 @@ from atoll.node.learning.compress.summing import (
     spill,
 )
 from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, add_to, compiled, fence, inlined
+from atoll.node.learning.outer.rules.landing import land
 from atoll.protocols.run.payload import LOW_LEVEL, ONE_FP16
 
 ENTRIES = 4
@@ -68,7 +70,8 @@ def read_chunk(
     # checked before anything uses `place`, whose first k entries are otherwise of an earlier chunk
     if found != np.uint64(shape.k):
         return 2
-    if not join_parts(place, low, shape.k, shape.low_bits):
+    join_parts(place, low, shape.k, shape.low_bits)
+    if not rises(low, shape.k):
         return 3
     return _judge(table, low, code, shape.k)
 
@@ -93,8 +96,9 @@ def _judge(table: Ints, place: Marks, code: Marks, k: int) -> int:
 
 @compiled
 def fold_lookup(
-    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], theta: Any, out: Any, scratch: Any
-) -> int:
+    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], landing: Any,
+    theta: Any, out: Any, scratch: Any,
+) -> int:  # fmt: skip
     """As `sparse_fold.fold_sparse`, which has the reasons."""
     alpha_256, floor_256 = step
     there, place, low, code, table, value, sums, wide, touched, total, moves = scratch
@@ -126,7 +130,8 @@ def fold_lookup(
         if len(out):
             rule = alpha_256, least_weight(payloads, c, there, members, floor_256)
             finish_chunk(sums, wide, touched, total, moves, (count, spilt), rule)
-            if not add_to(out, theta, moves, c):
+            fits = land(landing, out, theta, moves, c) if landing.kind else add_to(out, theta, moves, c)
+            if not fits:
                 return LEFT_RANGE
     # Streaming stores are not ordered with others: the caller's thread must see them before it sees us end.
     fence()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary
+from atoll.node.learning.compress.reading import join_parts, padding_is_zero, read_fields, read_unary, rises
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.summing import (
     MAX_PACKED_WEIGHT,
@@ -21,6 +21,7 @@ from atoll.node.learning.compress.summing import (
     spill,
 )
 from atoll.node.learning.kernels.compiled import Ints, Ints32, Marks, add_to, compiled, fence, inlined
+from atoll.node.learning.outer.rules.landing import land
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SCALE_MASK, SHAPE_SHIFT, Layout
 
@@ -62,11 +63,12 @@ def sparse_scratch(layout: Layout, members: int) -> tuple[npt.NDArray[Any], ...]
 
 @compiled
 def fold_sparse(
-    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], theta: Any, out: Any, scratch: Any
-) -> int:
+    payloads: Any, span: tuple[int, int], shape: Any, step: tuple[int, int], landing: Any,
+    theta: Any, out: Any, scratch: Any,
+) -> int:  # fmt: skip
     """θ + U of chunks `span` into `out`; 0, or a fault's number. With an empty `out` payloads are only checked.
 
-    `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256.
+    `payloads`: `folding.PayloadArrays`. `step`: α_256 and floor_256. `landing`: what of `outer.rules` follows.
     """
     weights = payloads.weight_PA
     alpha_256, floor_256 = step
@@ -94,7 +96,8 @@ def fold_sparse(
         if len(out):
             rule = alpha_256, least_weight(payloads, c, there, members, floor_256)
             finish_chunk(sums, wide, touched, total, moves, (count, spilt), rule)
-            if not add_to(out, theta, moves, c):
+            fits = land(landing, out, theta, moves, c) if landing.kind else add_to(out, theta, moves, c)
+            if not fits:
                 return LEFT_RANGE
     # Streaming stores are not ordered with others: the caller's thread must see them before it sees us end.
     fence()
@@ -145,7 +148,9 @@ def read_group(
         if found != np.uint64(shape.k):
             return 2
     for g in range(group):
-        if not join_parts(place[g], low[g], shape.k, shape.low_bits):
+        join_parts(place[g], low[g], shape.k, shape.low_bits)
+    for g in range(group):
+        if not rises(low[g], shape.k):
             return 3
     for g in range(group):
         fault = _judge(word[g], low[g], code[g], shape.k, shape.code_bits)

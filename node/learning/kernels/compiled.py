@@ -34,6 +34,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -182,16 +183,25 @@ def in_llvm(function: Callable[..., Made]) -> Callable[..., Any]:
     return made
 
 
+def _vectors(context: Any, builder: Any, signature: Any, args: Any, number: int, *index: Any) -> Any:
+    """Pointer to a vector of an argument that is an array."""
+    array = context.make_array(signature.args[number])(context, builder, args[number])
+    at = cgutils.get_item_pointer(context, builder, signature.args[number], array, index)
+    return builder.bitcast(at, _VECTOR.as_pointer())
+
+
+def _store_past(builder: Any, value: Any, at: Any) -> None:
+    # Aligned by the row and the caller's check: an unaligned streaming store faults.
+    past = builder.store(value, at, align=ALIGN_BYTES)
+    past.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
+
+
 @in_llvm
 def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
     """out[row] ← θ[row] + moves, and moves ← 0; int32 of 4096. False where a sum does not fit int32."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def vectors(number: int, *index: Any) -> Any:
-            array = context.make_array(signature.args[number])(context, builder, args[number])
-            at = cgutils.get_item_pointer(context, builder, signature.args[number], array, index)
-            return builder.bitcast(at, _VECTOR.as_pointer())
-
+        vectors = partial(_vectors, context, builder, signature, args)
         wrong = cgutils.alloca_once_value(builder, _ZERO)
         with cgutils.for_range(builder, _WORD(CHUNK // _LANES)) as loop:
             first = builder.mul(loop.index, _WORD(_LANES))
@@ -203,9 +213,7 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
             left = builder.and_(builder.xor(before, after), builder.xor(gain, after))
             builder.store(builder.or_(builder.load(wrong), left), wrong)
             builder.store(_ZERO, own, align=4)
-            # Aligned by the row and the caller's check: an unaligned streaming store faults.
-            past = builder.store(after, vectors(0, args[3], first), align=ALIGN_BYTES)
-            past.set_metadata("nontemporal", builder.module.add_metadata([_INT(1)]))
+            _store_past(builder, after, vectors(0, args[3], first))
         lanes = builder.load(wrong)
         signs = [builder.extract_element(lanes, _INT(lane)) for lane in range(_LANES)]
         worst = signs[0]
@@ -214,6 +222,20 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
         return builder.icmp_signed(">=", worst, _INT(0))
 
     return types.boolean(out, theta, moves, types.int64), code
+
+
+@in_llvm
+def stream(_: Any, out: Any, row: Any, values: Any) -> Made:
+    """out[row] ← values, past the caches; int32 of 4096."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        vectors = partial(_vectors, context, builder, signature, args)
+        with cgutils.for_range(builder, _WORD(CHUNK // _LANES)) as loop:
+            first = builder.mul(loop.index, _WORD(_LANES))
+            _store_past(builder, builder.load(vectors(2, first), align=4), vectors(0, args[1], first))
+        return context.get_dummy_value()
+
+    return types.void(out, types.int64, values), code
 
 
 @in_llvm

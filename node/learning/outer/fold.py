@@ -57,6 +57,10 @@ After = Callable[[int], Callable[[Tensor], None] | None]
 """What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
 
+InOnePass = Callable[[RoundSet, Tensor], Tensor | None]
+"""The state of a rule after a round, a new array, but for its padding; None where Θ + U must be made first."""
+
+
 class OuterRule(Protocol):
     """A step whose size depends on the steps before it: a pure function of the state and U, in exact integers."""
 
@@ -111,12 +115,15 @@ class Fold:
         after: After = lambda _: None,
         rule: OuterRule | None = None,
         fresh: Fresh = fresh_like,
+        in_one_pass: InOnePass = lambda _, __: None,
     ) -> None:
         """Start at the int32 state Θ_final(number), −1 for Θ₀. `cover_of`: chunks that payloads of a round cover.
 
         `rule`: None for Θ + U, where a state is Θ alone. With one, `apply_update` gives U for α = 1. `fresh` makes
-        the arrays of states and of U; those of `apply_update` and of the rule are their own.
+        the arrays of states and of U; those of `apply_update` and of the rule are their own. `in_one_pass` gives
+        the bits of the rule's step of `apply_update`.
         """
+        self._in_one_pass = in_one_pass
         self._fresh = fresh
         self._rule = rule
         self._rows = arena.chunks * (1 + (rule.momenta if rule else 0))
@@ -299,7 +306,11 @@ class Fold:
             return state_S4096
         cover = self._cover_of(fresh.number)
         if self._rule is not None:
-            out = self._rule.step(state_S4096, self._moved(state_S4096, fresh), cover)
+            found = self._in_one_pass(fresh, state_S4096)
+            if found is None:
+                out = self._rule.step(state_S4096, self._moved(state_S4096, fresh), cover)
+            else:
+                out = self._whole(found)  # a rule keeps zeros where Θ, the momenta and U are zero
         elif size_of(cover) == self._chunks:
             out = clear(self._apply_update(fresh, state_S4096), self._padding)
         else:
@@ -338,7 +349,10 @@ class Fold:
         return state_S4096
 
     def _checked(self, state_S4096: Tensor) -> _Theta:
-        own = self._fresh(self._shaped(state_S4096)).copy_(state_S4096)
+        return _Theta(self._whole(self._fresh(self._shaped(state_S4096)).copy_(state_S4096)))
+
+    def _whole(self, state_S4096: Tensor) -> Tensor:
+        """A state whose padding is made zero, in place."""
         for first in range(0, self._rows, self._chunks):
-            clear(own[first : first + self._chunks], self._padding)
-        return _Theta(own)
+            clear(state_S4096[first : first + self._chunks], self._padding)
+        return state_S4096

@@ -15,12 +15,16 @@ from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.rules.choice import KERNELS
+from atoll.node.learning.outer.rules.landing import Landing, landing_of
 from atoll.node.learning.outer.rules.momentum import MomentumRule
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import Layout
 from atoll_bench.compress import published
+from atoll_bench.compress.roofline import Limits
 
 K, BETA, PEERS = 64, 0.95, 8
+NESTEROV = MomentumRule(KERNELS["nesterov"], 179, 230)
+CO2 = MomentumRule(KERNELS["co2"], 256, 128, momenta=2, more=(256, 1 << 24))
 TENSOR_CHUNKS = 1024
 """The published pipeline works tensor by tensor: matrices of 2048 × 2048."""
 
@@ -61,11 +65,13 @@ class Work:
         self.target = torch.zeros_like(self.base_float)
         self.view = torch.zeros_like(self.base)
         self.state = torch.cat([self.base, self.view])
-        self.next_state = self.state
+        self.next_state = torch.zeros_like(self.state)
         self.two = torch.cat([self.base, self.view, self.view])
-        self.next_two = self.two
+        self.next_two = torch.zeros_like(self.two)
         self.payloads: list[bytes] = []
         self.sent: list[list[published.Sent]] = []
+        self.limits: dict[str, Callable[[], object]] = {}
+        """What bounds folds on this machine, measured beside them."""
 
     def encode(self) -> bytes:
         """Ours."""
@@ -86,18 +92,33 @@ class Work:
 
     def fold_with_momentum(self) -> None:
         """Ours with DiLoCo's outer step (docs/outer-loop.md); its momentum is zero, which costs the same."""
-        weights = [64] * len(self.payloads)
-        moved = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
-        self.next_state = MomentumRule(KERNELS["nesterov"], 179, 230).step(
-            self.state, moved, (Span(0, self.chunks),)
-        )
+        self.next_state = self._landed(self.state, NESTEROV)
 
     def fold_with_co2(self) -> None:
         """Ours with CO2's outer step, which has two arrays beside Θ; both are zero, which costs the same."""
-        weights = [64] * len(self.payloads)
-        moved = codec_of("sparse2", K).apply_update(self.base, weights, self.payloads, OuterStep(256, 64))
-        rule = MomentumRule(KERNELS["co2"], 256, 128, momenta=2, more=(256, 1 << 24))
-        self.next_two = rule.step(self.two, moved, (Span(0, self.chunks),))
+        self.next_two = self._landed(self.two, CO2)
+
+    def _landed(self, state: Tensor, rule: MomentumRule) -> Tensor:
+        weights, landing = [64] * len(self.payloads), self._landing(rule)
+        return codec_of("sparse2", K).apply_update(
+            state, weights, self.payloads, OuterStep(256, 64), landing=landing, fresh=self._again
+        )
+
+    def _landing(self, rule: MomentumRule) -> Landing:
+        return landing_of(rule, (Span(0, self.chunks),), self.chunks)
+
+    def find_limits(self) -> None:
+        """Measure what bounds folds of the payloads too."""
+        landings = {"fold with momentum": self._landing(NESTEROV), "fold with co2": self._landing(CO2)}
+        layout = Layout("sparse2", self.chunks, K)
+        self.limits = Limits(self.payloads, layout, landings, self.two, self.next_two).ways()
+
+    def _again(self, like: Tensor) -> Tensor:
+        """An array of this size that was there before, as a run's fold has one: all its states are of one size."""
+        for kept in (self.next_state, self.next_two):
+            if kept.shape == like.shape:
+                return kept
+        raise AssertionError(like.shape)
 
     def fold_with_edit(self) -> None:
         """Ours with EDiT's weights and its clip of the mean, in atoms of 16 chunks (docs/aggregation.md)."""
@@ -122,6 +143,7 @@ class Work:
             "fold with co2": self.fold_with_co2,
             "fold with edit": self.fold_with_edit,
             "fold published": self.fold_published,
+            **self.limits,
         }
 
     def copy(self) -> None:
@@ -153,6 +175,7 @@ def _measure(chunks: int, turns: int, say: Callable[[str], None]) -> Paces:
         work.sent.append(work.encode_published())
     paces.ours_bytes = len(work.payloads[0])
     paces.published_bytes = sum(sent.size_bytes for sent in work.sent[0])
+    work.find_limits()
     found = peak_bytes(work.encode)
     paces.extra_bytes = None if found is None else max(found, paces.ours_bytes)
     take_turns(paces, work, turns, say)

@@ -121,6 +121,7 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
         row(f"{fold}: with momentum / without", _fold_ratio(paces, "momentum"), "x", RULE_OVER_PLAIN),
         row(f"{fold}: with co2 / without", _fold_ratio(paces, "co2"), "x", RULE_OVER_PLAIN),
         row(f"{fold}: with edit / without", _fold_ratio(paces, "edit"), "x", RULE_OVER_PLAIN),
+        *limit_rows(paces, fold, parameters),
         row("wire", paces.ours_bytes / parameters, "B/parameter", BYTES_PER_PARAMETER),
         row("wire: published", paces.published_bytes / parameters, "B/parameter"),
         *(
@@ -138,6 +139,27 @@ def rows_of(paces: pace.Paces, parameters: int) -> list[Row]:
         ),
         row("first call in this process", paces.first_call_s, "s", note="compiles once per machine, then loads"),
     ]
+
+
+def limit_rows(paces: pace.Paces, fold: str, parameters: int) -> list[Row]:
+    """Streams of this machine's memory, and each fold over the slower one of its bytes and its arithmetic."""
+    rows = []
+    for name in ("memory read", "memory written", "memory written past the caches"):
+        found = _ms(paces, name)
+        rows.append(row(name, None if found is None else 4e-6 * parameters / found, "GB/s"))
+    for rule in ("", " with momentum", " with co2"):
+        label, folds = fold + rule.replace(" with", ": with"), paces.seconds.get(f"fold{rule}", [])
+        moved, computed = (paces.seconds.get(f"fold{rule}: {part}", []) for part in ("bytes", "arithmetic"))
+        for part, taken in (("bytes", moved), ("arithmetic", computed)):
+            copies = paces.seconds.get(f"fold{rule}: {part}: memcpy", [])
+            rows.append(row(f"{label}, {part} alone / memcpy", paired_ratio(taken, copies), "x"))
+        pairs = list(zip(moved, computed, strict=True))
+        both = paired_ratio(folds, [sum(pair) for pair in pairs])
+        note = "" if both is None else f"{both:.2f} of the sum of both"
+        rows.append(
+            row(f"{label} over its roofline", paired_ratio(folds, [max(p) for p in pairs]), "x", note=note)
+        )
+    return rows
 
 
 def _speed(

@@ -20,6 +20,7 @@ Bounds: β·256 ≤ 2⁸ and 256/Λ ≤ 2⁸, |v| and |D| ≤ 2³¹: all sums fi
 import numpy as np
 
 from atoll.node.learning.kernels.compiled import Ints32, compiled
+from atoll.node.learning.outer.rules.momentum import nearest, towards_zero
 
 
 @compiled
@@ -40,14 +41,11 @@ def co2_step(
     wrong = np.int64(0)
     for i in range(len(theta)):
         mean = np.int64(theta[i]) - np.int64(toward[i])
-        old, new = np.int64(beta) * np.int64(v[i]), np.int64(gap) * np.int64(stale[i])
-        # On magnitudes, both towards zero: a momentum that gets nothing ends, and −x mirrors x.
-        speed = (old >> 8 if old >= 0 else -(-old >> 8)) + (new >> 8 if new >= 0 else -(-new >> 8))
+        # Both towards zero: a momentum that gets nothing ends, and −x mirrors x.
+        speed = towards_zero(np.int64(beta) * np.int64(v[i])) + towards_zero(np.int64(gap) * np.int64(stale[i]))
         speed = min(max(speed, np.int64(-most)), np.int64(most))
-        top = np.int64(alpha) * speed
-        size = (abs(top) + (1 << 7)) >> 8
-        moved = np.int64(theta[i]) - (size if top >= 0 else -size)
+        moved = np.int64(theta[i]) - nearest(np.int64(alpha) * speed, 8)
         theta_out[i], v_out[i], stale_out[i] = np.int32(moved), np.int32(speed), np.int32(mean)
         # What the narrowing changed, gathered without a branch: 0 in the end means that every value fitted.
-        wrong |= (moved ^ np.int64(theta_out[i])) | (mean ^ np.int64(stale_out[i]))
+        wrong |= (moved ^ np.int64(np.int32(moved))) | (mean ^ np.int64(np.int32(mean)))
     return bool(wrong == 0)

@@ -10,14 +10,28 @@ Bounds: β·256 ≤ 2⁸, α·256 ≤ 2¹⁰, |Δ| < 2²⁸ (outer/mean.py), |v|
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from atoll.node.learning.kernels.compiled import Fresh, each_range, fresh_like
+from atoll.node.learning.kernels.compiled import Fresh, each_range, fresh_like, inlined
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.ledger.coverage import Cover, size_of
 from atoll.protocols.run.arena import CHUNK
+
+
+@inlined
+def towards_zero(value: Any) -> Any:
+    """value / 256, rounded towards zero."""
+    # A shift alone would round away from zero below it.
+    return (value + ((value >> 63) & 255)) >> 8
+
+
+@inlined
+def nearest(value: Any, bits: int) -> Any:
+    """value / 2^bits, to the nearest, halves away from zero."""
+    return (value + (1 << (bits - 1)) + (value >> 63)) >> bits
+
 
 Kernel = Callable[..., bool]
 """(Θ out, v out, …, Θ, v, …, Θ + U, α·256, β·256, …) of flat rows, int32, then whole numbers; False where a value

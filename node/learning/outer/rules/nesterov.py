@@ -9,6 +9,7 @@ once, to the nearest, halves away from zero.
 import numpy as np
 
 from atoll.node.learning.kernels.compiled import Ints32, compiled
+from atoll.node.learning.outer.rules.momentum import nearest, towards_zero
 
 
 @compiled
@@ -19,13 +20,9 @@ def nesterov_step(
     wrong = np.int64(0)
     for i in range(len(theta)):
         mean = np.int64(theta[i]) - np.int64(toward[i])
-        old = np.int64(beta) * np.int64(v[i])
-        # On the magnitude: a shift of a negative number would round away from zero.
-        speed = mean + (old >> 8 if old >= 0 else -(-old >> 8))
-        top = np.int64(alpha) * (256 * mean + np.int64(beta) * speed)
-        size = (abs(top) + (1 << 15)) >> 16
-        moved = np.int64(theta[i]) - (size if top >= 0 else -size)
+        speed = mean + towards_zero(np.int64(beta) * np.int64(v[i]))
+        moved = np.int64(theta[i]) - nearest(np.int64(alpha) * (256 * mean + np.int64(beta) * speed), 16)
         theta_out[i], v_out[i] = np.int32(moved), np.int32(speed)
         # What the narrowing changed, gathered without a branch: 0 in the end means that every value fitted.
-        wrong |= (moved ^ np.int64(theta_out[i])) | (speed ^ np.int64(v_out[i]))
+        wrong |= (moved ^ np.int64(np.int32(moved))) | (speed ^ np.int64(np.int32(speed)))
     return bool(wrong == 0)
