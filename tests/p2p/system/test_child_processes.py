@@ -69,6 +69,22 @@ def test_one_whose_own_child_has_the_pipe_is_ended(loop, monkeypatch):
     run(loop, scenario)
 
 
+@pytest.mark.parametrize("loop", LOOPS, ids=("asyncio", "uvloop"))
+def test_one_is_gone_although_its_caller_is_cancelled_meanwhile(loop):
+    async def scenario() -> None:
+        process = await started("print(flush=True); input()")
+        await process.stdout.read(1)
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(end_child(process))
+            await asyncio.sleep(0)
+            assert process.returncode is None, "it is about to end"
+            ending.cancel()
+        assert ending.cancelled()
+        assert is_gone(process)
+
+    run(loop, scenario)
+
+
 def test_one_that_ended_by_itself_is_left_as_it_is():
     async def scenario() -> None:
         process = await started("raise SystemExit(7)")
