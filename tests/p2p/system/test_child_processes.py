@@ -25,7 +25,7 @@ async def started(script: str) -> asyncio.subprocess.Process:
 
 def run(loop, scenario) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(HANGS_S / 10):
+        async with asyncio.timeout(HANGS_S / 15):  # a mutant runs two of these into it
             await scenario()
 
     with asyncio.Runner(loop_factory=loop) as runner:
