@@ -2,30 +2,30 @@
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
 from tests.test_docs import ROOT, text_of
+from tests.test_layout import SOURCES
 
 ROW = re.compile(r'^\| "(.+?)" \| (.+?) \| (.+?) \|$', re.M)
 ROWS = ROW.findall(text_of(ROOT / "docs" / "troubleshooting.md"))
-SOURCES = [path for area in ("cli", "node", "p2p", "protocols") for path in (ROOT / area).rglob("*.py")]
+pytestmark = pytest.mark.xdist_group("layout")
 
 
+@cache
 def texts() -> list[str]:
     """Every text of the program; `…` where a value is filled in. Neighbours that are one text are one."""
     found = []
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for tree in SOURCES.values():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             elif isinstance(node, ast.JoinedStr):
                 parts = [str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values]
                 found.append("".join(parts))
     return found
-
-
-TEXTS = texts()
 
 
 def test_there_are_messages():
@@ -36,4 +36,4 @@ def test_there_are_messages():
 def test_a_message_is_one_of_the_program(message):
     parts = [part for part in message.split("…") if part.strip()]
     wanted = re.compile(".*".join(map(re.escape, (part.strip(" ;:,") for part in parts))), re.S)
-    assert any(wanted.search(text) for text in TEXTS), message
+    assert any(wanted.search(text) for text in texts()), message

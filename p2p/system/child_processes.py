@@ -45,7 +45,10 @@ def die_with_parent(parent: int, nice: int = 0) -> Callable[[], None] | None:
 
 
 async def end_child(process: asyncio.subprocess.Process) -> None:
-    """Kill a child unless it has ended, and wait until it is gone. What it printed and nobody read is lost."""
+    """Kill a child unless it has ended, and wait until it is gone. What it printed and nobody read is lost.
+
+    A caller that is cancelled meanwhile waits too: a killed process is gone in moments, if not within PIPES_S.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
@@ -53,10 +56,19 @@ async def end_child(process: asyncio.subprocess.Process) -> None:
     # buffer is full is not read to its end, and a child of the child may hold it open for ever.
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(_drop_output(process))
-        while process.returncode is None:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_S)
+        try:
+            await _gone(process)
+        except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_gone(process), PIPES_S)
+            raise
         await asyncio.wait([reading], timeout=PIPES_S)
         reading.cancel()
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    while process.returncode is None:  # noqa: ASYNC110
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _drop_output(process: asyncio.subprocess.Process) -> None:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.site import DashboardData
+from tests.e2e.conftest import stop_all
 from tests.waiting import HANGS_S, poll
 
 SAMPLES = 60
@@ -107,9 +108,8 @@ def test_go_and_python_nodes_agree(nodes, until):
     common = ours.keys() & theirs.keys()
     assert common
     assert {number: ours[number] for number in common} == {number: theirs[number] for number in common}
-    python.stop()
+    stop_all(python, go)
     final, _ = stopped(python)
-    go.stop()
     python.start("--transport", "pylibp2p")
     says_where_it_was(python, final)
     python.up().stop()

@@ -4,7 +4,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +79,7 @@ def exists(test: str, root: Path = ROOT) -> bool:
     return True
 
 
-@lru_cache(maxsize=64)
+@cache
 def _statements(text: str) -> list[ast.stmt]:
     # Many mutants name tests of one file.
     return ast.parse(text).body

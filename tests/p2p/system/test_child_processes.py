@@ -25,7 +25,7 @@ async def started(script: str) -> asyncio.subprocess.Process:
 
 def run(loop, scenario) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(HANGS_S / 10):
+        async with asyncio.timeout(HANGS_S / 15):  # a mutant runs two of these into it
             await scenario()
 
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -65,6 +65,22 @@ def test_one_whose_own_child_has_the_pipe_is_ended(loop, monkeypatch):
         finally:
             os.kill(other, 9)
             await eventually(process.stdout.at_eof)
+
+    run(loop, scenario)
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=("asyncio", "uvloop"))
+def test_one_is_gone_although_its_caller_is_cancelled_meanwhile(loop):
+    async def scenario() -> None:
+        process = await started("print(flush=True); input()")
+        await process.stdout.read(1)
+        async with asyncio.TaskGroup() as group:
+            ending = group.create_task(end_child(process))
+            await asyncio.sleep(0)
+            assert process.returncode is None, "it is about to end"
+            ending.cancel()
+        assert ending.cancelled()
+        assert is_gone(process)
 
     run(loop, scenario)
 

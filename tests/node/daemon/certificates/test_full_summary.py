@@ -94,9 +94,9 @@ class CertNode(Node):
 
     def do(self, action):
         match action:
-            case FinalizeRound(_, names):
+            case FinalizeRound(number, names):
                 super().do(action)
-                authors = self.authors_of_entries()
+                authors = self.authors_in(number)
                 self.authors.update(authors[name] for name in names)
                 self.maker.on_counted((authors[name], name) for name in names)
             case EnterEpoch(_, _, voters):
@@ -111,8 +111,8 @@ class CertNode(Node):
         if self.state.live and self.fulls and self.fulls[0].summary.round + KEPT <= self.state.last_final:
             self.cut(self.fulls.pop(0))
 
-    def authors_of_entries(self):
-        return {entry: author for each in self.rounds.values() for author, entry in each.items()}
+    def authors_in(self, number):
+        return {entry: author for author, entry in self.rounds[number].items()}
 
     def summarize(self, state):
         full = self.maker.make(state, ReducerHistory(), self.proven)

@@ -53,8 +53,8 @@ class ForkedNode(CertNode):
             case _:
                 super().do(action)
 
-    def authors_of_entries(self):
-        return super().authors_of_entries() | {name: author for name, author, _ in self.orphans.values()}
+    def authors_in(self, number):
+        return super().authors_in(number) | {name: author for name, author, _ in self.orphans.values()}
 
     def on_none(self):
         SEEN["none"] += 1
