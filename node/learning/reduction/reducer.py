@@ -16,6 +16,7 @@ from atoll.node.learning.reduction.packing import packed, unpacked
 from atoll.node.learning.reduction.reducing import (
     Arithmetic,
     ReducerErrorFeedback,
+    Weighted,
     decode_rows,
     kept_leaves,
     minus,
@@ -61,6 +62,18 @@ class ChainEnd(NamedTuple):
     levels: list[list[Digest]]
 
 
+class Claimed(NamedTuple):
+    """What a published reduction says of itself."""
+
+    span: Span
+    previous: bytes
+    """Name of the reduction that it continues; empty: it began with zeros."""
+    began: bytes
+    """Root of the error feedback that it began with; empty: zeros."""
+    kept: bytes
+    """Root of the error feedback that remains."""
+
+
 class Reducer:
     """One node's reductions, in order, under names of the caller's choice; each can be opened until forgotten."""
 
@@ -69,31 +82,79 @@ class Reducer:
         self._arithmetic = arithmetic
         self._made: dict[bytes, Made] = {}
         self._last: ChainEnd | None = None
+        self._dropped: ChainEnd | None = None
+        self._before: ChainEnd | None = None
+        """What the last reduction of an earlier life began with."""
 
     @property
     def last(self) -> ChainEnd | None:
         """The end of the chain, to be saved; None: the next reduction begins with zeros."""
         return self._last
 
-    def restore(self, name: bytes, left: ReducerErrorFeedback) -> None:
-        """Go on from a saved end of the chain. Earlier reductions cannot be opened any more."""
-        self._last = ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096)))
+    @property
+    def before_last(self) -> ChainEnd | None:
+        """What the last reduction began with, if its slice had moved: the end alone does not show it then."""
+        made = self._made.get(self._last.name) if self._last is not None else None
+        if made is None:
+            return self._before
+        moved = made.previous and made.began.span != made.span
+        return ChainEnd(made.previous, made.began, made.previous_levels) if moved else None
+
+    def restore(self, *saved: tuple[bytes, ReducerErrorFeedback]) -> None:
+        """Go on from a saved end of the chain, and what it began with. What was reduced is to be made again."""
+        ends = [ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096))) for name, left in saved]
+        self._last, self._before = ends[0], ends[1] if len(ends) > 1 else None
 
     def drop(self) -> None:
-        """Forget the error feedback: the next reduction begins with zeros."""
-        self._last = None
+        """The next reduction begins with zeros. What the chain ended with may still show how it came about."""
+        self._dropped, self._last = self._last or self._dropped, None
 
     def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, ReducerErrorFeedback | None]:
         """The reduction of these rows; and error feedback to hand back, None where the slice is as before."""
         before = self._last
-        began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
+        made, rest = self._make(before, span, rows)
+        return made, rest if before is not None and before.left.span != span else None
+
+    def make_again(self, name: bytes, rows: Mapping[Offer, RowPart], payload: bytes, *, claim: Claimed) -> None:
+        """Make a published reduction of an earlier life again, so that it can be opened. Raises LocalFault.
+
+        Its chain must be known before it, or after it: what it began with is what remained, less what came in.
+        """
+        span, previous = claim.span, claim.previous
+        ends = self._ends()
+        before, end = ends.get(previous), ends.get(name)
+        if before is None and previous and end is not None and end.left.span == span:
+            index, q = self._arithmetic.decode(payload, span.chunks, self._rules.reduced_k)
+            values = end.left.values_C4096.to(torch.int64).scatter_add_(1, index, q)
+            values -= self._arithmetic.weighted_mean(self._members(rows), self._rules.floor_256)
+            began = values.to(torch.int32)
+            before = ChainEnd(previous, ReducerErrorFeedback(span, began), levels_of(kept_leaves(began)))
+        if before is None and previous:
+            raise LocalFault("what that Reduction began with is not known")
+        made, _ = self._make(before, span, rows)
+        # Another opening than the published one would look like the fault of this node.
+        root = made.previous_levels[-1][0] if previous else b""
+        if (made.payload, made.kept_root, root) != (payload, claim.kept, claim.began):
+            raise LocalFault("that Reduction cannot be made again")
+        self._made[name] = made
+
+    def _ends(self) -> dict[bytes, ChainEnd]:
+        """Every end of a chain that is known, by the name of the reduction that left it."""
+        known = [end for end in (self._last, self._dropped, self._before) if end is not None]
+        began = [ChainEnd(made.previous, made.began, made.previous_levels) for made in list(self._made.values())]
+        return {end.name: end for end in (*began, *known) if end.name}
+
+    def _members(self, rows: Mapping[Offer, RowPart]) -> list[Weighted]:
         # By entry id: the sums need no order, but an opening lists the rows in this one.
-        offers = sorted(rows)
-        members = [
-            (offer.weight, *decode_rows(rows[offer].rows, self._rules.k, self._arithmetic)) for offer in offers
-        ]
+        part_of = self._rules.k, self._arithmetic
+        return [(offer.weight, *decode_rows(rows[offer].rows, *part_of)) for offer in sorted(rows)]
+
+    def _make(
+        self, before: ChainEnd | None, span: Span, rows: Mapping[Offer, RowPart]
+    ) -> tuple[Made, ReducerErrorFeedback | None]:
+        began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
         payload, after = reduce_rows(
-            began.values_C4096, members, self._rules.reduced_k, self._rules.floor_256, self._arithmetic
+            began.values_C4096, self._members(rows), self._rules.reduced_k, self._rules.floor_256, self._arithmetic
         )
         made = Made(
             span=span,
@@ -104,9 +165,9 @@ class Reducer:
             left=ReducerErrorFeedback(span, after),
             previous=b"" if before is None else before.name,
             previous_levels=[] if before is None else before.levels,
-            raw=tuple(rows[offer] for offer in offers),
+            raw=tuple(rows[offer] for offer in sorted(rows)),
         )
-        return made, rest if before is not None and before.left.span != span else None
+        return made, rest
 
     def published(self, name: bytes, made: Made) -> None:
         """`made` was published under this name; the next reduction goes on from it."""
@@ -149,6 +210,8 @@ class Reducer:
     def forget(self, name: bytes) -> None:
         """Drop the data that opens a reduction, because its round is final. The chain goes on."""
         self._made.pop(name, None)
+        if self._before is not None and name > self._before.name:
+            self._before = None
 
     def _of(self, entry: bytes) -> Made:
         made = self._made.get(entry)  # one look: openings are made in a thread, and the round may become final

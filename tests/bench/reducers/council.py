@@ -80,7 +80,7 @@ class Member:
             complaints=Complaints(self.peer, self.publish, lambda entry: self.doubts.on_silent(entry)),
             start_task=lambda task, _: self.tasks.append(task),
             last_final=lambda: council.number - 1,
-            on_doubt=lambda _, refuted: self.doubted.update(refuted),
+            on_doubt=lambda _, refuted, __: self.doubted.update(refuted),
             on_cleared=lambda _, cleared: self.doubted.difference_update(cleared),
             on_event=lambda *_: None,
         )
