@@ -178,6 +178,7 @@ BODIES: tuple[records.Body, ...] = (
     WORK,
     records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
+    records.PlannedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.AuditedContribution(
         ROUND, A, B, 15, 122880, 64, 2.5, verdicts=(records.Verdict(A, 40), records.Verdict(B, -96))
     ),
