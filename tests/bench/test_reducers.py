@@ -54,8 +54,17 @@ def test_members_that_were_chosen_for_all_slices_and_reduce_nothing_lose_their_p
     assert set(gang.mute[5:9]) == {0}, "two rounds show it, and plans follow `gap` rounds later"
 
 
+@pytest.mark.parametrize(("knowing", "loses"), [(15, False), (16, True)])
+def test_misses_of_most_reducers_count_where_two_thirds_knew_that_they_were_to_reduce(knowing, loses):
+    """Finality was slow: rounds closed before their reducers were known."""
+    gang = Gang(members=24, chunks=6, tries=200, knowing=knowing)
+    for number in range(12):
+        gang.play_round(number)
+    assert (gang.mute[-1] < gang.mute[0]) == loses
+
+
 def test_a_set_without_a_reduction_costs_nobody_a_place():
     gang = Gang(members=24, chunks=6, tries=6, proposes=range(20, 21))
     for number in range(40):
         gang.play_round(number)
-        assert set(gang.ledger.passed_over(number)) <= {*gang.gang}
+        assert {*gang.ledger.passed_over(number)} <= {*gang.gang}

@@ -32,10 +32,16 @@ def ground(chunks: int, tries: int) -> list[PeerId]:
 
 
 class Gang:
-    """A run in which a gang reduces nothing; `proposes`: rounds whose set is the gang's, without a Reduction."""
+    """A run in which a gang reduces nothing.
 
-    def __init__(self, members: int, chunks: int, tries: int, proposes: range = range(0)) -> None:
-        self.gang, self.proposes = ground(chunks, tries), proposes
+    `proposes`: rounds whose set is the gang's, without a Reduction. `knowing`: how many members know the reducers
+    of a round when they contribute; None: all.
+    """
+
+    def __init__(
+        self, members: int, chunks: int, tries: int, proposes: range = range(0), knowing: int | None = None
+    ) -> None:
+        self.gang, self.proposes, self.knowing = ground(chunks, tries), proposes, knowing
         honest = [Identity(digest(f"honest {n}".encode())).peer_id for n in range(members - len(self.gang))]
         self.peers = [*self.gang, *honest]
         self.ledger = ReductionLedger(honest[0], ReductionRules(RUN, chunks, 64, 128, 64), ReduceSpec())
@@ -51,9 +57,12 @@ class Gang:
     def play_round(self, number: int) -> None:
         """One round: contributions, the Reductions of the honest, the final set."""
         plan = self.ledger.plan(number)
-        kind = PlannedContribution if plan.reducers else SlicedContribution
-        work = kind(Round(number), NOTHING, NOTHING, 1, 1, 64, 1.0, rows=NOTHING)
-        names = [self._add(peer, work) for peer in self.peers]
+        words = (Round(number), NOTHING, NOTHING, 1, 1, 64, 1.0, NOTHING)
+        knowing = len(self.peers) - (self.knowing or len(self.peers)) if plan.reducers else len(self.peers)
+        works = [
+            (PlannedContribution if at >= knowing else SlicedContribution)(*words) for at in range(len(self.peers))
+        ]
+        names = [self._add(peer, work) for peer, work in zip(self.peers, works, strict=True)]
         covered, more, members = cover(self.ledger.offers(number), plan) if plan.reducers else (b"", (), NOTHING)
         for peer, span in zip(plan.reducers, plan.spans, strict=False):
             if peer not in self.gang and number not in self.proposes:

@@ -78,11 +78,11 @@ class Pair:
         path.write_bytes(codec.encode(RowsAnswer(*tree.part(span))))
         return msgspec.structs.replace(whole, path=str(path))
 
-    def ask(self, number: int, previous: int = -1) -> ReduceRequest:
-        return ReduceRequest(Round(number), HALVES[0], self.raw(HALVES[0]), self.roots, previous)
+    def ask(self, number: int, previous: int = -1, span: Span = HALVES[0]) -> ReduceRequest:
+        return ReduceRequest(Round(number), span, self.raw(span), self.roots, previous)
 
-    def reduce(self, number: int, previous: int = -1) -> ReduceReply:
-        done = self.mine.ask(self.ask(number, previous))
+    def reduce(self, number: int, previous: int = -1, span: Span = HALVES[0]) -> ReduceReply:
+        done = self.mine.ask(self.ask(number, previous, span))
         assert isinstance(done, ReduceReply)
         blob = self.root / done.payload.hex()
         shutil.copy(done.path, blob)
@@ -206,6 +206,21 @@ def test_a_worker_of_the_next_life_opens_what_the_one_before_reduced(pair, final
     assert pair.mine.ask(OpenRequest(Round(1), 3, again)) == openings[1]
     assert pair.mine.ask(OpenRequest(Round(0), 3, again)) == openings[0]
     assert pair.mine.ask(OpenRequest(Round(0), 3)) == openings[0], "it is made again once"
+
+
+def test_a_worker_of_a_later_life_opens_what_was_reduced_when_the_slice_had_moved(pair):
+    """What remains does not show what the chunks held that are another's now: it is saved with it."""
+    pair.train(0)
+    first = (pair.ask(0), pair.reduce(0))
+    pair.mine.ask(FinalizeRequest(Round(0), (), pair.slices(first[1])))
+    pair.other.ask(FinalizeRequest(Round(0), (), pair.slices(first[1])))
+    pair.train(1)
+    moved = Span(2, 7)
+    second = (pair.ask(1, 0, moved), pair.reduce(1, 0, moved))
+    opening = pair.mine.ask(OpenRequest(Round(1), 3))
+    for _ in range(2):
+        pair.mine.restart()
+    assert pair.mine.ask(OpenRequest(Round(1), 3, published(pair, [first, second])[:1])) == opening
 
 
 @pytest.mark.parametrize("wrong", ["kept", "began", "path", "rows"])
