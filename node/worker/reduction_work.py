@@ -17,7 +17,8 @@ from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import Tables
 from atoll.node.learning.compress.folding import decode as decode_tables
 from atoll.node.learning.outer.mean import outer_update, weighted_mean
-from atoll.node.learning.reduction.reducer import ChainEnd, Claimed, Reducer, proves_fault
+from atoll.node.learning.reduction.judging import proves_fault
+from atoll.node.learning.reduction.reducer import ChainEnd, Claimed, Reducer
 from atoll.node.learning.reduction.reducing import Arithmetic, ReducerErrorFeedback, hand_back, slice_update
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols import codec

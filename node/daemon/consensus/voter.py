@@ -173,7 +173,6 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
 def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
     """Whether one of the first ballots proposes, unbound, a set with a Reduction that is not believed."""
     # Bound ones must be able to end. So must a round in which each voter got no answer about another Reduction.
-    # About a proof all honest voters agree, so that none of them proposes what it is about.
     is_proven, attempts = not state.proven.isdisjoint(proposal.contributions), len(state.voters)
     attempts = attempts if is_proven else min(attempts, DOUBTING_ATTEMPTS)
     early = proposal.ballot.attempt < attempts and not state.refuted.isdisjoint(proposal.contributions)

@@ -57,12 +57,11 @@ class Gang:
     def play_round(self, number: int) -> None:
         """One round: contributions, the Reductions of the honest, the final set."""
         plan = self.ledger.plan(number)
-        words = (Round(number), NOTHING, NOTHING, 1, 1, 64, 1.0, NOTHING)
-        knowing = len(self.peers) - (self.knowing or len(self.peers)) if plan.reducers else len(self.peers)
-        works = [
-            (PlannedContribution if at >= knowing else SlicedContribution)(*words) for at in range(len(self.peers))
-        ]
-        names = [self._add(peer, work) for peer, work in zip(self.peers, works, strict=True)]
+        work = (Round(number), NOTHING, NOTHING, 1, 1, 64, 1.0, NOTHING)
+        count = len(self.peers)
+        unaware = count - (self.knowing or count) if plan.reducers else count
+        kinds = [SlicedContribution] * unaware + [PlannedContribution] * (count - unaware)
+        names = [self._add(peer, kind(*work)) for peer, kind in zip(self.peers, kinds, strict=True)]
         covered, more, members = cover(self.ledger.offers(number), plan) if plan.reducers else (b"", (), NOTHING)
         for peer, span in zip(plan.reducers, plan.spans, strict=False):
             if peer not in self.gang and number not in self.proposes:
