@@ -79,6 +79,8 @@ class SliceWork:
         """The last Reduction, until its round is final."""
         self._again: dict[int, Digest] = {}
         """Payloads of what can be opened though an earlier life made it, or its round is final; by round."""
+        self._lost: set[int] = set()
+        """Rounds of Reductions of an earlier life that could not be made again."""
         with disk(spool):
             for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
                 path.unlink(missing_ok=True)
@@ -140,11 +142,13 @@ class SliceWork:
 
     def _make_again(self, one: worker_messages.Published) -> None:
         number, payload, previous = one.ask.round, bytes(self._load(one.path)), one.ask.previous
-        if number in self._made or number in self._again:
+        if number in self._made or number in self._again or number in self._lost:
             return
+        self._lost.add(number)  # until it is made: peers may ask often, and each try takes as long as reducing
         claim = Claimed(one.ask.span, _name(previous) if previous >= 0 else b"", one.began, one.kept)
         self._reducer.make_again(_name(number), self._parts(one.ask), payload, claim=claim)
         self._again[number] = manifest_of_bytes(payload).id
+        self._lost.discard(number)
 
     def judge(self, ask: worker_messages.JudgeRequest) -> worker_messages.JudgeReply:
         """Whether a proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""

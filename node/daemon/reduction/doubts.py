@@ -51,6 +51,8 @@ class Doubts:
     """The Reduction by which each of them is distrusted."""
     _unopened: dict[Digest, tuple[int, bool]] = field(default_factory=dict)
     """The chunk of a Reduction that its reducer did not open, and whether it was reached."""
+    _asking: set[Digest] = field(default_factory=set)
+    """Reductions whose reducers are asked again now."""
     _liars: set[PeerId] = field(default_factory=set)
     _refuted: set[Digest] = field(default_factory=set)
     faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
@@ -168,7 +170,8 @@ class Doubts:
                 # What is doubted for another reason stays so.
                 cleared = tainted(self.ledger.claims, [entry]) - tainted(self.ledger.claims, self.bad)
                 self._refuted -= cleared
-                self.on_cleared(entry, cleared)
+                if entry in cleared:
+                    self.on_cleared(entry, cleared)
 
     def forget(self, before: int) -> None:
         """Forget the rounds before this one, whose payloads are dropped."""
@@ -203,7 +206,15 @@ class Doubts:
 
     async def _ask_again(self, claim: Claim) -> None:
         """Believe a Reduction, and its reducer, once what was not opened of it is."""
-        if await self.auditor.opens_now(claim, self._unopened[claim.entry][0]):
+        # One at a time: an author may write many Reductions, and each makes this node ask.
+        if claim.entry in self._asking or claim.entry not in self._unopened:
+            return  # one that was forgotten, as its payload, cannot be opened any more
+        self._asking.add(claim.entry)
+        try:
+            opens = await self.auditor.opens_now(claim, self._unopened[claim.entry][0])
+        finally:
+            self._asking.discard(claim.entry)
+        if opens:
             self.complaints.note_opened(claim.entry)
             is_origin = self._origins.get(claim.author) == claim
             self._believe((claim.entry, *(self._forgive(claim.author) if is_origin else ())))

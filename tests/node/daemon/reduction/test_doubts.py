@@ -15,7 +15,7 @@ class Here:
 
     def __init__(self, world) -> None:
         self.world, self.opens, self.final, self.tasks = world, False, -1, []
-        self.doubted, self.claims = set(), {}
+        self.doubted, self.claims, self.cleared = set(), {}, []
         self.doubts = Doubts(
             ledger=SimpleNamespace(claims=self.claims),
             auditor=SimpleNamespace(opens_now=self.opens_now),
@@ -24,12 +24,16 @@ class Here:
             start_task=lambda task, _: self.tasks.append(task),
             last_final=lambda: self.final,
             on_doubt=lambda _, refuted, __: self.doubted.update(refuted),
-            on_cleared=lambda _, cleared: self.doubted.difference_update(cleared),
+            on_cleared=self.on_cleared,
             on_event=lambda *_: None,
         )
 
     async def opens_now(self, claim, chunk) -> bool:
         return self.opens
+
+    def on_cleared(self, entry, cleared) -> None:
+        self.cleared.append(entry)
+        self.doubted -= cleared
 
     def claim(self, number):
         """A Reduction of member 1, in the ledger."""
@@ -101,3 +105,52 @@ def test_what_is_silent_by_itself_stays_so_when_another_one_is_opened(here):
     here.doubts.on_unanswered(second, second.body.span.start, True)
     here.doubts.acquit((first.entry,))
     assert here.doubted == {second.entry}
+
+
+def test_a_proven_lie_stays_one_whatever_else_of_it_is_opened(here):
+    """Another member asked for the chunk that it lied about."""
+    first = here.claim(0)
+    here.silent(first)
+    here.doubts.reports.wrong |= {first.entry}
+    here.opens = True
+    here.claim(1)
+    here.work()
+    assert first.entry in here.doubted
+    assert first.entry not in here.cleared, "and its slice stays raw"
+
+
+def test_a_reducer_is_asked_again_for_one_thing_at_a_time(here):
+    first = here.claim(0)
+    here.silent(first)
+    asked, may_end = [], asyncio.Event()
+
+    async def wait(claim, chunk):
+        asked.append(chunk)
+        await may_end.wait()
+        return False
+
+    async def story() -> None:
+        here.doubts.auditor.opens_now = wait
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(here.doubts._ask_again(first))
+            await asyncio.sleep(0)
+            may_end.set()
+        await here.doubts._ask_again(first)
+
+    asyncio.run(story())
+    assert len(asked) == 2
+
+
+def test_a_silent_reduction_that_is_forgotten_is_asked_for_no_more(here):
+    """The distrust may last much longer than its payload."""
+    first = here.claim(0)
+    here.silent(first)
+    del here.claims[first.entry]
+    here.doubts.auditor.forget = lambda: None
+    here.doubts.reports.forget = lambda before: None
+    here.doubts.forget(1)
+    here.opens = True
+    second = here.claim(1)
+    here.work()
+    assert second.entry in here.doubted
