@@ -39,8 +39,9 @@ REGISTER = Wire("register", newest=5, oldest=5)
 validations. None of 4, 3, 2 and 1 was released."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)
 """Format of pseudo-gradient payloads. 1: first."""
-REDUCTION = Wire("reduction", newest=2, oldest=2)
-"""Rows of payloads, openings of reductions, proofs of faults. 2: neighbours open together. 1: never released."""
+REDUCTION = Wire("reduction", newest=3, oldest=3)
+"""Rows of payloads, openings of reductions, proofs of faults. 3: `planned`. 2: neighbours open together.
+None of 2 and 1 was released."""
 NAT = Wire("nat", newest=1, oldest=1)
 """Observed addresses, dial-back, punching through a rendezvous. 1: first."""
 RELAY = Wire("relay", newest=1, oldest=1)

@@ -329,5 +329,6 @@ def _build_training(
         assets=RoundFiles(context=context, net=net, text=text, start_task=common.queue.start_task),
         verdicts=auditor.verdicts if auditor else lambda: None,
         applied=lambda: finalizer.applied,
+        is_reduced=reducer.is_reduced,
     )
     return _Training(assignment, moments, leases, training, removals)

@@ -1,10 +1,11 @@
 """The worker's part in reduced rounds: slices are applied, our own is reduced and opened, others' are judged.
 
-See docs/wires/reduction.md. The end of our chain of Reductions is saved with the worker's generation; one that was
-made in an earlier life can be continued, but not opened.
+See docs/wires/reduction.md. The end of our chain of Reductions is saved with the worker's generation. One that was
+made in an earlier life can be continued; to be opened it is made again, from its rows and this end.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -16,12 +17,13 @@ from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import Tables
 from atoll.node.learning.compress.folding import decode as decode_tables
 from atoll.node.learning.outer.mean import outer_update, weighted_mean
-from atoll.node.learning.reduction.reducer import Reducer, proves_fault
+from atoll.node.learning.reduction.judging import proves_fault
+from atoll.node.learning.reduction.reducer import ChainEnd, Claimed, Reducer
 from atoll.node.learning.reduction.reducing import Arithmetic, ReducerErrorFeedback, hand_back, slice_update
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import DecodeError
+from atoll.protocols.errors import AtollError, DecodeError
 from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.records import decode_entry
 from atoll.protocols.ledger.reduction import (
@@ -41,6 +43,10 @@ from atoll.protocols.run.run_spec import RunSpec
 Load = Callable[[str], memoryview]
 """A file, mapped: it may be larger than what is legal. Raises CorruptFault where it is gone."""
 _SUFFIX = ".reduced"
+KEPT = ("kept", "kept_before")
+"""Names in a checkpoint: the end of our chain, and what its last Reduction began with, if our slice had moved."""
+OPENABLE = 16
+"""Rounds for which a Reduction that missed its final set can be opened: who heard nothing of it asks again."""
 
 
 def encode(values_C4096: Tensor, k: int) -> bytes:
@@ -71,6 +77,10 @@ class SliceWork:
         self._made: dict[int, worker_messages.ReduceReply] = {}
         self._newest: KeptBody | None = None
         """The last Reduction, until its round is final."""
+        self._again: dict[int, Digest] = {}
+        """Payloads of what can be opened though an earlier life made it, or its round is final; by round."""
+        self._lost: set[int] = set()
+        """Rounds of Reductions of an earlier life that could not be made again."""
         with disk(spool):
             for path in spool.glob(f"*{_SUFFIX}"):  # of an earlier life: the blob store has its own name for it
                 path.unlink(missing_ok=True)
@@ -102,11 +112,7 @@ class SliceWork:
         last = self._reducer.last
         if last is not None and last.name != _name(ask.previous):
             self._reducer.drop()
-        rows = {
-            Offer(member.entry, member.author, member.weight, 0): self._part(root, member.path, ask.span)
-            for member, root in zip(ask.raw, ask.roots, strict=True)
-        }
-        made, rest = self._reducer.reduce(ask.span, rows)
+        made, rest = self._reducer.reduce(ask.span, self._parts(ask))
         blob = manifest_of_bytes(made.payload).id
         path = self._spool / f"{blob.hex()}{_SUFFIX}"
         write_file(path, [memoryview(made.payload)])
@@ -128,7 +134,21 @@ class SliceWork:
 
     def open(self, ask: worker_messages.OpenRequest) -> worker_messages.OpenReply:
         """Everything about one chunk of one of our Reductions. Raises LocalFault for one that is not here."""
+        for one in ask.again:
+            # The newest comes first: what it began with is what the one before it left.
+            with contextlib.suppress(AtollError):
+                self._make_again(one)
         return worker_messages.OpenReply(codec.encode(self._reducer.open(_name(ask.round), ask.chunk)))
+
+    def _make_again(self, one: worker_messages.Published) -> None:
+        number, payload, previous = one.ask.round, bytes(self._load(one.path)), one.ask.previous
+        if number in self._made or number in self._again or number in self._lost:
+            return
+        self._lost.add(number)  # until it is made: peers may ask often, and each try takes as long as reducing
+        claim = Claimed(one.ask.span, _name(previous) if previous >= 0 else b"", one.began, one.kept)
+        self._reducer.make_again(_name(number), self._parts(one.ask), payload, claim=claim)
+        self._again[number] = manifest_of_bytes(payload).id
+        self._lost.discard(number)
 
     def judge(self, ask: worker_messages.JudgeRequest) -> worker_messages.JudgeReply:
         """Whether a proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""
@@ -148,34 +168,53 @@ class SliceWork:
             done = self._made.pop(at)
             if done.payload not in counted:
                 hand_back(residual_C4096, self._reducer.start_anew(_name(at)))
-            self._reducer.forget(_name(at))
+            self._again[at] = done.payload
             with disk(Path(done.path)):
                 Path(done.path).unlink(missing_ok=True)
+        self._forget(number, counted)
+
+    def _forget(self, number: int, counted: Collection[Digest]) -> None:
+        """Forget what opens the Reductions of final rounds, but of the oldest that lately missed its set."""
+        # The oldest: by it others judge whether those that came after count.
+        final = [at for at in sorted(self._again) if at <= number]
+        missed = [at for at in final if self._again[at] not in counted and number - at < OPENABLE]
+        for at in final:
+            if at not in missed[:1]:
+                del self._again[at]
+                self._reducer.forget(_name(at))
 
     def tensors(self) -> dict[str, Tensor]:
         """For a checkpoint: the error feedback at the end of the chain; no copy."""
-        last = self._reducer.last
-        return {} if last is None else {"kept": last.left.values_C4096}
+        return {name: end.left.values_C4096 for name, end in zip(KEPT, self._ends(), strict=False)}
 
     def words(self) -> tuple[KeptBody, ...]:
         """What a checkpoint's body says about `tensors`."""
-        last = self._reducer.last
-        if last is None:
-            return ()
-        number = int.from_bytes(last.name, "big", signed=True)
         payload = self._newest.payload if self._newest is not None else Digest(bytes(32))
-        return (KeptBody(number, payload, last.left.span),)
+        numbers = [(int.from_bytes(end.name, "big", signed=True), end.left.span) for end in self._ends()]
+        return tuple(KeptBody(number, payload, span) for number, span in numbers)
 
-    def load(self, words: Sequence[KeptBody], kept_C4096: Tensor | None, final: int) -> None:
+    def load(self, words: Sequence[KeptBody], found: Mapping[str, Tensor], final: int) -> None:
         """Go on from a checkpoint of that final round. What does not fit is dropped: zeros may begin a chain."""
-        for body in words:
-            if kept_C4096 is not None and kept_C4096.shape == (body.span.chunks, CHUNK):
-                self._reducer.restore(_name(body.round), ReducerErrorFeedback(body.span, kept_C4096.clone()))
-                self._newest = body if body.round > final else None
+        saved = [(body, found[name]) for body, name in zip(words, KEPT, strict=False) if name in found]
+        if not saved or any(values.shape != (body.span.chunks, CHUNK) for body, values in saved):
+            return
+        ends = [(_name(body.round), ReducerErrorFeedback(body.span, values.clone())) for body, values in saved]
+        self._reducer.restore(*ends)
+        self._newest = saved[0][0] if saved[0][0].round > final else None
+
+    def _ends(self) -> tuple[ChainEnd, ...]:
+        last, before = self._reducer.last, self._reducer.before_last
+        return () if last is None else (last,) if before is None else (last, before)
 
     def _rows(self, path: str, span: Span) -> RowsAnswer:
         cap = rows_max_bytes(span, self._rules.chunks, self._rules.k)
         return codec.decode(self._load(path), RowsAnswer, max_bytes=cap)
+
+    def _parts(self, ask: worker_messages.ReduceRequest) -> Mapping[Offer, RowPart]:
+        return {
+            Offer(member.entry, member.author, member.weight, 0): self._part(root, member.path, ask.span)
+            for member, root in zip(ask.raw, ask.roots, strict=True)
+        }
 
     def _part(self, root: Digest, path: str, span: Span) -> RowPart:
         found = self._rows(path, span)

@@ -80,6 +80,12 @@ class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced
     """Merkle root over the payload's rows (protocols/ledger/rows.py)."""
 
 
+class PlannedContribution(
+    SlicedContribution, frozen=True, array_like=True, tag="planned", forbid_unknown_fields=True
+):
+    """A SlicedContribution whose author knew the round's reducers when it wrote it."""
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What its author found in the audit of another's contribution. One machine's statement, not a proof."""
 
@@ -322,6 +328,7 @@ Body: TypeAlias = (
     Contribution
     | PartContribution
     | SlicedContribution
+    | PlannedContribution
     | AuditedContribution
     | FinalityBody
     | EpochBody

@@ -166,7 +166,7 @@ def decode_ask(data: bytes) -> Ask:
 
 
 def decode_proof(data: bytes | memoryview, rules: ReductionRules) -> FaultProof:
-    """A well-formed proof; `node/learning/reduction/reducer.py` checks what it proves. Raises DecodeError."""
+    """A well-formed proof; `node/learning/reduction/judging.py` checks what it proves. Raises DecodeError."""
     proof = codec.decode(data, FaultProof, max_bytes=proof_max_bytes(rules, MAX_SET))
     if proof.version != PROOF_VERSION:
         raise DecodeError(f"fault proof of version {proof.version}; this node reads {PROOF_VERSION}")

@@ -54,11 +54,16 @@ def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contri
 
 
 def contribution_of(
-    pending: Pending, verdicts: tuple[records.Verdict, ...] | None = None, *, tells_loss: bool = True
+    pending: Pending,
+    verdicts: tuple[records.Verdict, ...] | None = None,
+    *,
+    tells_loss: bool = True,
+    is_planned: bool = False,
 ) -> records.Contribution:
     """Return the record that announces a payload of this node's worker; `verdicts`: None without audits.
 
-    Without `tells_loss` its loss is 0: that of the member's own sequences has no noise.
+    Without `tells_loss` its loss is 0: that of the member's own sequences has no noise. `is_planned`: the round's
+    reducers are known here.
     """
     # No run has two of these: reduced rounds, shared experts, audits.
     common = records.Contribution(
@@ -75,4 +80,5 @@ def contribution_of(
         return records.AuditedContribution(**fields, verdicts=verdicts)
     if pending.experts:
         return records.PartContribution(**fields, experts=pending.experts)
-    return records.SlicedContribution(**fields, rows=Digest(pending.rows)) if pending.rows else common
+    sliced = records.PlannedContribution if is_planned else records.SlicedContribution
+    return sliced(**fields, rows=Digest(pending.rows)) if pending.rows else common

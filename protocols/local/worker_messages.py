@@ -153,12 +153,23 @@ class ReduceRequest(msgspec.Struct, frozen=True, array_like=True, tag="reduce"):
     """Round of our newest published Reduction; -1: none."""
 
 
+class Published(msgspec.Struct, frozen=True, array_like=True):
+    """One of our Reductions, and what it is made again from."""
+
+    ask: ReduceRequest
+    path: str
+    """File that holds its payload."""
+    kept: Digest
+    began: bytes  # `kept` of the one before; empty: it began with zeros
+
+
 class OpenRequest(msgspec.Struct, frozen=True, array_like=True, tag="open"):
     """Return the Opening of one chunk: how our Reduction of this round computed it."""
 
     round: Round
     chunk: int
     """Index of the chunk in the arena."""
+    again: tuple[Published, ...] = ()  # newest first: what a worker of an earlier life reduced
 
 
 class JudgeRequest(msgspec.Struct, frozen=True, array_like=True, tag="judge"):

@@ -178,6 +178,7 @@ BODIES: tuple[records.Body, ...] = (
     WORK,
     records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
+    records.PlannedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.AuditedContribution(
         ROUND, A, B, 15, 122880, 64, 2.5, verdicts=(records.Verdict(A, 40), records.Verdict(B, -96))
     ),
@@ -212,6 +213,7 @@ SEEDS = invite.Seed(OTHER.public_key, (PLACE,)), invite.Seed(b"", ("/dnsaddr/exa
 OWN_SEED = (invite.Seed(ME.public_key, (PLACE, "/ip4/203.0.113.7/udp/4001/quic-v1")),)
 INVITED = invite.make_invite(ME, RUN, SEEDS, UNIX_S, TOKEN, b"r")
 MEMBER = worker.Member(A, ME.peer_id, 64, B, "/home/payload", b"\x03")
+REDUCE = worker.ReduceRequest(ROUND, Span(0, 4), (MEMBER,), (A,), 7)
 SLICE = worker.Slice(Span(0, 4), (MEMBER,), (MEMBER,), True)
 PENDING = worker.Pending(ROUND, A, B, "/home/payload", 15, 122880, 64, 2.5, b"\x03", A)
 
@@ -359,8 +361,8 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.TrainRequest(ROUND, 1, 4, 15, 7, b"\x03", (Round(6),), 3, 2, 12.5, 4, 1),
     worker.SaveRequest(ROUND),
     worker.VerifyRequest("/payload", ROUND, b"\x03", A, (Span(0, 4),)),
-    worker.ReduceRequest(ROUND, Span(0, 4), (MEMBER,), (A,), 7),
-    worker.OpenRequest(ROUND, 5),
+    REDUCE,
+    worker.OpenRequest(ROUND, 5, (worker.Published(REDUCE, "/reduced", A, B),)),
     worker.JudgeRequest("/proof", A),
     worker.FoldRequest(ROUND, (MEMBER,)),
     worker.CheckRequest(ROUND, (), (SLICE,), (worker.ExcisedRound(Round(7), (MEMBER,), (A,)),)),

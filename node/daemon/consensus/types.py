@@ -109,13 +109,14 @@ class FinalApplied(msgspec.Struct, frozen=True):
 
 
 class ReductionRefuted(msgspec.Struct, frozen=True):
-    """A Reduction is proven wrong: no set with it is proposed, or voted for in the first ballot."""
+    """A Reduction is not believed: no set with it is proposed, or voted for in the first free ballots."""
 
     entry: Digest
+    is_proven: bool = False
 
 
 class ReductionCleared(msgspec.Struct, frozen=True):
-    """A Reduction refuted for its reducer's silence counts again: a final set holds it, or what it continues."""
+    """A Reduction refuted for its reducer's silence counts again: a final set holds it, or it was opened."""
 
     entry: Digest
 
@@ -426,7 +427,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     appending: Body | None = None
     """The entry that is on its way into our feed."""
     refuted: frozenset[Digest] = frozenset()
-    """Reductions that are proven wrong."""
+    """Reductions that are not believed."""
+    proven: frozenset[Digest] = frozenset()  # of these, what a proof shows to be wrong
     reported: frozenset[Digest] = frozenset()
     """Proposals that were reported as narrow or divergent."""
     missing: Mapping[PeerId | None, FetchMissing] = msgspec.field(default_factory=dict)

@@ -40,7 +40,7 @@ Out = tuple[FinalityState, list[Action]]
 DOUBTING_ATTEMPTS = 8
 """Two reducers that are silent to a third of the voters each stop as many free ballots, whoever owns them.
 
-At a third of liars all these ballots are theirs in one round of 6,561: then what they reduced wrongly gets votes.
+At a third of liars all these ballots are theirs in one round of 6,561: then what they hid gets votes.
 """
 
 
@@ -173,7 +173,8 @@ def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:
 def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
     """Whether one of the first ballots proposes, unbound, a set with a Reduction that is not believed."""
     # Bound ones must be able to end. So must a round in which each voter got no answer about another Reduction.
-    attempts = min(len(state.voters), DOUBTING_ATTEMPTS)
+    is_proven, attempts = not state.proven.isdisjoint(proposal.contributions), len(state.voters)
+    attempts = attempts if is_proven else min(attempts, DOUBTING_ATTEMPTS)
     early = proposal.ballot.attempt < attempts and not state.refuted.isdisjoint(proposal.contributions)
     return early and not bound_proposals(state.book, state.voters, proposal.ballot, state.equivocators)
 

@@ -50,6 +50,8 @@ class LocalTraining:
     """Returns the verdicts for the next contribution; None in a run without audits."""
     applied: Callable[[], Round]
     """Returns the newest round in the worker's Θ_final."""
+    is_reduced: Callable[[int], bool]
+    """Returns whether the reducers of a round are known."""
     progress: worker_messages.TrainProgress | None = None
     """The newest inner step of the round in training."""
     waiting: str = ""
@@ -106,7 +108,12 @@ class LocalTraining:
         """Publish the contribution of a trained round, once."""
         if self.contributions.is_ours(pending.round) or not self._add_blob(pending):
             return
-        record = contribution_of(pending, self.verdicts(), tells_loss=not self.context.spec.privacy)
+        record = contribution_of(
+            pending,
+            self.verdicts(),
+            tells_loss=not self.context.spec.privacy,
+            is_planned=self.is_reduced(pending.round),
+        )
         entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)

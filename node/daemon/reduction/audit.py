@@ -35,6 +35,8 @@ from atoll.protocols.local.worker_messages import JudgeReply, JudgeRequest
 
 log = logging.getLogger(__name__)
 
+AGAIN = 4
+"""Patience with an opening that is asked for again, in that of the first time: a worker may just be starting."""
 SPARE_OPENINGS = 16
 """Openings of one Reduction that a member may ask for beyond twice its share: complaints add some."""
 
@@ -43,7 +45,9 @@ class Outcome(Enum):
     """What asking for one opening showed."""
 
     ANSWERED = "answered"
-    """An opening came and was judged; a wrong one was published as a proof."""
+    """An opening came, and is right."""
+    WRONG = "wrong"
+    """An opening came, and was published as a proof."""
     UNANSWERED = "unanswered"
     """The reducer was reached, and gave no legal opening within its patience."""
     UNREACHED = "unreached"
@@ -122,21 +126,32 @@ class ReducerAuditor:
             if await self.open(claim, chunk) in _WITHOUT:
                 return
 
-    async def open(self, claim: Claim, chunk: int) -> Outcome:
+    async def opens_now(self, claim: Claim, chunk: int) -> bool:
+        """Return whether a reducer opens what it did not before, and as much again as each member draws."""
+        # Without the draw, who is silent at first would be asked for one chunk only.
+        for one in (chunk, *self._draw(claim)):
+            if await self.open(claim, one, AGAIN) != Outcome.ANSWERED:
+                return False
+        return True
+
+    async def open(self, claim: Claim, chunk: int, patience: int = 1) -> Outcome:
         """Ask for one opening and judge it; a wrong one becomes a proof, none a complaint."""
         covered = self.ledger.covered(claim)
         if not covered:
             return Outcome.UNKNOWN
-        found, opening = await self._ask_for(claim, chunk, opening_max_bytes(self.ledger.rules, len(covered)))
+        cap, limit_s = opening_max_bytes(self.ledger.rules, len(covered)), patience * self.patience_s()
+        found, opening = await self._ask_for(claim, chunk, cap=cap, limit_s=limit_s)
         if opening is not None:
             found = await self._judge(claim, covered, opening, chunk)
         if found in _WITHOUT:
             self.on_unanswered(claim, chunk, found == Outcome.UNANSWERED)
         return found
 
-    async def _ask_for(self, claim: Claim, chunk: int, cap: int) -> tuple[Outcome, Opening | None]:
+    async def _ask_for(
+        self, claim: Claim, chunk: int, *, cap: int, limit_s: float
+    ) -> tuple[Outcome, Opening | None]:
         try:
-            async with asyncio.timeout(self.patience_s()):
+            async with asyncio.timeout(limit_s):
                 ask = codec.encode(OpeningAsk(claim.entry, chunk))
                 data = await self.net.ask_peer(claim.author, ask, cap)
             # An empty reply says that the reducer has no opening. It is as good as none.
@@ -164,6 +179,7 @@ class ReducerAuditor:
             write_whole(path, codec.encode(proof))
             if (await self.ask(JudgeRequest(str(path), claim.entry), JudgeReply)).wrong:
                 self.publish(ReductionFault(claim.body.round, claim.entry, self.net.add_blob(path)))
+                return Outcome.WRONG
         except PeerFault as error:
             # Whatever is not under the signed roots is no opening.
             self.on_fault(claim.author, error)

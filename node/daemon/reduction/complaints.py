@@ -71,6 +71,14 @@ class Complaints:
             self.publish(Unanswered(claim.body.round, claim.entry, chunk))
         self._judge(claim.entry)
 
+    def has_answered(self, entry: Digest) -> bool:
+        """Return whether all that this node asked for of a Reduction was opened."""
+        return entry not in self._unanswered
+
+    def note_opened(self, entry: Digest) -> None:
+        """What was not opened before came: the Reduction is silent only once it is asked in vain again."""
+        self._unanswered.discard(entry)
+
     def note_answered(self, complainer: PeerId) -> None:
         """A complaint of this member was checked, and the opening came."""
         self._unfounded[complainer] = self._unfounded.get(complainer, 0) + 1

@@ -20,7 +20,7 @@ from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.reduction import machine as reduction_machine
-from atoll.node.daemon.reduction.audit import ReducerAuditor
+from atoll.node.daemon.reduction.audit import AGAIN, ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints
 from atoll.node.daemon.reduction.doubts import Doubts
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
@@ -29,11 +29,12 @@ from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.reduced_set import ReducedSet, SliceStore
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher, RowStore
 from atoll.node.daemon.rounds.types import PayloadHeld, ReductionPlanned, SetResolved
+from atoll.node.ipc.worker_process import WorkerDied
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Entry, Reduction, ReductionFault, Unanswered
 from atoll.protocols.ledger.reduction import Claim, Offer, OpeningAsk, cover, decode_ask, rules_of
-from atoll.protocols.local.worker_messages import OpenReply, OpenRequest, ReduceReply, ReduceRequest
+from atoll.protocols.local.worker_messages import OpenReply, OpenRequest, Published, ReduceReply
 from atoll.protocols.run.arena import Span
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ class ReductionCoordinator:
     _reducing: set[int] = field(default_factory=set)
     _excluded: dict[PeerId, Round] = field(default_factory=dict)
     """The first round without an author that is excluded."""
+    _counted: set[Digest] = field(default_factory=set)
+    """Reductions in final sets."""
 
     def __post_init__(self) -> None:
         spec = self.context.spec
@@ -116,7 +119,7 @@ class ReductionCoordinator:
             publish=publish,
             on_fault=blame,
             on_unanswered=lambda *one: self._doubts.on_unanswered(*one),
-            patience_s=lambda: max(MIN_OPENING_S, OPENING_ROUNDS * self.machines.round.train_s),
+            patience_s=self._opening_s,
             rng=self.rng,
         )
         return Doubts(
@@ -130,6 +133,9 @@ class ReductionCoordinator:
             on_cleared=self._on_cleared,
             on_event=log_event,
         )
+
+    def _opening_s(self) -> float:
+        return max(MIN_OPENING_S, OPENING_ROUNDS * self.machines.round.train_s)
 
     # --- RoundReducer -----------------------------------------------------------------------------
 
@@ -154,6 +160,7 @@ class ReductionCoordinator:
         self.ledger.decide(number, names)
         reductions = tuple(name for name in names if name in self.ledger.claims)
         if reductions:
+            self._counted.update(reductions)
             self._doubts.acquit(reductions)
 
     def history(self) -> ReducerHistory:
@@ -223,6 +230,7 @@ class ReductionCoordinator:
         old = self.payloads(Round(0)) - self.payloads(before)
         self.ledger.forget(before)
         self._doubts.forget(before)
+        self._counted &= self.ledger.claims.keys()
         try:
             self._rows.store.keep_only(self.ledger.entries.keys())
         except DiskFault as error:
@@ -391,7 +399,8 @@ class ReductionCoordinator:
                 here = [offer for offer in sorted(offers) if self._rows.has(offer, span)]
                 life = self.worker.lives
             try:
-                request = self._reduce_request(number, span, here)
+                before = self.ledger.newest_of_ours(number)
+                request = self._store.reduce_request(Round(number), span, here, before)
                 done = await self.worker.ask_until_saved(request, ReduceReply)
                 if self._publish(number, span, here, done):
                     return
@@ -402,16 +411,6 @@ class ReductionCoordinator:
             except AtollError as error:
                 log.debug("reducing round %d: %s", number, error)
             await asyncio.sleep(RETRY_S)
-
-    def _reduce_request(self, number: int, span: Span, offers: list[Offer]) -> ReduceRequest:
-        before = self.ledger.newest_of_ours(number)
-        return ReduceRequest(
-            round=Round(number),
-            span=span,
-            raw=tuple(self._store.raw_member(offer, span) for offer in offers),
-            roots=tuple(self.ledger.contribution(offer.entry).rows for offer in offers),
-            previous=before.body.round if before else -1,
-        )
 
     def _publish(self, number: int, span: Span, offers: list[Offer], done: ReduceReply) -> bool:
         """Return whether nothing is left to do: False if the disk refused the record. Raises DiskFault."""
@@ -436,12 +435,12 @@ class ReductionCoordinator:
 
     # --- faults, and questions of others ----------------------------------------------------------
 
-    def _on_doubt(self, entry: Digest, refuted: frozenset[Digest]) -> None:
+    def _on_doubt(self, entry: Digest, refuted: frozenset[Digest], is_proven: bool) -> None:
         """Raw rows take the place of a Reduction, and no set that is made of it is voted for."""
         for number in list(self._rounds):
             self._feed(number, reduction_machine.Wrong(entry))
         for doubted in refuted:
-            self.machines.feed_finality(ReductionRefuted(doubted))
+            self.machines.feed_finality(ReductionRefuted(doubted, is_proven))
 
     def _on_cleared(self, entry: Digest, cleared: frozenset[Digest]) -> None:
         for number in list(self._rounds):
@@ -456,12 +455,26 @@ class ReductionCoordinator:
         claim = self.ledger.claims.get(ask.reduction)
         if claim is None or claim.author != self.ledger.me or not claim.body.span.holds(ask.chunk):
             return b""
-        # The worker forgets how it reduced a round once the round is final.
-        if claim.body.round <= self.applied() or not self._doubts.auditor.may_ask(peer, claim):
+        # The worker forgets how it reduced what a final set holds. What missed its set is opened, so that others
+        # see that it was right.
+        if claim.entry in self._counted or not self._doubts.auditor.may_ask(peer, claim):
             return b""
         try:
-            opened = await self.worker.ask(OpenRequest(claim.body.round, ask.chunk), OpenReply)
-        except AtollError as error:
+            async with asyncio.timeout(AGAIN * self._opening_s()):
+                return await self._open_ours(claim, ask.chunk)
+        except (AtollError, TimeoutError) as error:
             log.debug("an opening for …%s: %s", peer[-6:], error)
             return b""
-        return opened.opening
+
+    async def _open_ours(self, claim: Claim, chunk: int) -> bytes:
+        """Return an opening of the worker; one that is being started is waited for. Raises AtollError."""
+        again: tuple[Published, ...] = ()
+        while True:
+            try:
+                return (await self.worker.ask(OpenRequest(claim.body.round, chunk, again), OpenReply)).opening
+            except WorkerDied:
+                await asyncio.sleep(RETRY_S)
+            except AtollError:
+                # Perhaps a worker of an earlier life reduced it. Asked a second time, it cannot be opened.
+                if again or not (again := self._store.published(claim.body.round)):
+                    raise

@@ -6,9 +6,12 @@ What is final stays final, so a silent one that a final set holds is believed ag
 A proven liar is never believed again. A reducer that was reached and stays silent may be one, which does not open
 what it lied about. It is *distrusted*, for some rounds at first and twice as long each time. One that cannot be
 reached may just be gone, so only that Reduction is doubted.
+
+An honest one whose worker died opens the same chunk later, which a liar never can. So it is asked again, and
+believed at once.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +26,7 @@ from atoll.protocols.ledger.records import ReductionFault, Unanswered
 from atoll.protocols.ledger.reduction import Claim
 
 DISTRUST_ROUNDS = 64
-"""An honest reducer whose worker died between a Reduction and its openings reduces nothing for as long."""
+"""A liar that opens all but one chunk would lie in every fourth round if this were 4 rounds at first."""
 MOST_DOUBLINGS = 6
 
 
@@ -37,15 +40,19 @@ class Doubts:
     complaints: Complaints
     start_task: Callable[[Coroutine[Any, Any, None], str], object]
     last_final: Callable[[], int]
-    on_doubt: Callable[[Digest, frozenset[Digest]], None]
-    """Called with a doubted Reduction, and with all that are refuted with it."""
+    on_doubt: Callable[[Digest, frozenset[Digest], bool], None]
+    """Called with a doubted Reduction, all that are refuted with it, and whether by a proof."""
     on_cleared: Callable[[Digest, frozenset[Digest]], None]
     """Called with one that is believed again, and with all that are believed again with it."""
     on_event: Callable[[str, Claim], None]
     """Called with `reduction_wrong` or `reduction_silent`, for the event log."""
     _distrusted: dict[PeerId, BackOff] = field(default_factory=dict)
-    _reached: set[Digest] = field(default_factory=set)
-    """Reductions whose reducer was reached, and did not answer."""
+    _origins: dict[PeerId, Claim] = field(default_factory=dict)
+    """The Reduction by which each of them is distrusted."""
+    _unopened: dict[Digest, tuple[int, bool]] = field(default_factory=dict)
+    """The chunk of a Reduction that its reducer did not open, and whether it was reached."""
+    _asking: set[Digest] = field(default_factory=set)
+    """Reductions whose reducers are asked again now."""
     _liars: set[PeerId] = field(default_factory=set)
     _refuted: set[Digest] = field(default_factory=set)
     faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
@@ -70,9 +77,10 @@ class Doubts:
             self.condemn(claim.entry)
         elif distrust is not None and claim.body.round <= distrust.until:
             self._silence(claim.entry)
+            self.start_task(self._ask_again(self._origins[claim.author]), "opening")
         elif claim.body.previous in self._refuted:
             self._refuted.add(claim.entry)
-            self.on_doubt(claim.entry, frozenset([claim.entry]))
+            self.on_doubt(claim.entry, frozenset([claim.entry]), False)
 
     def add_fault(self, author: PeerId, fault: ReductionFault) -> None:
         """Check a reported fault at the next step."""
@@ -112,8 +120,8 @@ class Doubts:
     def on_unanswered(self, claim: Claim, chunk: int, was_reached: bool) -> None:
         """Complain about a reducer, unless the round is final: its worker has forgotten by then how it reduced."""
         if claim.body.round > self.last_final():
-            if was_reached:
-                self._reached.add(claim.entry)
+            before = self._unopened.get(claim.entry, (chunk, False))
+            self._unopened[claim.entry] = (chunk, was_reached or before[1])
             self.complaints.note_unanswered(claim, chunk)
 
     def on_silent(self, entry: Digest) -> None:
@@ -122,8 +130,9 @@ class Doubts:
         # Before the doubt itself, so that the event log names the cause first.
         self.on_event("reduction_silent", claim)
         self._doubt(entry)
-        if entry in self._reached:
+        if self._unopened[entry][1]:
             self._distrust(claim)
+        self.start_task(self._ask_again(claim), "opening")
 
     def _distrust(self, claim: Claim) -> None:
         before = self._distrusted.get(claim.author)
@@ -131,6 +140,7 @@ class Doubts:
             return
         # Its Reductions of the rounds that were planned meanwhile belong to this silence, and do not double it.
         first = claim.body.round + 1
+        self._origins[claim.author] = claim
         self._distrusted[claim.author] = longer(before, first, DISTRUST_ROUNDS, MOST_DOUBLINGS)
         for other in list(self.ledger.claims.values()):
             if other.author == claim.author and other.body.round >= first:
@@ -143,13 +153,25 @@ class Doubts:
 
     def acquit(self, names: tuple[Digest, ...]) -> None:
         """These Reductions are final. What was silent among them, and what continues it, counts again."""
+        for author in [author for author, claim in self._origins.items() if claim.entry in names]:
+            names += self._forgive(author)
+        self._believe(names)
+
+    def _forgive(self, author: PeerId) -> tuple[Digest, ...]:
+        """End the distrust of a reducer. Returns its Reductions that nothing else is held against."""
+        del self._origins[author], self._distrusted[author]
+        silent = [entry for entry in self.complaints.silent if self.complaints.has_answered(entry)]
+        return tuple(entry for entry in silent if self.ledger.claims[entry].author == author)
+
+    def _believe(self, names: Iterable[Digest]) -> None:
         for entry in names:
             if entry in self.complaints.silent:
                 self.complaints.silent.discard(entry)
                 # What is doubted for another reason stays so.
                 cleared = tainted(self.ledger.claims, [entry]) - tainted(self.ledger.claims, self.bad)
                 self._refuted -= cleared
-                self.on_cleared(entry, cleared)
+                if entry in cleared:
+                    self.on_cleared(entry, cleared)
 
     def forget(self, before: int) -> None:
         """Forget the rounds before this one, whose payloads are dropped."""
@@ -158,17 +180,17 @@ class Doubts:
         self.complaints.forget(before)
         self.complaints.silent &= self.ledger.claims.keys()
         self._refuted &= self.ledger.claims.keys()
-        self._reached &= self.ledger.claims.keys()
+        self._unopened = {entry: one for entry, one in self._unopened.items() if entry in self.ledger.claims}
 
-    def _doubt(self, entry: Digest) -> None:
+    def _doubt(self, entry: Digest, is_proven: bool = False) -> None:
         refuted = tainted(self.ledger.claims, [entry])
         self._refuted |= refuted
-        self.on_doubt(entry, refuted)
+        self.on_doubt(entry, refuted, is_proven)
 
     async def _check_fault(self, author: PeerId, fault: ReductionFault) -> None:
         if not await self.reports.check(author, fault):
             return
-        self._doubt(fault.reduction)
+        self._doubt(fault.reduction, is_proven=True)
         claim = self.ledger.claims.get(fault.reduction)
         if claim is not None:
             self.on_event("reduction_wrong", claim)
@@ -181,6 +203,21 @@ class Doubts:
         for claim in theirs:
             if claim.body.round > self.last_final() and claim.entry not in self.reports.wrong:
                 self.condemn(claim.entry)
+
+    async def _ask_again(self, claim: Claim) -> None:
+        """Believe a Reduction, and its reducer, once what was not opened of it is."""
+        # One at a time: an author may write many Reductions, and each makes this node ask.
+        if claim.entry in self._asking or claim.entry not in self._unopened:
+            return  # one that was forgotten, as its payload, cannot be opened any more
+        self._asking.add(claim.entry)
+        try:
+            opens = await self.auditor.opens_now(claim, self._unopened[claim.entry][0])
+        finally:
+            self._asking.discard(claim.entry)
+        if opens:
+            self.complaints.note_opened(claim.entry)
+            is_origin = self._origins.get(claim.author) == claim
+            self._believe((claim.entry, *(self._forgive(claim.author) if is_origin else ())))
 
     async def _check_complaint(self, author: PeerId, claim: Claim, chunk: int) -> None:
         if await self.auditor.open(claim, chunk) == Outcome.ANSWERED:

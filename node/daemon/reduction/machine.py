@@ -72,7 +72,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True)
 class Righted:
-    """A Reduction of an earlier round that counted as wrong is in that round's final set."""
+    """A Reduction that counted as wrong is in its round's final set, or was opened at last."""
 
     entry: Digest
 

@@ -5,7 +5,11 @@ reducer enters. Who was proven to lie, or answers nobody, misses final sets; it 
 time (truncated binary exponential back-off). A Reduction in a final set clears the member.
 
 If finality is slow, a round may close before the final set that names its reducers is known. Then nobody reduces,
-or only those that closed it last. So a set counts misses only if at least half of its reducers are in it.
+or only those that closed it last. So a set counts misses if at least half of its reducers are in it.
+
+Where slices are far fewer than members, mute liars may be more than half of the reducers. So misses count, too, if
+most contributions say that their authors knew the reducers: from the second such round in a row on, because one
+liar that proposes a set may leave out the Reductions of a round.
 """
 
 from collections.abc import Collection, Mapping
@@ -19,7 +23,7 @@ MOST_DOUBLINGS = 5
 
 
 class BackOff(NamedTuple):
-    """A member that is done without up to round `until`, `times` in a row."""
+    """A member that is done without up to round `until`, `times` in a row; 0: it is suspected only."""
 
     times: int
     until: int
@@ -48,11 +52,13 @@ def after(
     reducers: Collection[PeerId],
     present: Collection[PeerId],
     gap: int,
+    *,
+    is_known: bool = False,
 ) -> dict[PeerId, BackOff]:
     """Return the misses after round `number` became final.
 
     `reducers` were to reduce it, and the Reductions of `present` are in its final set. `gap` rounds lie between a
-    final set and the round whose reducers it names.
+    final set and the round whose reducers it names. `is_known`: by its contributions most members knew them.
     """
     found = dict(misses)
     # A liar that proposes its late Reduction, in a round that the others closed without a plan, would else be the
@@ -66,8 +72,10 @@ def after(
         # One Reduction that counts is enough: a reducer that was away is no worse than any other.
         if peer in present:
             found.pop(peer, None)
-        elif counts_misses:
+        elif counts_misses or (is_known and before is not None):
             found[peer] = longer(before, number, gap, MOST_DOUBLINGS)
+        elif is_known:
+            found[peer] = BackOff(0, number - 1)
     return found
 
 

@@ -1,7 +1,7 @@
 """The worker's requests about a set that is folded slice by slice."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.protocols.errors import CorruptFault, DecodeError, Superseded
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.reduction import Claim, Offer
-from atoll.protocols.local.worker_messages import Counted, Member, Slice
+from atoll.protocols.local.worker_messages import Counted, Member, Published, ReduceRequest, Slice
 from atoll.protocols.run.arena import Span
 
 A = TypeVar("A")
@@ -52,6 +52,32 @@ class SliceStore:
         payload = self.ledger.contribution(offer.entry).payload
         path = str(self.rows.store.path(offer.entry, span))
         return Member(entry=offer.entry, author=offer.author, weight=offer.weight, payload=payload, path=path)
+
+    def reduce_request(
+        self, number: Round, span: Span, offers: Sequence[Offer], before: Claim | None
+    ) -> ReduceRequest:
+        """Return what makes our Reduction of a round, which continues the one before."""
+        return ReduceRequest(
+            round=number,
+            span=span,
+            raw=tuple(self.raw_member(offer, span) for offer in offers),
+            roots=tuple(self.ledger.contribution(offer.entry).rows for offer in offers),
+            previous=before.body.round if before else -1,
+        )
+
+    def published(self, first: int) -> tuple[Published, ...]:
+        """Return our Reductions from round `first` on, the newest first, if what they were made of is here."""
+        claims = self.ledger.claims
+        mine = [one for one in claims.values() if one.author == self.ledger.me and one.body.round >= first]
+        found = []
+        for claim in sorted(mine, key=lambda claim: claim.body.round, reverse=True):
+            body, offers, before = claim.body, self.ledger.covered(claim), claims.get(Digest(claim.body.previous))
+            is_here = offers and self.net.has_blob(body.payload) and bool(body.previous) == (before is not None)
+            if is_here and all(self.rows.has(offer, body.span) for offer in offers):
+                ask = self.reduce_request(body.round, body.span, offers, before)
+                path = str(self.net.blob_path(body.payload))
+                found.append(Published(ask, path, body.kept, before.body.kept if before else b""))
+        return tuple(found)
 
     def _reduction(self, claim: Claim, weight: int) -> Member:
         payload = claim.body.payload

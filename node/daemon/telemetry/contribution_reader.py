@@ -12,10 +12,11 @@ from atoll.protocols.ledger.records import (
     AuditedContribution,
     Contribution,
     PartContribution,
+    PlannedContribution,
     SlicedContribution,
 )
 
-KINDS = (Contribution, PartContribution, SlicedContribution, AuditedContribution)
+KINDS = (Contribution, PartContribution, SlicedContribution, PlannedContribution, AuditedContribution)
 """The ledger finds entries by their exact kind."""
 AUTHORS_MAX = 256
 """Most authors that are shown of one round."""

@@ -1,21 +1,15 @@
-"""A reducer's error feedback along the chain of its Reductions, the data that opens them, and the check of an
-opening.
+"""A reducer's error feedback along the chain of its Reductions, and the data that opens them."""
 
-Anybody can open chunks of a reduction and compute it again. There are three endings: the opening does not fit
-the signed roots (DecodeError: blame who sent it, nothing is proven); it fits and the chunk is right; or it fits
-and the chunk is wrong: then opening and entries together are a proof.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from atoll.node.learning.reduction.packing import packed, unpacked
+from atoll.node.learning.reduction.packing import packed
 from atoll.node.learning.reduction.reducing import (
     Arithmetic,
     ReducerErrorFeedback,
+    Weighted,
     decode_rows,
     kept_leaves,
     minus,
@@ -23,13 +17,12 @@ from atoll.node.learning.reduction.reducing import (
     nothing_kept,
     reduce_rows,
 )
-from atoll.protocols.errors import DecodeError, LocalFault
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.records import Entry, Reduction, SlicedContribution, decode_entry, set_digest
-from atoll.protocols.ledger.reduction import FaultProof, Offer, Opening, ReductionRules, opened_span
-from atoll.protocols.ledger.rows import RowPart, RowTree, checked_rows, cut_rows
-from atoll.protocols.merkle import check_path, levels_of, path_of
-from atoll.protocols.run.arena import CHUNK, Span
+from atoll.protocols.ledger.reduction import Offer, Opening, ReductionRules, opened_span
+from atoll.protocols.ledger.rows import RowPart, RowTree
+from atoll.protocols.merkle import levels_of, path_of
+from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout
 
 
@@ -61,6 +54,18 @@ class ChainEnd(NamedTuple):
     levels: list[list[Digest]]
 
 
+class Claimed(NamedTuple):
+    """What a published reduction says of itself."""
+
+    span: Span
+    previous: bytes
+    """Name of the reduction that it continues; empty: it began with zeros."""
+    began: bytes
+    """Root of the error feedback that it began with; empty: zeros."""
+    kept: bytes
+    """Root of the error feedback that remains."""
+
+
 class Reducer:
     """One node's reductions, in order, under names of the caller's choice; each can be opened until forgotten."""
 
@@ -69,31 +74,79 @@ class Reducer:
         self._arithmetic = arithmetic
         self._made: dict[bytes, Made] = {}
         self._last: ChainEnd | None = None
+        self._dropped: ChainEnd | None = None
+        self._before: ChainEnd | None = None
+        """What the last reduction of an earlier life began with."""
 
     @property
     def last(self) -> ChainEnd | None:
         """The end of the chain, to be saved; None: the next reduction begins with zeros."""
         return self._last
 
-    def restore(self, name: bytes, left: ReducerErrorFeedback) -> None:
-        """Go on from a saved end of the chain. Earlier reductions cannot be opened any more."""
-        self._last = ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096)))
+    @property
+    def before_last(self) -> ChainEnd | None:
+        """What the last reduction began with, if its slice had moved: the end alone does not show it then."""
+        made = self._made.get(self._last.name) if self._last is not None else None
+        if made is None:
+            return self._before
+        moved = made.previous and made.began.span != made.span
+        return ChainEnd(made.previous, made.began, made.previous_levels) if moved else None
+
+    def restore(self, *saved: tuple[bytes, ReducerErrorFeedback]) -> None:
+        """Go on from a saved end of the chain, and what it began with. What was reduced is to be made again."""
+        ends = [ChainEnd(name, left, levels_of(kept_leaves(left.values_C4096))) for name, left in saved]
+        self._last, self._before = ends[0], ends[1] if len(ends) > 1 else None
 
     def drop(self) -> None:
-        """Forget the error feedback: the next reduction begins with zeros."""
-        self._last = None
+        """The next reduction begins with zeros. What the chain ended with may still show how it came about."""
+        self._dropped, self._last = self._last or self._dropped, None
 
     def reduce(self, span: Span, rows: Mapping[Offer, RowPart]) -> tuple[Made, ReducerErrorFeedback | None]:
         """The reduction of these rows; and error feedback to hand back, None where the slice is as before."""
         before = self._last
-        began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
+        made, rest = self._make(before, span, rows)
+        return made, rest if before is not None and before.left.span != span else None
+
+    def make_again(self, name: bytes, rows: Mapping[Offer, RowPart], payload: bytes, *, claim: Claimed) -> None:
+        """Make a published reduction of an earlier life again, so that it can be opened. Raises LocalFault.
+
+        Its chain must be known before it, or after it: what it began with is what remained, less what came in.
+        """
+        span, previous = claim.span, claim.previous
+        ends = self._ends()
+        before, end = ends.get(previous), ends.get(name)
+        if before is None and previous and end is not None and end.left.span == span:
+            index, q = self._arithmetic.decode(payload, span.chunks, self._rules.reduced_k)
+            values = end.left.values_C4096.to(torch.int64).scatter_add_(1, index, q)
+            values -= self._arithmetic.weighted_mean(self._members(rows), self._rules.floor_256)
+            began = values.to(torch.int32)
+            before = ChainEnd(previous, ReducerErrorFeedback(span, began), levels_of(kept_leaves(began)))
+        if before is None and previous:
+            raise LocalFault("what that Reduction began with is not known")
+        made, _ = self._make(before, span, rows)
+        # Another opening than the published one would look like the fault of this node.
+        root = made.previous_levels[-1][0] if previous else b""
+        if (made.payload, made.kept_root, root) != (payload, claim.kept, claim.began):
+            raise LocalFault("that Reduction cannot be made again")
+        self._made[name] = made
+
+    def _ends(self) -> dict[bytes, ChainEnd]:
+        """Every end of a chain that is known, by the name of the reduction that left it."""
+        known = [end for end in (self._last, self._dropped, self._before) if end is not None]
+        began = [ChainEnd(made.previous, made.began, made.previous_levels) for made in list(self._made.values())]
+        return {end.name: end for end in (*began, *known) if end.name}
+
+    def _members(self, rows: Mapping[Offer, RowPart]) -> list[Weighted]:
         # By entry id: the sums need no order, but an opening lists the rows in this one.
-        offers = sorted(rows)
-        members = [
-            (offer.weight, *decode_rows(rows[offer].rows, self._rules.k, self._arithmetic)) for offer in offers
-        ]
+        part_of = self._rules.k, self._arithmetic
+        return [(offer.weight, *decode_rows(rows[offer].rows, *part_of)) for offer in sorted(rows)]
+
+    def _make(
+        self, before: ChainEnd | None, span: Span, rows: Mapping[Offer, RowPart]
+    ) -> tuple[Made, ReducerErrorFeedback | None]:
+        began, rest = (nothing_kept(span), None) if before is None else moved(before.left, span)
         payload, after = reduce_rows(
-            began.values_C4096, members, self._rules.reduced_k, self._rules.floor_256, self._arithmetic
+            began.values_C4096, self._members(rows), self._rules.reduced_k, self._rules.floor_256, self._arithmetic
         )
         made = Made(
             span=span,
@@ -104,9 +157,9 @@ class Reducer:
             left=ReducerErrorFeedback(span, after),
             previous=b"" if before is None else before.name,
             previous_levels=[] if before is None else before.levels,
-            raw=tuple(rows[offer] for offer in offers),
+            raw=tuple(rows[offer] for offer in sorted(rows)),
         )
-        return made, rest if before is not None and before.left.span != span else None
+        return made, rest
 
     def published(self, name: bytes, made: Made) -> None:
         """`made` was published under this name; the next reduction goes on from it."""
@@ -133,7 +186,7 @@ class Reducer:
         span = opened_span(made.span, chunk)
         place, k = span.start - made.span.start, self._rules.k
         rows, rows_path = made.tree.part(Span(place, place + span.chunks))
-        known = _known_before(made.began.span if made.previous_levels else None, span)
+        known = known_before(made.began.span if made.previous_levels else None, span)
         at = known.start - made.began.span.start
         return Opening(
             span=span,
@@ -149,6 +202,8 @@ class Reducer:
     def forget(self, name: bytes) -> None:
         """Drop the data that opens a reduction, because its round is final. The chain goes on."""
         self._made.pop(name, None)
+        if self._before is not None and name > self._before.name:
+            self._before = None
 
     def _of(self, entry: bytes) -> Made:
         made = self._made.get(entry)  # one look: openings are made in a thread, and the round may become final
@@ -157,96 +212,9 @@ class Reducer:
         return made
 
 
-def _known_before(before: Span | None, span: Span) -> Span:
+def known_before(before: Span | None, span: Span) -> Span:
     """The chunks of `span` that the slice before had, if there was one: the others began with zeros."""
     if before is None:
         return Span(span.start, span.start)
     start = min(max(span.start, before.start), span.stop)
     return Span(start, max(start, min(span.stop, before.stop)))
-
-
-def proves_fault(proof: FaultProof, rules: ReductionRules, arithmetic: Arithmetic) -> bool:
-    """Whether the proof shows a wrong Reduction. Raises DecodeError or SignatureFault if it does not fit."""
-    claim = decode_entry(proof.reduction, rules.run)
-    if not isinstance(claim.body, Reduction):
-        raise DecodeError("fault proof: its first entry is no Reduction")
-    offers = [decode_entry(data, rules.run) for data in proof.contributions]
-    before = decode_entry(proof.previous, rules.run) if proof.previous else None
-    _check_links(claim, claim.body, offers, before)
-    bodies = [offer.body for offer in offers if isinstance(offer.body, SlicedContribution)]
-    previous = before.body if before is not None and isinstance(before.body, Reduction) else None
-    began = _checked(claim.body, previous, bodies, proof.opening, rules)
-    return not is_right(proof.opening, bodies, began, rules, arithmetic)
-
-
-def is_right(
-    opening: Opening,
-    contributions: Sequence[SlicedContribution],
-    began: Tensor,
-    rules: ReductionRules,
-    arithmetic: Arithmetic,
-) -> bool:
-    """Whether the chunks, computed again from what went in, are what came out. The paths were checked.
-
-    `began`: int32 `[chunks, 4096]`, the error feedback before the round.
-    """
-    members = [
-        (body.weight, *decode_rows(rows, rules.k, arithmetic))
-        for body, (rows, _) in zip(contributions, opening.raw, strict=True)
-    ]
-    payload, after = reduce_rows(began, members, rules.reduced_k, rules.floor_256, arithmetic)
-    rows = b"".join(cut_rows(payload, Layout("sparse2", len(began), rules.reduced_k)))
-    return rows == opening.rows and tuple(kept_leaves(after)) == opening.after
-
-
-def _check_links(claim: Entry, body: Reduction, offers: Sequence[Entry], before: Entry | None) -> None:
-    """Raise DecodeError unless these are the entries that the Reduction is about."""
-    # Rising and without duplicates, as the digest of a set is defined: one set has one list.
-    names = [offer.id for offer in offers]
-    if names != sorted(set(names)) or set_digest(names) != body.members:
-        raise DecodeError("fault proof: other contributions than those that the Reduction covers")
-    if any(not isinstance(offer.body, SlicedContribution) or offer.body.round != body.round for offer in offers):
-        raise DecodeError("fault proof: an entry is no sliced contribution to the round")
-    if (before.id if before is not None else b"") != body.previous:
-        raise DecodeError("fault proof: another Reduction before than the one that is named")
-    if before is not None and (not isinstance(before.body, Reduction) or before.author != claim.author):
-        raise DecodeError("fault proof: the entry before is no Reduction of the author")
-
-
-def _checked(
-    body: Reduction,
-    previous: Reduction | None,
-    contributions: Sequence[SlicedContribution],
-    opening: Opening,
-    rules: ReductionRules,
-) -> Tensor:
-    """The error feedback before, int32 `[chunks, 4096]`. Raises DecodeError unless all is under a signed root."""
-    span, whole = opening.span, body.span
-    if not whole.holds(span.start) or span != opened_span(whole, span.start) or whole.stop > rules.chunks:
-        raise DecodeError("opening: other chunks than are opened together")
-    if len(opening.raw) != len(contributions) or len(opening.after) != span.chunks:
-        raise DecodeError("opening: not as many rows as contributions, or leaves as chunks")
-    for contribution, (rows, path) in zip(contributions, opening.raw, strict=True):
-        checked_rows(contribution.rows, rules.chunks, rules.k, span, rows, path)
-    place = span.start - whole.start
-    here = Span(place, place + span.chunks)
-    checked_rows(body.rows, whole.chunks, rules.reduced_k, here, opening.rows, opening.rows_path)
-    check_path(body.kept, whole.chunks, place, opening.after, opening.after_path)
-    return _checked_before(previous, opening)
-
-
-def _checked_before(previous: Reduction | None, opening: Opening) -> Tensor:
-    # The reducer begins with zeros on chunks that its last slice did not have: there is nothing to show then.
-    span, began = opening.span, torch.zeros((opening.span.chunks, CHUNK), dtype=torch.int32)
-    known = _known_before(previous.span if previous is not None else None, span)
-    if len(opening.before) != known.chunks:
-        raise DecodeError("opening: error feedback of other chunks than the slice before has")
-    if previous is None or not known.chunks:
-        if opening.before_path:
-            raise DecodeError("opening: a path to nothing")
-        return began
-    at = known.start - span.start
-    began[at : at + known.chunks] = torch.stack([unpacked(data) for data in opening.before])
-    leaves, place = kept_leaves(began[at : at + known.chunks]), known.start - previous.span.start
-    check_path(previous.kept, previous.span.chunks, place, leaves, opening.before_path)
-    return began

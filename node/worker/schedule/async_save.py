@@ -244,7 +244,7 @@ class WorkerState:
             self._load_final(found)
         # What our Reductions left out was of the rounds of that chain: their authors have it back.
         if self.slices is not None and not leaves:
-            self.slices.load(body.kept, found.tensors.get("kept"), body.final)
+            self.slices.load(body.kept, found.tensors, body.final)
         self.rounds.steps_taken = body.steps
         self.learner.set_trained_experts(experts_among(found.tensors, self.spec))
         weights = self.learner.weights

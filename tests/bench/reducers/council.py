@@ -26,6 +26,7 @@ from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
     Body,
     Entry,
+    PlannedContribution,
     Reduction,
     ReductionFault,
     SlicedContribution,
@@ -50,6 +51,8 @@ class Lie:
     """Chunks of its slice that are wrong, the first ones; None: all."""
     is_mute: bool
     """Whether it opens only what is right."""
+    asleep: range = range(0)
+    """Rounds during which it opens nothing."""
 
 
 class Member:
@@ -80,7 +83,7 @@ class Member:
             complaints=Complaints(self.peer, self.publish, lambda entry: self.doubts.on_silent(entry)),
             start_task=lambda task, _: self.tasks.append(task),
             last_final=lambda: council.number - 1,
-            on_doubt=lambda _, refuted: self.doubted.update(refuted),
+            on_doubt=lambda _, refuted, __: self.doubted.update(refuted),
             on_cleared=lambda _, cleared: self.doubted.difference_update(cleared),
             on_event=lambda *_: None,
         )
@@ -89,6 +92,8 @@ class Member:
 
     async def ask_peer(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
         ask = codec.decode(question, OpeningAsk)
+        if peer == self.council.liar.peer and self.council.number in self.council.lie.asleep:
+            return b""
         if peer == self.council.liar.peer and self.council.lie.is_mute and self.council.is_wrong(ask):
             return b""
         span = Span(ask.chunk, ask.chunk + 1)
@@ -188,7 +193,8 @@ class Council:
         """One round: contributions, Reductions, audits and complaints, the final set."""
         offers = []
         for member in self.members:
-            body = SlicedContribution(Round(self.number), NOTHING, NOTHING, 1, 1, 64, 1.0, rows=NOTHING)
+            kind = PlannedContribution if member.ledger.plan(self.number).reducers else SlicedContribution
+            body = kind(Round(self.number), NOTHING, NOTHING, 1, 1, 64, 1.0, rows=NOTHING)
             offers.append(member.publish(body).id)
         self._deliver()
         claims = [claim for member in self.members if (claim := self._reduce(member)) is not None]
@@ -252,6 +258,7 @@ def rounds_counted(council: Council, rounds: int) -> list[int]:
     return [number - first for number in council.counted]
 
 
-def shipped(members: int) -> ReduceSpec:
+def shipped(members: int, sample_256: int = ReduceSpec().sample_256) -> ReduceSpec:
     """The presets' settings; runs of few members are reduced as if they were large."""
-    return msgspec.structs.replace(ReduceSpec(), above=min(ReduceSpec().above, members - 1))
+    above = min(ReduceSpec().above, members - 1)
+    return msgspec.structs.replace(ReduceSpec(), above=above, sample_256=sample_256)

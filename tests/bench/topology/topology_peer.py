@@ -9,7 +9,8 @@ from typing import Any, Literal, Protocol, TypeVar
 import msgspec
 
 from atoll.node.daemon.reduction import machine as rounds
-from atoll.node.learning.reduction.reducer import Made, Reducer, proves_fault
+from atoll.node.learning.reduction.judging import proves_fault
+from atoll.node.learning.reduction.reducer import Made, Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
 from atoll.node.worker.reduction_work import ARITHMETIC
 from atoll.p2p.gossip.gossip import Gossip

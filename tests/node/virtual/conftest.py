@@ -231,7 +231,7 @@ class FakeWorker:
         load = lambda path: memoryview(Path(path).read_bytes())  # noqa: E731
         self.slices = SliceWork(rules, self.spec.outer.alpha_256, load, self.folder)
         if old is not None:
-            self.slices.load(old.words(), old.tensors().get("kept"), self.final)
+            self.slices.load(old.words(), old.tensors(), self.final)
 
     @property
     def layout(self) -> Layout:

@@ -1,10 +1,12 @@
 """Whole nodes beside a reducer that lies and does not open its lies: its slice is raw, and it loses its place."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.ledger.records import Unanswered
+from atoll.protocols.ledger.records import PlannedContribution, Unanswered
 from atoll.protocols.run.slices import ReduceSpec
 
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
@@ -44,6 +46,39 @@ def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, 
                 assert trusted.why == ""
                 assert silent.why == f"no Reduction of it counts up to round {silent.distrusted_until}"
                 assert silent.distrusted_until >= 13 - 1 or node is mute
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("dies", ["worker", "node"])
+def test_a_reducer_that_dies_between_a_reduction_and_its_openings_keeps_its_place(world, dies):
+    """The next worker makes it again, and opens what was asked for."""
+
+    async def story() -> None:
+        async with world(12, 4, reduce=replace(CAREFUL, gap=4)) as w:
+            for number in range(4):
+                w.start(number)
+            victim = w.nodes[1]
+            await w.until(lambda: victim.driver is not None and victim.driver.reducer.ledger.ours(5), look_s=0.02)
+            if dies == "worker":
+                await victim.crash_worker(15.0)
+            else:
+                await w.kill(1)
+                await asyncio.sleep(8.0)
+                w.start(1)
+            await w.until(w.all_final)
+            w.check_agreement()
+            ledger = w.nodes[0].driver.reducer.ledger
+            for number in range(4, 12):
+                plan = ledger.plan(number)
+                assert plan.reducers, number
+                assert len(plan.reducers) == len(plan.authors), "nobody is passed over"
+                work = [ledger.entries[offer.entry].body for offer in ledger.offers(number)]
+                assert all(isinstance(body, PlannedContribution) for body in work), "finality was quick"
+            events = [(node.home / "events.jsonl").read_text() for node in w.nodes.values()]
+            assert any("reduction_silent" in each for each in events) == (dies == "worker")
+            for node in w.nodes.values():
+                assert not any(node.driver.view().standings.of(other.peer)[0].why for other in w.nodes.values())
 
     run_virtual(story())
 

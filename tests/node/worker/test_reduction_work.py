@@ -14,10 +14,11 @@ import torch
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter, frame, read_frame
 from atoll.node.worker.loop import Worker
+from atoll.node.worker.reduction_work import OPENABLE
 from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.node.worker.session import Session
 from atoll.protocols import codec
-from atoll.protocols.errors import CorruptFault, DecodeError
+from atoll.protocols.errors import CorruptFault, DecodeError, LocalFault
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.reduction import RowsAnswer
 from atoll.protocols.ledger.rows import RowTree
@@ -30,6 +31,7 @@ from atoll.protocols.local.worker_messages import (
     Member,
     OpenRequest,
     Pending,
+    Published,
     ReduceReply,
     ReduceRequest,
     ReplyEnvelope,
@@ -76,9 +78,11 @@ class Pair:
         path.write_bytes(codec.encode(RowsAnswer(*tree.part(span))))
         return msgspec.structs.replace(whole, path=str(path))
 
-    def reduce(self, number: int, previous: int = -1) -> ReduceReply:
-        ask = ReduceRequest(Round(number), HALVES[0], self.raw(HALVES[0]), self.roots, previous)
-        done = self.mine.ask(ask)
+    def ask(self, number: int, previous: int = -1, span: Span = HALVES[0]) -> ReduceRequest:
+        return ReduceRequest(Round(number), span, self.raw(span), self.roots, previous)
+
+    def reduce(self, number: int, previous: int = -1, span: Span = HALVES[0]) -> ReduceReply:
+        done = self.mine.ask(self.ask(number, previous, span))
         assert isinstance(done, ReduceReply)
         blob = self.root / done.payload.hex()
         shutil.copy(done.path, blob)
@@ -174,6 +178,85 @@ def test_an_opening_is_given_and_a_proof_of_something_else_refused(pair, tmp_pat
     (tmp_path / "proof").write_bytes(b"\x90")
     with pytest.raises(DecodeError):
         pair.mine.ask(JudgeRequest(str(tmp_path / "proof"), Digest(bytes(32))))
+
+
+def published(pair: Pair, asks: list[tuple[ReduceRequest, ReduceReply]]) -> tuple[Published, ...]:
+    """What the daemon knows of our Reductions, of which each continues the one before; the newest first."""
+    began = [b"", *(done.kept for _, done in asks)]
+    return tuple(
+        Published(ask, done.path, done.kept, before) for (ask, done), before in zip(asks, began, strict=False)
+    )[::-1]
+
+
+@pytest.mark.parametrize("final", [False, True], ids=["open", "missed"])
+def test_a_worker_of_the_next_life_opens_what_the_one_before_reduced(pair, final):
+    """Each by what remained after it; also once their rounds became final without them."""
+    made = []
+    for number in range(2):
+        pair.train(number)
+        made.append((pair.ask(number, number - 1), pair.reduce(number, number - 1)))
+        pair.mine.ask(FoldRequest(Round(number), (), pair.slices(made[-1][1])))
+    openings = [pair.mine.ask(OpenRequest(Round(number), 3)) for number in range(2)]
+    pair.mine.restart()
+    with pytest.raises(LocalFault):
+        pair.mine.ask(OpenRequest(Round(0), 3))
+    for number in range(2) if final else ():
+        pair.mine.ask(FinalizeRequest(Round(number), (), pair.slices(None)))
+    again = published(pair, made)
+    assert pair.mine.ask(OpenRequest(Round(1), 3, again)) == openings[1]
+    assert pair.mine.ask(OpenRequest(Round(0), 3, again)) == openings[0]
+    assert pair.mine.ask(OpenRequest(Round(0), 3)) == openings[0], "it is made again once"
+
+
+def test_a_worker_of_a_later_life_opens_what_was_reduced_when_the_slice_had_moved(pair):
+    """What remains does not show what the chunks held that are another's now: it is saved with it."""
+    pair.train(0)
+    first = (pair.ask(0), pair.reduce(0))
+    pair.mine.ask(FinalizeRequest(Round(0), (), pair.slices(first[1])))
+    pair.other.ask(FinalizeRequest(Round(0), (), pair.slices(first[1])))
+    pair.train(1)
+    moved = Span(2, 7)
+    second = (pair.ask(1, 0, moved), pair.reduce(1, 0, moved))
+    opening = pair.mine.ask(OpenRequest(Round(1), 3))
+    for _ in range(2):
+        pair.mine.restart()
+    assert pair.mine.ask(OpenRequest(Round(1), 3, published(pair, [first, second])[:1])) == opening
+
+
+@pytest.mark.parametrize("wrong", ["kept", "began", "path", "rows"])
+def test_what_cannot_be_made_again_exactly_is_not_opened(pair, wrong):
+    """The opening of something else than was published is a fault of this node."""
+    made = []
+    for number in range(2):
+        pair.train(number)
+        made.append((pair.ask(number, number - 1), pair.reduce(number, number - 1)))
+        pair.mine.ask(FoldRequest(Round(number), (), pair.slices(made[-1][1])))
+    pair.mine.restart()
+    newest, first = published(pair, made)
+    change = {
+        "kept": {"kept": newest.began},
+        "began": {"began": newest.kept},
+        "path": {"path": first.path},
+        "rows": {"ask": msgspec.structs.replace(first.ask, round=Round(1), previous=0)},
+    }[wrong]
+    with pytest.raises(LocalFault):
+        pair.mine.ask(OpenRequest(Round(1), 3, (msgspec.structs.replace(newest, **change),)))
+
+
+def test_a_reduction_that_missed_its_set_is_opened_for_some_rounds_and_one_that_counts_is_not(pair):
+    opened = []
+    for number in range(OPENABLE + 3):
+        pair.train(number)
+        done = pair.reduce(number)
+        is_named = number != 1
+        for home in (pair.mine, pair.other):
+            home.ask(FinalizeRequest(Round(number), (), pair.slices(done if is_named else None)))
+        for at in (number, 1):
+            try:
+                opened.append((number, at, bool(pair.mine.ask(OpenRequest(Round(at), 3)).opening)))
+            except LocalFault:
+                continue
+    assert {(number, at) for number, at, _ in opened} == {(number, 1) for number in range(1, OPENABLE + 1)}
 
 
 def test_an_opening_does_not_wait_for_the_end_of_a_step(pair, monkeypatch):

@@ -3,6 +3,7 @@
 Node and helpers are those of test_finality.py: round 1, four deciders, three votes make it final.
 """
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -365,6 +366,26 @@ def test_two_reducers_that_are_silent_to_some_delay_a_round_by_few_attempts():
                             other.hear(me, action.body)
     votes = [vote for node in nodes.values() for vote in node.votes()]
     assert max(vote.ballot.attempt for vote in votes) == 8
+
+
+@pytest.mark.parametrize("is_proven", [False, True], ids=["silent", "proven"])
+def test_a_free_ballot_gets_no_vote_for_a_proven_lie_in_one_attempt_of_each_voter(is_proven):
+    """Silence is an opinion, and stops a few; about a proof all honest voters agree."""
+    deciders = peers(12)
+    me, lie = deciders[-1], Reduction(Round(1), Span(0, 1), b"\x0f", (), *[digest(b"of the lie")] * 4, b"")
+    refused = []
+    for attempt in (6, 7, 8, 9, 10, 12, 13):
+        node = Voter(deciders, me).close(*deciders)
+        node.state = replace(node.state, attempt=attempt)
+        owner, named_too = owner_of(deciders, attempt), node.hear(deciders[1], lie)
+        node.feed(EntryPayloadHeld(named_too), ReductionRefuted(named_too, is_proven))
+        ballot = Ballot(attempt, owner)
+        node.hear(owner, Prepare(Round(1), ballot))
+        for peer in deciders[:-1]:
+            node.hear(peer, Promise(Round(1), ballot, ()))
+        node.hear(owner, propose(tuple(sorted((*named(*deciders), named_too))), owner, attempt))
+        refused += [] if ballot in [vote.ballot for vote in node.votes()] else [attempt]
+    assert refused == ([6, 7, 8, 9, 10] if is_proven else [6, 7])
 
 
 def test_a_later_ballot_that_is_bound_gets_a_vote_for_a_reduction_that_is_not_believed():

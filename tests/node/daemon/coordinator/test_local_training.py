@@ -114,6 +114,7 @@ class Rig:
             assets=SimpleNamespace(prepare=self.prepare),
             verdicts=lambda: None,
             applied=lambda: Round(-1),
+            is_reduced=lambda number: False,
         )
 
     async def prepare(self, turn, experts, report):

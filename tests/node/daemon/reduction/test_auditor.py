@@ -141,3 +141,35 @@ def test_two_questions_about_one_chunk_have_a_file_each(small, tmp_path):
     assert asyncio.run(story()) == [Outcome.ANSWERED] * 2
     assert len(found) == 2
     assert not list(tmp_path.glob("*.proof"))
+
+
+def test_a_reducer_asked_again_opens_as_much_as_each_member_draws(small, tmp_path):
+    """Else one that is silent at first would be asked for one chunk only, and that one may be right."""
+    world = small.world
+    claim = world.reduce(1, small.offers)
+    ledger = ReductionLedger(world.peers[0], world.rules, ReduceSpec(above=1, gap=2, k=16, sample_256=1 << 16))
+    for entry in world.entries.values():
+        ledger.add(entry)
+    ledger._plans[0] = world.plan
+    asked = []
+
+    class Silent(Net):
+        async def ask_peer(self, peer, question, cap):
+            asked.append(question)
+            return opening(claim.body.span.start) if len(asked) <= self.answer else b""
+
+    async def right(*_):
+        return JudgeReply(False)
+
+    def opens(answers):
+        asked.clear()
+        auditor = ReducerAuditor(
+            net=Silent(answers), ledger=ledger, spool=tmp_path, ask=right, publish=None, on_fault=None,
+            on_unanswered=lambda *one: None, patience_s=lambda: 5.0, rng=random.Random(1),
+        )  # fmt: skip
+        auditor.net.reducer = claim.author
+        return asyncio.run(auditor.opens_now(claim, claim.body.span.start)), len(asked)
+
+    assert opens(2) == (True, 2)
+    assert opens(1) == (False, 2)
+    assert opens(0) == (False, 1)

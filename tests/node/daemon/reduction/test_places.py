@@ -70,6 +70,25 @@ def test_a_reduction_clears_its_member_whether_misses_count_or_not():
     assert after(missed, 5 + 2 * GAP, ("a", "b", "c", "d", "e"), {"a"}, GAP) == {}
 
 
+def test_a_round_whose_reducers_were_known_counts_misses_of_more_than_half_from_the_second_on():
+    """One liar that proposes a set may leave out the Reductions of its round."""
+    first = after({}, 5, PEERS, (), GAP, is_known=True)
+    assert passed_over(first, 5) == passed_over(first, 6) == set()
+    assert passed_over(after(first, 6, PEERS, ("a",), GAP, is_known=True), 6) == {"b", "c"}
+    assert after(first, 6, PEERS, PEERS, GAP, is_known=True) == {}, "a Reduction in a final set ends the row"
+    assert after(first, 6, PEERS, (), GAP) == first, "nobody knew the reducers"
+
+
+def test_mute_members_that_are_all_reducers_lose_their_places_whoever_they_are():
+    mute, misses, plans = {"a", "b", "c"}, {}, dict.fromkeys(range(GAP), PEERS)
+    for number in range(40):
+        reducers = plans[number]
+        misses = after(misses, number, reducers, {*reducers} - mute, GAP, is_known=True)
+        able = [peer for peer in (*PEERS, "d", "e", "f") if peer not in passed_over(misses, number)]
+        plans[number + GAP] = tuple(able[:3])
+    assert sum(bool(mute.intersection(plans[number])) for number in range(8, 40)) < 12
+
+
 @given(st.sets(st.tuples(st.sampled_from(PEERS), st.integers(0, 60))), st.integers(2, 9))
 def test_who_misses_nothing_is_always_named_and_nobody_is_passed_over_for_ever(missed, gap):
     named = history(60 + (gap << MOST_DOUBLINGS) + 2 * gap, lambda *one: one in missed, gap)

@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.packing import packed
-from atoll.node.learning.reduction.reducer import Reducer, proves_fault
+from atoll.node.learning.reduction.reducer import Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback, kept_leaves
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault, PeerFault
@@ -235,7 +236,7 @@ def test_a_reducer_goes_on_after_a_restart(small):
     world, reducer = small.world, small.world.reducers[2]
     world.reduce(2, small.offers)
     fresh = world.reducers[2] = Reducer(world.rules, PLAIN)
-    fresh.restore(reducer.last.name, reducer.last.left)
+    fresh.restore((reducer.last.name, reducer.last.left))
     offers = [world.offer(who, 1) for who in range(5)]
     claim = world.reduce(2, offers, 1)
     assert claim.body.previous == reducer.last.name
@@ -274,7 +275,8 @@ def test_an_opening_of_some_of_its_group_is_refused(world_of, monkeypatch):
     claim = world.reduce(1, offers)
     chunk = claim.body.span.start + 1
     with monkeypatch.context() as patched:
-        patched.setattr("atoll.node.learning.reduction.reducer.opened_span", lambda _, at: Span(at, at + 1))
+        for module in ("reducer", "judging"):
+            patched.setattr(f"atoll.node.learning.reduction.{module}.opened_span", lambda _, at: Span(at, at + 1))
         alone = world.reducers[1].open(claim.entry, chunk)
         assert not judged(world, claim, offers, chunk, alone)
     with pytest.raises(DecodeError, match="other chunks"):
