@@ -13,6 +13,7 @@ from torch import Tensor
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.encoding import encode_residual
 from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.kernels.compiled import fresh_like
 from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.rules.choice import KERNELS
 from atoll.node.learning.outer.rules.landing import Landing, landing_of
@@ -57,17 +58,17 @@ class Work:
 
     def __init__(self, chunks: int, device: str = "cpu") -> None:
         self.chunks = chunks
-        self.base = (_noise(chunks, 1, device).mul_(0.02 * 2**24)).to(torch.int32)
+        self.base = _owned((_noise(chunks, 1, device).mul_(0.02 * 2**24)).to(torch.int32))
         self.base_float = self.base.to(torch.float32).mul_(2.0**-24)
         self.local = self.base_float + _noise(chunks, 2, device).mul_(1e-3)
         self.residual = _noise(chunks, 3, device).mul_(1e-3)
         self.rival = self.residual.clone()
         self.target = torch.zeros_like(self.base_float)
         self.view = torch.zeros_like(self.base)
-        self.state = torch.cat([self.base, self.view])
-        self.next_state = torch.zeros_like(self.state)
-        self.two = torch.cat([self.base, self.view, self.view])
-        self.next_two = torch.zeros_like(self.two)
+        self.state = _owned(torch.cat([self.base, self.view]))
+        self.next_state = _owned(torch.zeros_like(self.state))
+        self.two = _owned(torch.cat([self.base, self.view, self.view]))
+        self.next_two = _owned(torch.zeros_like(self.two))
         self.payloads: list[bytes] = []
         self.sent: list[list[published.Sent]] = []
         self.limits: dict[str, Callable[[], object]] = {}
@@ -251,6 +252,11 @@ def sent_errors(values_C4096: Tensor, tensors: Sequence[slice], k: int) -> tuple
             theirs += float(((lookup[code.long()] - chosen) ** 2).sum())
     whole = float((values_C4096[sent] ** 2).sum())
     return float((left[sent] ** 2).sum()) / whole, theirs / whole
+
+
+def _owned(state: Tensor) -> Tensor:
+    """In such memory as a run's fold has its states."""
+    return state if state.device.type != "cpu" else fresh_like(state).copy_(state)
 
 
 def _noise(chunks: int, seed: int, device: str = "cpu") -> Tensor:
