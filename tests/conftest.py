@@ -24,10 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
 
-# A look of the collector at every 700 new objects is a tenth of the time of worlds of many nodes, which let few
-# cycles go. Reference counts free the rest at once, as ever.
-gc.set_threshold(10_000, 20, 20)
-
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts `make test &` like that, and every node of a test would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
