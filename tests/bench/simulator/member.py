@@ -89,7 +89,7 @@ class Member:
         self.finality = replace(self.finality, now=self.now())
         for entry in self.feeds.arrivals:
             self._feed_to_finality(entry)
-            if not isinstance(entry.body, Ack):  # an Ack alone moves nothing before the replay is over
+            if type(entry.body) is not Ack:  # an Ack alone moves nothing before the replay is over
                 self._drain()
         for entry in self.feeds.orphans.values():
             self._feed_to_finality(entry, is_orphan=True)
@@ -239,16 +239,17 @@ class Member:
             self._feed_to_round(entry)
 
     def _feed_to_finality(self, entry: FeedEntry, *, is_orphan: bool = False) -> None:
-        body, name = entry.body, entry.name
-        self._finality_events.append(finality_types.EntrySeen(name, entry.author, body, is_orphan))
-        if isinstance(body, Contribution):
-            self.known[name] = entry.author, body
+        seen = replace(entry.seen, is_orphan=True) if is_orphan else entry.seen
+        self._finality_events.append(seen)
+        body = entry.body
+        if type(body) is Contribution:
+            self.known[entry.name] = entry.author, body
             if body.payload in self.payloads:
-                self.post_finality(finality_types.EntryPayloadHeld(name))
+                self.post_finality(finality_types.EntryPayloadHeld(entry.name))
 
     def _feed_to_round(self, entry: FeedEntry) -> None:
         body = entry.body
-        if isinstance(body, Contribution) and body.round > self.finality.last_final:
+        if type(body) is Contribution and body.round > self.finality.last_final:
             held = body.payload in self.payloads
             self.post_round(round_types.ContributionSeen(entry.name, entry.author, body, held, self.now()))
 
