@@ -97,6 +97,9 @@ class Leases:
         if views != self._views:
             self._views = views
             self.live, self.lost = frozenset(views), lost_of(views)
+            if member.removals.has_any:
+                number, gone = self._own.round, member.removals.is_excluded
+                views = {peer: view for peer, view in views.items() if not gone(peer, number)}
             member.post_round(LeasesChanged(views, local))
 
     def _may_differ(self, peer: PeerId, lease: VirtualLease, now: float) -> bool:

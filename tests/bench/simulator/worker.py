@@ -203,10 +203,19 @@ class Worker:
         member = self.member
         self.applied, self.state = action.round, state
         epoch = next(part.epoch for part in reversed(member.finality.chain) if part.first <= action.round)
-        voters = member.finality.decided[action.round][0]
-        member.rows.append(
-            Row(member.clock.now, "final", action.round, epoch, action.contributions, state, voters=voters)
+        voted_out = member.finality.epochs.voted_out.items()
+        row = Row(
+            at=member.clock.now,
+            kind="final",
+            round=action.round,
+            epoch=epoch,
+            names=action.contributions,
+            state=state,
+            voters=member.finality.decided[action.round][0],
+            authors=frozenset(member.known[name][0] for name in action.contributions),
+            excluded=tuple(sorted(peer for peer, first in voted_out if first == action.round + 1)),
         )
+        member.rows.append(row)
         member.world.trace("final", member.number, action.round, state)
         self.saved = {at: pending for at, pending in self.saved.items() if at > action.round}
         self._go_on()
