@@ -25,7 +25,7 @@ from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part
-from atoll.node.daemon.consensus.proposer import able_voters, needs_acks, prepare, propose, waits
+from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
@@ -140,6 +140,7 @@ def _move(state: finality_types.FinalityState) -> Out:
 
 
 _NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
+_but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
 _facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
 """With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
 
@@ -147,30 +148,23 @@ Most entries are contributions, acks and payloads that change none of it, and ea
 """
 
 
-_of_book = attrgetter(
-    *(name for name in Book.__struct_fields__ if name not in ("acks", "contributors", "written"))
-)
-
-
 def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     """What the moves look at of the books, the epochs, and the payloads that are held."""
-    number = state.deciding
-    book = state.books.get(number, _NO_ENTRIES)
+    book = state.books.get(number := state.deciding, _NO_ENTRIES)
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
-    known = state.epochs
-    seen: list[object] = [known.unvoted, known.progress]
-    if len(state.chain) > 1:
-        seen += [state.books.get(segment.first) for segment in state.chain[1:]]
+    seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
+    seen += [state.books.get(segment.first) for segment in state.chain[1:]]
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
     is_open = bool(book.epochs) or number in state.views
     if is_open:
-        seen += [*_of_book(book), len(state.held.intersection(book.contributions))]
-        # Each voter acknowledges each round, and only who may propose because of that looks at it.
-        seen.append(book.acks if needs_acks(state) else None)
+        seen += [*_but_acks(book), len(state.held.intersection(book.contributions))]
+        # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
+        if owner_of(state.voters, state.attempt) not in {*able_voters(state)} - state.lost - {state.me}:
+            seen.append(book.acks)
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
-    is_moved = is_short or bool(known.children(state.epoch, number))
-    is_moved = is_moved or bool(known.places and may_have_been_away(state))
+    is_short = is_short or bool(state.epochs.places and may_have_been_away(state))
+    is_moved = is_short or bool(state.epochs.children(state.epoch, number))
     if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
     # Every wait is for a ballot, for a set that grows no more, or for one of these.
@@ -233,8 +227,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         state = replace(state, appending=None)
     kind = type(body)
     if kind in _OF_EPOCHS:
-        known = epochs.add_entry(state.epochs, event.author, body)
-        state = replace(state, epochs=known) if known is not state.epochs else state
+        state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if kind is not Vote and isinstance(body, EpochBody):
             return state, []
     if kind in _BALLOTS and isinstance(body, BallotBody):

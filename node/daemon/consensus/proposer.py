@@ -105,12 +105,6 @@ def waits(state: FinalityState, attempt: int) -> int:
     return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
 
 
-def needs_acks(state: FinalityState) -> bool:
-    """Whether this node may propose or open a ballot now, if its set is acknowledged."""
-    owner = owner_of(state.voters, state.attempt)
-    return owner == state.me or owner in state.lost or owner not in able_voters(state)
-
-
 def able_voters(state: FinalityState) -> Collection[PeerId]:
     """The voters that may take part in a ballot now, as far as this node knows."""
     # Of a run whose voters were killed by the dozen each would cost the others a patience. Who just came up does

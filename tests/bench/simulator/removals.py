@@ -46,9 +46,9 @@ class Removals:
                 self._found[peer] = first
                 if peer != member.peer:
                     member.post_round(AuthorExcluded(peer, Round(first), member.now()))
-        first = self._found.get(member.peer)
         at_work = max(member.finality.deciding, member.round.round)
-        if first is not None and at_work >= first and not (self._is_paused or member.is_liar):
+        is_due = self.is_excluded(member.peer, at_work)
+        if is_due and not (self._is_paused or member.is_liar):
             self._is_paused = True
             member.post_round(Pause("excluded", member.now()))
 
