@@ -53,6 +53,6 @@ class LayeredMap(Mapping[K, V]):
 
 def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
     """The mapping with one more entry, or another value; the given one stays as it is."""
-    if isinstance(mapping, LayeredMap):
+    if type(mapping) is LayeredMap:  # `isinstance` asks an abstract class, and this is called for each entry
         return mapping.put(key, value)
     return {**mapping, key: value} if len(mapping) < PLAIN else LayeredMap(mapping, {key: value})

@@ -11,13 +11,17 @@ import pytest
 from click.testing import CliRunner
 
 from atoll.cli.sim.command import sim
+from atoll.node.daemon.consensus import exclusion, voter
 from atoll.node.daemon.consensus import machine as finality_machine
+from atoll.node.daemon.consensus.epochs import EpochBook
+from atoll.node.daemon.rounds import facts, queries
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import PeerId, digest
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.records import Exclude
 from atoll_bench.simulator import command
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.oracle import Verdict, judge
-from atoll_bench.simulator.play import draw, play
+from atoll_bench.simulator.play import draw, play, verdict_of
 from atoll_bench.simulator.world import Setting, World
 
 SCRIPT = "from atoll_bench.simulator.play import *; print(play(draw(3, 8, 12.0)).digest)"
@@ -80,6 +84,69 @@ def test_all_are_killed_and_come_back_and_the_run_goes_on(count):
     assert min(member.worker.applied for member in world.members) > max(before) + 4
 
 
+# --- exclusions -------------------------------------------------------------------------------------
+
+
+def excluding(count, *writers):
+    """A world of which these members want to exclude the last one; member 0 is the run's owner."""
+    world = everybody(count)
+    for number in writers:
+        member = world.members[number]
+        member.write(Exclude(Round(member.finality.deciding), world.members[-1].peer, ""))
+    world.clock.run(1000.0)
+    return world
+
+
+def excluded_in(world):
+    """By member: the rounds whose final proposals exclude somebody."""
+    rows = [[row for row in member.rows if row.kind == "final"] for member in world.members]
+    return [[row.round for row in each if row.excluded] for each in rows]
+
+
+@pytest.mark.parametrize("writers", [(0,), (1, 2, 3, 4)])
+def test_the_owner_or_enough_votes_exclude_a_member_on_all_nodes(writers):
+    world = excluding(6, *writers)
+    assert not verdict_of(world).violations
+    assert len(set(map(str, excluded_in(world)))) == 1
+    assert bool(excluded_in(world)[0]) == (writers != (0,)), "a proposal names whom voters exclude"
+    newest = [member.rows[-1] for member in world.members]
+    assert all(row.authors == {member.peer for member in world.members[:-1]} for row in newest)
+    assert world.members[-1].round.phase.value == "paused"
+
+
+def test_too_few_votes_exclude_nobody():
+    world = excluding(6, 1, 2, 3)
+    assert not verdict_of(world).violations
+    assert not any(excluded_in(world))
+    assert all(len(member.rows[-1].authors) == 6 for member in world.members)
+
+
+@pytest.mark.parametrize("writers", [(0,), (1, 2, 3, 4)])
+def test_the_oracle_finds_work_of_an_excluded_member(monkeypatch, writers):
+    for module in (facts, queries):
+        monkeypatch.setattr(module, "is_excluded", lambda *_: False)
+    monkeypatch.setattr(voter, "names_excluded", lambda *_: False)
+    monkeypatch.setattr(EpochBook, "excluded_from", lambda *_: frozenset())
+    monkeypatch.setattr("atoll_bench.simulator.removals.Removals.step", lambda _: None)
+    monkeypatch.setattr("atoll.node.daemon.consensus.proposer.names_excluded", lambda *_: False)
+    assert "which is excluded" in verdict_of(excluding(6, *writers)).violations[0]
+
+
+def test_the_oracle_finds_an_exclusion_without_enough_votes(monkeypatch):
+    monkeypatch.setattr(exclusion, "needed_votes", lambda *_: 3)
+    assert "with 3 of 4 votes" in verdict_of(excluding(6, 1, 2, 3)).violations[0]
+
+
+def test_the_oracle_finds_nodes_that_differ_about_who_is_excluded(monkeypatch):
+    real, world = finality_machine.note_excluded, everybody(1)
+    odd = world.members[0].peer
+    monkeypatch.setattr(
+        finality_machine, "note_excluded", lambda state, gone: state if state.me == odd else real(state, gone)
+    )
+    found = verdict_of(excluding(6, 1, 2, 3, 4)).violations
+    assert any("not the same members excluded" in line for line in found)
+
+
 # --- the command --------------------------------------------------------------------------------
 
 
@@ -133,9 +200,12 @@ def test_real_nodes_are_few():
 # --- the oracle ---------------------------------------------------------------------------------
 
 
-def final(number, name=b"set", epoch=b"", voters=(A, B), at=None):
+def final(number, name=b"set", epoch=b"", voters=(A, B), at=None, authors=(), excluded=()):
     names = (digest(name),)
-    return Row(at or float(number), "final", number, epoch, names, digest(b"state", *names), voters=voters)
+    return Row(
+        at or float(number), "final", number, epoch, names, digest(b"state", *names), voters=voters,
+        authors=frozenset(authors), excluded=excluded,
+    )  # fmt: skip
 
 
 def history(*rows, peer=A, **changes):
@@ -165,6 +235,41 @@ def test_two_sets_of_one_round_in_one_epoch_are_a_fork():
 def test_equal_sets_have_equal_states():
     wrong = final(0)._replace(state=digest(b"bad"))
     assert "two states of one set" in found(history(final(0)), history(wrong, peer=B), newest=1)[0]
+
+
+def test_all_exclude_the_same_members():
+    one, other = history(final(0)), history(final(0, excluded=(LIAR,)), peer=B)
+    assert "not the same members excluded" in found(one, other, newest=1)[0]
+
+
+def test_no_final_set_has_work_of_whom_a_proposal_before_it_excluded():
+    everyone, votes = (A, B, LIAR), frozenset({(A, LIAR), (B, LIAR)})
+    gone = final(0, authors=everyone, excluded=(LIAR,))
+    rows = [gone, final(1, authors=(A, B)), final(2, authors=everyone)]
+    assert found(history(*rows, votes_against=votes)) == [
+        "round 2 of …peer-a has work of …peer-l, which is excluded"
+    ]
+    moved = final(1, authors=everyone, epoch=b"e")
+    assert not found(history(gone, moved, votes_against=votes), newest=1), "the epoch before may have decided it"
+    alone = final(1, authors=(LIAR,))
+    assert not found(history(gone, alone, votes_against=votes), newest=1), "else it would never be final"
+
+
+def test_no_final_set_has_work_of_whom_the_owner_excluded_once_all_voters_knew():
+    rows = [final(number, authors=(A, LIAR)) for number in range(2)]
+    one, other = ({"peer": peer, "by_owner": {LIAR: ((1, at),)}} for peer, at in ((A, 5.0), (B, 7.0)))
+    late = judge([history(*rows, **one), history(*rows, **other)], 1, True, {1: 6.0})
+    assert not late.violations, "one of the voters did not know it when the round began"
+    known = judge([history(*rows, **one), history(*rows, **other)], 1, True, {1: 8.0})
+    assert "round 1 of …peer-a has work of …peer-l" in known.violations[0]
+
+
+def test_nobody_is_excluded_without_the_votes():
+    everyone = (A, B, LIAR)
+    rows = [final(0, authors=everyone, excluded=(LIAR,))]
+    assert "excludes …peer-l with 1 of 2 votes" in found(history(*rows, votes_against={(A, LIAR)}), newest=1)[0]
+    there = [final(0, authors=everyone), final(1, authors=(A, B), excluded=(LIAR,))]
+    assert "though it is away" in found(history(*there, votes_against={(A, LIAR), (B, LIAR)}), newest=1)[0]
 
 
 def test_what_was_final_stays_so_in_its_chain():

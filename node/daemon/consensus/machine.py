@@ -140,6 +140,7 @@ def _move(state: finality_types.FinalityState) -> Out:
 
 
 _NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
+_but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
 _facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
 """With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
 
@@ -149,18 +150,21 @@ Most entries are contributions, acks and payloads that change none of it, and ea
 
 def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     """What the moves look at of the books, the epochs, and the payloads that are held."""
-    number = state.deciding
-    book = state.books.get(number, _NO_ENTRIES)
+    book = state.books.get(number := state.deciding, _NO_ENTRIES)
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
     seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
     seen += [state.books.get(segment.first) for segment in state.chain[1:]]
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
     is_open = bool(book.epochs) or number in state.views
     if is_open:
-        seen += [book, len(state.held.intersection(book.contributions))]
+        seen += [*_but_acks(book), len(state.held.intersection(book.contributions))]
+        # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
+        if owner_of(state.voters, state.attempt) not in {*able_voters(state)} - state.lost - {state.me}:
+            seen.append(book.acks)
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
-    is_moved = is_short or may_have_been_away(state) or bool(state.epochs.children(state.epoch, number))
+    is_short = is_short or bool(state.epochs.places and may_have_been_away(state))
+    is_moved = is_short or bool(state.epochs.children(state.epoch, number))
     if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
     # Every wait is for a ballot, for a set that grows no more, or for one of these.
@@ -225,7 +229,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     kind = type(body)
     if kind in _OF_EPOCHS:
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
-        if isinstance(body, EpochBody):
+        if kind is not Vote and isinstance(body, EpochBody):
             return state, []
     if kind in _BALLOTS and isinstance(body, BallotBody):
         if not _may_count(state, event.author, body):

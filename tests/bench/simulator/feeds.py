@@ -7,6 +7,7 @@ close the author's feed, and the proof of that travels with every exchange.
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from atoll.node.daemon.consensus.types import EntrySeen
 from atoll.protocols import codec
 from atoll.protocols.ids import Digest, PeerId, digest
 from atoll.protocols.ledger.records import Body, Epoch, Vote, epoch_id
@@ -21,13 +22,15 @@ class FeedEntry(NamedTuple):
     previous: bytes
     """Id of the entry before; empty for the first."""
     body: Body
+    seen: EntrySeen
+    """The event of each node that stores it."""
 
 
 def entry_after(author: PeerId, last: FeedEntry | None, body: Body) -> FeedEntry:
     """The author's entry after its last one; None: the first."""
     seq, previous = (last.seq + 1, bytes(last.name)) if last else (0, b"")
     name = digest(author.encode(), seq.to_bytes(4, "big"), previous, codec.encode(body))
-    return FeedEntry(name, author, seq, previous, body)
+    return FeedEntry(name, author, seq, previous, body, EntrySeen(name, author, body))
 
 
 class Feeds:
@@ -56,20 +59,21 @@ class Feeds:
 
     def insert(self, entry: FeedEntry) -> bool:
         """Store an entry if it is new and the next of its author; whether it was."""
-        feed = self.by_author.setdefault(entry.author, [])
-        if entry.author in self.forked or entry.seq > len(feed):
+        name, author, seq, previous, body, _ = entry
+        feed = self.by_author.setdefault(author, [])
+        if author in self.forked or seq > len(feed):
             return False
-        if entry.seq < len(feed):
-            if feed[entry.seq].name != entry.name:
-                self.forked.add(entry.author)
+        if seq < len(feed):
+            if feed[seq].name != name:
+                self.forked.add(author)
             return False
-        if feed and feed[-1].name != entry.previous:
-            self.forked.add(entry.author)
+        if feed and feed[-1].name != previous:
+            self.forked.add(author)
             return False
         feed.append(entry)
         self.arrivals.append(entry)
-        self._by_name[entry.name] = entry
-        if isinstance(entry.body, (Vote, Epoch)):  # a union would be made anew for each entry
+        self._by_name[name] = entry
+        if type(body) is Vote or type(body) is Epoch:
             self._cited.append(entry)
         return True
 

@@ -1,5 +1,6 @@
 """What a node leaves behind, for the oracle: its round log, its ledger, and where it stood at the end."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -23,6 +24,10 @@ class Row(NamedTuple):
     """State of the weights with it."""
     voters: tuple[PeerId, ...] = ()
     """Who decided the round."""
+    authors: frozenset[PeerId] = frozenset()
+    """Authors of the final set."""
+    excluded: tuple[PeerId, ...] = ()
+    """Whom its proposal excludes from the next round on, sorted."""
     peer: PeerId | None = None
     """Whom the node accused of a fault."""
 
@@ -49,4 +54,8 @@ class History:
     """Authors that its ledger holds a proof against."""
     announced: tuple[int, ...]
     """Rounds of the contributions in its own feed."""
+    votes_against: frozenset[tuple[PeerId, PeerId]] = frozenset()
+    """Author and member of each Exclude in its ledger."""
+    by_owner: Mapping[PeerId, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    """By member that the run's owner excluded: the first round without it, and when this node knew it."""
     rows: list[Row] = field(default_factory=list)

@@ -16,6 +16,8 @@ from atoll.protocols.ledger.records import (
     Body,
     Contribution,
     Epoch,
+    Exclude,
+    ExcludingProposal,
     Follow,
     Leave,
     Prepare,
@@ -66,7 +68,7 @@ class Liar(Member):
         if self._is_forker and rng.random() < 0.03:
             self._fork()
         elif self.peer in state.voters and state.deciding < state.rounds:
-            self.write(rng.choice(self._ballots() + self._epochs()))
+            self.write(rng.choice(self._ballots() + self._epochs() + self._removals()))
 
     def _ballots(self) -> list[Body]:
         state, rng = self.finality, self.world.rng
@@ -81,7 +83,15 @@ class Liar(Member):
         if some:
             state_of = state.checked.get(Choice(some), digest(b"made up", *some))
             lies += 3 * [Proposal(number, ballot, some, state_of)]
+            lies.append(ExcludingProposal(number, ballot, some, state_of, (self._victim(),)))
         return lies
+
+    def _victim(self) -> PeerId:
+        return self.world.rng.choice([m.peer for m in self.world.members[1:] if m is not self])
+
+    def _removals(self) -> list[Body]:
+        """Votes against whom it likes."""
+        return [Exclude(Round(max(0, self.finality.deciding - at)), self._victim(), "") for at in (0, 2)]
 
     def _epochs(self) -> list[Body]:
         """Epochs of its own, of all, of strangers; ballots in them; chains that nobody knows."""

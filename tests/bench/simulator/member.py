@@ -22,6 +22,7 @@ from atoll.protocols.ledger.records import Ack, Body, Contribution, Follow, Leav
 from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_after
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.leases import Leases
+from atoll_bench.simulator.removals import Removals
 from atoll_bench.simulator.worker import Worker
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Member:
         self.rows: list[Row] = []
         self.worker = Worker(self, train_s)
         self.leases = Leases(self)
+        self.removals = Removals(self)
         self.is_up = self.is_gone = False
         """`is_gone`: it never comes back."""
         self.life = 0
@@ -85,14 +87,17 @@ class Member:
             setting.run, self.peer, setting.rounds, self.world.owner, lease_s=setting.lease_s, chosen=chosen
         )
         self.leases.begin()
+        self.removals.begin()
         self.worker.begin()
         self.finality = replace(self.finality, now=self.now())
         for entry in self.feeds.arrivals:
             self._feed_to_finality(entry)
-            if not isinstance(entry.body, Ack):  # an Ack alone moves nothing before the replay is over
+            if type(entry.body) is not Ack:  # an Ack alone moves nothing before the replay is over
                 self._drain()
         for entry in self.feeds.orphans.values():
             self._feed_to_finality(entry, is_orphan=True)
+        self._drain()
+        self.removals.step()  # before a set is made of excluded work
         for entry in self.feeds.arrivals:
             self._feed_to_round(entry)
         self._drain()
@@ -184,6 +189,7 @@ class Member:
         if self.feeds.forked != self.finality.equivocators:
             self.post_finality(finality_types.EquivocatorsSeen(frozenset(self.feeds.forked)))
         self.post_finality(finality_types.FinalityTick(now))
+        self.removals.step()
         self._ask_for_orphans()
         self.later(TICK_S, self._tick)
 
@@ -237,18 +243,20 @@ class Member:
         if self.feeds.insert(entry):
             self._feed_to_finality(entry)
             self._feed_to_round(entry)
+            self.removals.on_entry(entry)
 
     def _feed_to_finality(self, entry: FeedEntry, *, is_orphan: bool = False) -> None:
-        body, name = entry.body, entry.name
-        self._finality_events.append(finality_types.EntrySeen(name, entry.author, body, is_orphan))
-        if isinstance(body, Contribution):
-            self.known[name] = entry.author, body
+        seen = replace(entry.seen, is_orphan=True) if is_orphan else entry.seen
+        self._finality_events.append(seen)
+        body = entry.body
+        if type(body) is Contribution:
+            self.known[entry.name] = entry.author, body
             if body.payload in self.payloads:
-                self.post_finality(finality_types.EntryPayloadHeld(name))
+                self.post_finality(finality_types.EntryPayloadHeld(entry.name))
 
     def _feed_to_round(self, entry: FeedEntry) -> None:
         body = entry.body
-        if isinstance(body, Contribution) and body.round > self.finality.last_final:
+        if type(body) is Contribution and body.round > self.finality.last_final:
             held = body.payload in self.payloads
             self.post_round(round_types.ContributionSeen(entry.name, entry.author, body, held, self.now()))
 
@@ -360,7 +368,9 @@ class Member:
 
     def _voting(self) -> tuple[PeerId, ...]:
         state = self.finality
-        return tuple(peer for peer in state.voters if not state.epochs.has_left(peer, state.deciding, state.epoch))
+        gone = state.epochs.excluded_from(state.deciding)
+        here = (peer for peer in state.voters if peer not in gone)
+        return tuple(peer for peer in here if not state.epochs.has_left(peer, state.deciding, state.epoch))
 
     def history(self) -> History:
         """All that the oracle reads."""
@@ -374,6 +384,8 @@ class Member:
             round=self.round.round if self.life else -1,
             is_stranded=self.is_up and self.worker.is_stranded(),
             voting=self._voting() if self.life else (),
+            votes_against=frozenset(self.removals.votes),
+            by_owner={peer: tuple(known) for peer, known in self.removals.by_owner.items()},
             forked=frozenset(self.feeds.forked),
             announced=tuple(entry.body.round for entry in own if isinstance(entry.body, Contribution)),
             rows=self.rows,

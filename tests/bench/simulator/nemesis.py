@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from functools import partial
 
+from atoll.protocols.ids import Round
+from atoll.protocols.ledger.records import Exclude
 from atoll_bench.simulator.member import Member
 from atoll_bench.simulator.world import START_S, World
 
@@ -30,7 +32,11 @@ class Nemesis:
             (self._slow, 2),
             (self._kill_many, 2),
             (self._join, 3),
+            (self._exclude, 1),
+            (self._vote_out, 3),
         )
+        self._condemned: list[Member] = []
+        """Whom honest members want to exclude."""
 
     def begin(self) -> None:
         """Strike for the first time soon after the start, and plan the end."""
@@ -63,7 +69,8 @@ class Nemesis:
 
     def _may_go(self) -> bool:
         """Whether somebody would be left if one more went for good."""
-        return sum(not member.is_gone and not member.is_liar for member in self.world.members) > 2
+        members = [member for member in self.world.members if member not in self._condemned]
+        return sum(not member.is_gone and not member.is_liar for member in members) > 2
 
     # --- faults -----------------------------------------------------------------------------------
 
@@ -161,6 +168,50 @@ class Nemesis:
         if fresh:
             self._note("join", fresh[0].number)
             fresh[0].boot()
+
+    def _exclude(self) -> None:
+        """The run's owner excludes a member."""
+        owner, target = self.world.members[0], self._condemn()
+        if target is not None and self._writes(owner):
+            number = Round(owner.finality.deciding + self.world.rng.randint(0, 2))
+            self._note(f"exclude from round {number}", target.number)
+            owner.write(Exclude(number, target.peer, ""))
+
+    def _vote_out(self) -> None:
+        """Enough honest members vote against another one, or too few, each in its own time."""
+        rng, target = self.world.rng, self._condemn()
+        if target is None:
+            return
+        share = rng.choice((0.3, 1.0, 1.0))
+        # Not the run's owner: what it writes is no vote.
+        others = [one for one in self._running() if one.number and not one.is_liar and one is not target]
+        voters = [member for member in others if rng.random() < share]
+        self._note(f"{len(voters)} votes against", target.number)
+        for member in voters:
+            self._until_quiet(rng.uniform(0.0, 60.0), partial(self._vote, member, target))
+
+    def _vote(self, member: Member, target: Member) -> None:
+        if self._writes(member):
+            member.write(Exclude(Round(member.finality.deciding), target.peer, ""))
+
+    def _condemn(self) -> Member | None:
+        """A member to exclude: mostly one that lies, first of all one that forked its feed; few in all."""
+        rng, members = self.world.rng, [member for member in self.world.members if member.is_up]
+        forked = set[str]().union(*(member.feeds.forked for member in members))
+        liars = [member for member in members if member.is_liar]
+        honest = [member for member in members if member.number and not member.is_liar] if self._may_go() else []
+        wanted = [member for member in liars if member.peer in forked] or liars
+        target = rng.choice(honest if honest and (not wanted or rng.random() < 0.25) else wanted or [None])
+        if target is None or target in self._condemned:
+            return target
+        if len(self._condemned) >= max(1, len(self.world.members) // 10):
+            return None
+        self._condemned.append(target)
+        return target
+
+    @staticmethod
+    def _writes(member: Member) -> bool:
+        return member.is_up and member.frozen is None and member.is_synced
 
     def _end(self) -> None:
         self._note("quiet")

@@ -4,10 +4,12 @@ What a partition's losing side decided since the fork may be undone (docs/epochs
 violation. Where liars are a third of a round's voters, no rule holds from that round on: that is counted too.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.ballots import quorum
 from atoll_bench.simulator.history import History, Row
 
 BEHIND_MOST = 4
@@ -32,8 +34,13 @@ class Verdict:
     """First round of whose voters a third or more lie: nothing is judged from there on."""
 
 
-def judge(histories: Sequence[History], newest: int, goes_on: bool) -> Verdict:
-    """The verdict. `newest`: the newest round that any node began; `goes_on`: rounds began until the end."""
+def judge(
+    histories: Sequence[History], newest: int, goes_on: bool, began: Mapping[int, float] | None = None
+) -> Verdict:
+    """The verdict. `newest`: the newest round that any node began; `goes_on`: rounds began until the end.
+
+    `began`: when the first node began each round, in virtual seconds.
+    """
     verdict = Verdict()
     honest = [history for history in histories if not history.is_liar]
     liars = {history.peer for history in histories if history.is_liar}
@@ -41,15 +48,20 @@ def judge(histories: Sequence[History], newest: int, goes_on: bool) -> Verdict:
     limit = newest + 1 if verdict.owned is None else verdict.owned
     verdict.violations += _forks(honest, limit)
     verdict.violations += [line for history in honest for line in _own_log(history, limit)]
+    verdict.violations += _exclusions(honest, limit, began or {})
+    votes = frozenset[tuple[PeerId, PeerId]]().union(*(history.votes_against for history in histories))
+    verdict.violations += [line for history in honest for line in _voted_out(history, limit, votes)]
     verdict.violations += _false_blame(honest, liars)
     verdict.undone = sum(_undone(history.rows) for history in honest)
     verdict.stranded = sum(history.is_stranded for history in honest)
     running = [history for history in histories if history.is_up]
+    gone = {peer for history in honest for row in history.rows for peer in row.excluded}
+    gone.update(*(history.by_owner for history in honest))
     electorates = [history.voting for history in running if not history.is_liar]
-    electorates.append(tuple(history.peer for history in running))
+    electorates.append(tuple(history.peer for history in running if history.peer not in gone))
     verdict.outvoted = any(3 * len(liars.intersection(peers)) >= max(1, len(peers)) for peers in electorates)
     if verdict.owned is None and not verdict.stranded and not verdict.outvoted:
-        verdict.violations += _end(honest, newest, goes_on)
+        verdict.violations += _end([one for one in honest if one.peer not in gone], newest, goes_on)
     verdict.finals = 1 + max((history.applied for history in honest if history.is_up), default=-1)
     return verdict
 
@@ -71,9 +83,73 @@ def _forks(honest: Iterable[History], limit: int) -> list[str]:
         for row in history.rows:
             if row.kind == "final" and row.round < limit:
                 peer, first = seen.setdefault((row.epoch, row.round), (history.peer, row))
-                if (first.names, first.state) != (row.names, row.state):
-                    what = "two final sets" if first.names != row.names else "two states of one set"
+                what = _difference(first, row)
+                if what:
                     found.append(f"round {row.round}: {what}, at {_short(peer)} and {_short(history.peer)}")
+    return found
+
+
+def _difference(one: Row, other: Row) -> str:
+    if one.names != other.names:
+        return "two final sets"
+    if one.state != other.state:
+        return "two states of one set"
+    return "" if one.excluded == other.excluded else "not the same members excluded"
+
+
+def _chains(history: History, limit: int) -> Iterator[tuple[Row, dict[int, Row]]]:
+    """Each final row of the log, with those before it in its chain, by round."""
+    before: dict[int, Row] = {}
+    for row in history.rows:
+        if row.kind == "other_chain":
+            before = {at: one for at, one in before.items() if at < row.round}
+        elif row.kind == "final" and row.round < limit:
+            yield row, before
+            before = {**before, row.round: row}
+
+
+def _exclusions(honest: Sequence[History], limit: int, began: Mapping[int, float]) -> list[str]:
+    """No final set has work of an excluded member beside work of others."""
+    found: list[str] = []
+    by_owner = {history.peer: history.by_owner for history in honest}
+    for history in honest:
+        for row, before in _chains(history, limit):
+            # With the first set of an epoch the epoch before may have decided the round, without the exclusion.
+            if row.round - 1 in before and before[row.round - 1].epoch == row.epoch:
+                voted_out = {peer for number, one in before.items() if number < row.round for peer in one.excluded}
+                known = [by_owner[peer] for peer in row.voters if peer in by_owner]
+                told = {peer for peer in row.authors if _all_knew(known, peer, row.round, began)}
+                counted = row.authors - voted_out - told
+                found += [
+                    f"round {row.round} of {_short(history.peer)} has work of {_short(peer)}, which is excluded"
+                    for peer in sorted(row.authors - counted if counted else ())
+                ]
+    return found
+
+
+def _all_knew(
+    known: Sequence[Mapping[PeerId, tuple[tuple[int, float], ...]]],
+    peer: PeerId,
+    number: int,
+    began: Mapping[int, float],
+) -> bool:
+    """Whether all honest voters had the owner's exclusion before anybody began the round."""
+    # Before that a quorum that lacks the record may have voted for a set with the work, and all follow that set.
+    at = began.get(number, -1.0)
+    return bool(known) and all(any(r <= number and t < at for r, t in one.get(peer, ())) for one in known)
+
+
+def _voted_out(history: History, limit: int, votes: Collection[tuple[PeerId, PeerId]]) -> list[str]:
+    """Whom a final round excludes is there, and had the votes of two thirds of its authors and of those before."""
+    found: list[str] = []
+    for row, before in _chains(history, limit):
+        recent = [one.authors for at, one in before.items() if row.round - RECENT_ROUNDS <= at < row.round]
+        needed = quorum(len(row.authors.union(*recent)))
+        for peer in row.excluded:
+            many = sum((author, peer) in votes for author in row.authors)
+            if many < needed or peer not in row.authors:
+                what = f"with {many} of {needed} votes" if peer in row.authors else "though it is away"
+                found.append(f"round {row.round} of {_short(history.peer)} excludes {_short(peer)} {what}")
     return found
 
 

@@ -66,17 +66,22 @@ def _play(setting: Setting) -> Result:
     world.begin(late=world.rng.randint(0, setting.nodes // 4))
     nemesis.begin()
     world.clock.run(end_s)
-    histories = [member.history() for member in world.members if member.life]
-    newest = max(world.started, default=-1)
-    goes_on = end_s - world.started.get(newest, 0.0) < 4 * setting.train_s + setting.lease_s
-    verdict = judge(histories, newest, goes_on)
-    chains = [len(history.chain) for history in histories if history.is_up and not history.is_liar]
+    members = [member for member in world.members if member.is_up and not member.is_liar]
+    chains = [len(member.finality.chain) for member in members]
     return Result(
         setting=setting,
-        verdict=verdict,
+        verdict=verdict_of(world),
         digest=world.digest(),
-        rounds=newest + 1,
+        rounds=max(world.started, default=-1) + 1,
         epochs=max(chains, default=1) - 1,
         faults=nemesis.done,
         cpu_s=time.process_time() - began,
     )
+
+
+def verdict_of(world: World) -> Verdict:
+    """What the oracle finds in all that the nodes of a world left behind until now."""
+    histories = [member.history() for member in world.members if member.life]
+    newest, setting = max(world.started, default=-1), world.setting
+    goes_on = world.clock.now - world.started.get(newest, 0.0) < 4 * setting.train_s + setting.lease_s
+    return judge(histories, newest, goes_on, world.started)

@@ -48,6 +48,9 @@ class Worker:
         self.marked: int | None = None
         """First round of this state that belongs to a chain that the node left; None: it did not."""
         self.saved: dict[int, Pending] = {}
+        self._announced = set[int]()
+        """Rounds of the contributions in the own feed, of which so many entries were looked at."""
+        self._looked_at = 0
         self.snapshots: list[tuple[int, Digest]] = []
         """The two newest ones: round and state."""
 
@@ -111,8 +114,10 @@ class Worker:
     def announce(self, pending: Pending) -> None:
         """Write the contribution, once."""
         member = self.member
-        own = member.feeds.by_author.get(member.peer, ())
-        if pending.round in [entry.body.round for entry in own if type(entry.body) is Contribution]:
+        own = member.feeds.by_author.get(member.peer, [])[self._looked_at :]
+        self._looked_at += len(own)
+        self._announced |= {entry.body.round for entry in own if type(entry.body) is Contribution}
+        if pending.round in self._announced:
             return
         p = pending
         member.world.name_payload(
@@ -162,6 +167,8 @@ class Worker:
 
     def step(self) -> None:
         """Start whatever can be done next."""
+        if self._is_told and not self._finals:
+            return  # nearly always, and this is asked after every event
         member = self.member
         if self._is_busy or not self.is_ready or not member.is_synced:
             return
@@ -196,10 +203,19 @@ class Worker:
         member = self.member
         self.applied, self.state = action.round, state
         epoch = next(part.epoch for part in reversed(member.finality.chain) if part.first <= action.round)
-        voters = member.finality.decided[action.round][0]
-        member.rows.append(
-            Row(member.clock.now, "final", action.round, epoch, action.contributions, state, voters=voters)
+        voted_out = member.finality.epochs.voted_out.items()
+        row = Row(
+            at=member.clock.now,
+            kind="final",
+            round=action.round,
+            epoch=epoch,
+            names=action.contributions,
+            state=state,
+            voters=member.finality.decided[action.round][0],
+            authors=frozenset(member.known[name][0] for name in action.contributions),
+            excluded=tuple(sorted(peer for peer, first in voted_out if first == action.round + 1)),
         )
+        member.rows.append(row)
         member.world.trace("final", member.number, action.round, state)
         self.saved = {at: pending for at, pending in self.saved.items() if at > action.round}
         self._go_on()
