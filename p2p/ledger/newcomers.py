@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import msgspec
 
 from atoll.p2p.ledger.accepted import Accepted
-from atoll.p2p.ledger.bringers import BringerRates
 from atoll.p2p.ledger.required import Required
 from atoll.p2p.ledger.shares import Need, Quota, Shares
 from atoll.p2p.limits.address_block import address_block
 from atoll.p2p.limits.bounded_table import put_newest
+from atoll.p2p.limits.bringer_rates import BringerRates
 from atoll.protocols.ids import Digest, PeerId, short
 from atoll.protocols.ledger.records import Entry
 
