@@ -4,7 +4,6 @@ import asyncio
 import random
 
 import pytest
-from msgspec.structs import replace
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.newcomers import NewcomerQuota
@@ -14,7 +13,6 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, encode_entry, sign_entry
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.p2p.swarm.flooder import Flooder, anything, fake_work
 
 MEMBERS = 3
@@ -160,10 +158,6 @@ def test_a_newcomer_gets_into_a_flooded_run(world, made_up, is_anything):
     run_virtual(story())
 
 
-def with_probation(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=8))
-
-
 PLACES = 24
 """Accepted authors of which each ledger has room here, so that a short flood takes all places."""
 
@@ -176,7 +170,7 @@ def test_noise_of_legal_size_closes_no_run_and_decides_nothing(world, monkeypatc
     """
 
     async def story() -> None:
-        async with world(60, 4, quorum_256=192, lease_s=20.0, adjust=with_probation) as w:
+        async with world(60, 4) as w:
             for number in range(4):
                 w.start(number)
             await w.until(lambda: w.all_final(1))
