@@ -114,6 +114,7 @@ def test_who_brings_itself_does_not_stand_in_line_with_a_flood(tmp_path: Path):
     world = World(tmp_path, per_minute=5)
     taken = sum(world.bring(fake, EVE) for fake in FAKES)
     assert taken == PLACES // 2 + 5, "free places, then the burst"
+    assert sum(world.bring(fake, EVA) for fake in FAKES[100:110]) == 5, "and then the block has brought enough"
     world.maddrs[HONEST.peer_id] = "/ip4/10.9.9.5/tcp/1"  # of the flood's own block
     assert world.bring(HONEST, HONEST.peer_id)
     assert not world.bring(FAKES[-1], EVE)
