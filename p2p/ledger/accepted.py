@@ -27,7 +27,8 @@ class Accepted:
         self.woken: set[PeerId] = set()
         """Authors that rested, and have a newcomer's place again."""
         self._shares = shares
-        self._fixed = {shares.own}
+        self._fixed: frozenset[PeerId] = frozenset()
+        """This node, and whom the RunSpec names; empty until that is known."""
         self._rounds = 0
         self._named = dict.fromkeys({shares.own} - {PeerId("")}, 0)
         """When each was named last, in final sets."""
@@ -41,8 +42,7 @@ class Accepted:
     def add(self, authors: Collection[PeerId], *, by_work: bool) -> None:
         """A final set (`by_work`), an epoch, or first of all the RunSpec names these."""
         self._rounds += by_work
-        if self._named.keys() <= self._fixed and not by_work:
-            self._fixed |= set(authors)
+        self._fixed = self._fixed or frozenset((self._shares.own, *authors))
         self.resting.difference_update(authors)
         self.woken.difference_update(authors)
         self._named.update(dict.fromkeys(authors, self._rounds))
