@@ -117,7 +117,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     ledger_newcomers: int = 256
     """Authors in it that have not shown any work yet; the idlest one of those who bring most goes first."""
     ledger_newcomers_per_minute: int = 60
-    """New authors that one neighbour may bring in a minute while half of these places are taken."""
+    """New authors that one neighbour may bring in a minute, once a round is final."""
     limits: LimitsConfig = LimitsConfig()
     """How much of the line this node may use, when, and how much a month."""
     guest: GuestConfig = GuestConfig()

@@ -102,7 +102,9 @@ def preset(
         inner=inner,
         outer=outer,
         compress=compress,
-        pace=PaceSpec(quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=least_256),
+        pace=PaceSpec(
+            quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=least_256, probation=8
+        ),
         reduce=None if model.experts else ReduceSpec(k=2 * compress.k),
     )
     spec.check()

@@ -1,27 +1,28 @@
 """Newcomers of a ledger: authors without an accepted contribution. They share a budget that no flood uses up.
 
-A made-up identity costs nothing, a contribution costs work. So an author is *new* until this node verified a
-payload of its, then it *worked*, and with a contribution in a final set it is *accepted*, and kept for ever. New
-authors have a number of places, and those that worked have another. Where all are taken, the idlest author goes of
-the neighbour that brought most, in the address block that brought most: a flood takes its own places only, and a
-newcomer of another neighbour gets in. While half of the places of new authors are taken the budget is *pressed*:
-then neighbours and blocks bring new authors at a bounded rate, and nobody passes them on
-(p2p/swarm/replication.py).
+A made-up identity costs nothing. So an author is *new* until this node verified a payload of its, then it
+*worked*, and with a contribution in a final set it is *accepted* (accepted.py). What the work is worth nobody
+knows here: noise of legal size is work. New authors have a number of places, and those that worked have another.
+Where all are taken, the idlest author goes of the neighbour that brought most, in the address block that brought
+most: a flood takes its own places only, and a newcomer of another neighbour gets in. Once a round is final,
+neighbours and blocks bring new authors at a bounded rate. While half of the places of new authors are taken the
+budget is *pressed*: then nobody passes them on (p2p/swarm/replication.py).
 
 Nothing here is agreed on between nodes: what a set or a ballot names is required, and comes back.
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
+from atoll.p2p.ledger.accepted import Accepted
 from atoll.p2p.ledger.required import Required
 from atoll.p2p.ledger.shares import Need, Quota, Shares
 from atoll.p2p.limits.address_block import address_block
 from atoll.p2p.limits.bounded_table import put_newest
-from atoll.p2p.limits.token_bucket import PeerRateLimit
+from atoll.p2p.limits.bringer_rates import BringerRates
 from atoll.protocols.ids import Digest, PeerId, short
 from atoll.protocols.ledger.records import Entry
 
@@ -41,8 +42,8 @@ class NewcomerQuota(msgspec.Struct, frozen=True):
     authors: int = 256
     """Places for authors that are new; `ledger_newcomers`."""
     per_minute: int = 60
-    """Most new authors that one neighbour brings in a minute while the budget is pressed; an address block brings
-    twice as many; `ledger_newcomers_per_minute`."""
+    """Most new authors that one neighbour brings in a minute; an address block brings twice as many;
+    `ledger_newcomers_per_minute`."""
 
 
 @dataclass(slots=True)
@@ -67,14 +68,14 @@ class Newcomers:
         shares: Shares | None = None,
     ) -> None:
         """`now`: monotonic seconds. `maddr_of`: the multiaddr of a connected peer, empty if it is not known."""
-        self.quota, self.max_accepted = quota, max_accepted
+        self.quota = quota
         self.shares = shares or Shares(PeerId(""), Quota())
+        self.accepted = Accepted(self.shares, max_accepted)
         self.pruned = 0
         """Number of authors that were pruned since the start."""
         self.is_replaying = True
         """Until the ledger was replayed nobody knows who is accepted, and all places are open to all."""
         self._now, self._maddr_of = now, maddr_of
-        self._accepted = {self.shares.own} - {PeerId("")}
         self._has_history = False
         self._held: dict[PeerId, _Newcomer] = {}
         self._new = 0
@@ -86,8 +87,7 @@ class Newcomers:
         self._pinned: dict[PeerId, Need] = {}
         self._refused: OrderedDict[PeerId, str] = OrderedDict()
         """Reasons that are told to neighbours whose own feeds were refused."""
-        self._by_neighbour = PeerRateLimit(quota.per_minute, now, quota.per_minute)
-        self._by_block = PeerRateLimit(2 * quota.per_minute, now, 2 * quota.per_minute)
+        self._rates = BringerRates(quota.per_minute, now, self.block_of)
 
     # --- who is who ------------------------------------------------------------------------------
 
@@ -97,14 +97,9 @@ class Newcomers:
         return not self.is_replaying and 2 * self._new >= self.quota.authors
 
     @property
-    def is_closed(self) -> bool:
-        """Whether the run has as many accepted authors as one exchange can name."""
-        return len(self._accepted) >= self.max_accepted
-
-    @property
     def counts(self) -> tuple[int, int, int]:
         """Accepted authors, those that worked, and new ones."""
-        return len(self._accepted), len(self._held) - self._new, self._new
+        return len(self.accepted), len(self._held) - self._new, self._new
 
     def is_tried(self, author: PeerId) -> bool:
         """Whether the author worked; true of everybody before the first round is final."""
@@ -113,11 +108,11 @@ class Newcomers:
     def is_held_by_work(self, author: PeerId) -> bool:
         """Whether the author worked, or is accepted."""
         held = self._held.get(author)
-        return author in self._accepted or (held is not None and held.worked)
+        return author in self.accepted or (held is not None and held.worked)
 
     def is_accepted(self, author: PeerId) -> bool:
         """Whether a final set or an epoch names the author, or the RunSpec does."""
-        return author in self._accepted
+        return author in self.accepted
 
     def is_new(self, author: PeerId) -> bool:
         """Whether the author is in the ledger and has not shown any work."""
@@ -129,15 +124,15 @@ class Newcomers:
         return self._held[author].bringer if self.is_new(author) else None
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
-        """Authors of the newest final set, or (not `by_work`) of an epoch or the RunSpec, are never pruned."""
+        """Authors of the newest final set, or (not `by_work`) of an epoch or the RunSpec: their records stay."""
         named = frozenset(authors)
         if by_work:
             self._has_history = True
             self._pinned.clear()
             self._required.clear()
             self.shares.count_round(named)
+        self.accepted.add(named, by_work=by_work)
         for author in named:
-            self._accepted.add(author)
             self._drop(author)
 
     def keep(self, authors: Iterable[PeerId]) -> None:
@@ -167,7 +162,7 @@ class Newcomers:
         self.shares.reset(sizes)
         for author in self._held.keys() - sizes.keys():
             self._drop(author)
-        for author in sizes.keys() - self._held.keys() - self._accepted:
+        for author in {author for author in sizes.keys() - self._held.keys() if not self._is_old(author)}:
             self._add(author, author, author, sizes[author])
 
     def end_replay(self) -> list[PeerId]:
@@ -180,6 +175,10 @@ class Newcomers:
         if need := self._required.take(entry):
             self._pinned[author] = max(need, self._pinned.get(author, need))
 
+    def absent(self, here: Container[PeerId]) -> list[PeerId]:
+        """Authors whose feeds are not here and that a set or a ballot names: they may rest elsewhere."""
+        return [author for author in self._pinned if author not in here]
+
     @property
     def awaits_entries(self) -> bool:
         """Whether `note_named` is worth a call."""
@@ -187,46 +186,43 @@ class Newcomers:
 
     def reason(self, author: PeerId) -> str:
         """Why no more is stored of an author; empty if it is, or it is not here and not known to have tried."""
-        if author in self._accepted or author in self._held:
+        if author in self.accepted or author in self._held:
             return self.shares.reason(author) if self.is_full(author) else ""
-        if author in self._gone:
-            return f"{short(author)} {_LOST}"
-        return self._refused.get(author, "")
+        return f"{short(author)} {_LOST}" if author in self._gone else self._refused.get(author, "")
 
     def is_refused(self, entry: Entry, sender: PeerId | None) -> bool:
         """Whether this entry, of an author without a feed here, is refused. Counts against the sender's rate."""
         author = entry.author
-        if author in self._accepted or author in self._held or author in self._pinned or sender is None:
+        if author in self.accepted or author in self._held or author in self._pinned or sender is None:
             return False
-        if entry.seq:  # an exchange would bring the feed from its start: not while many wait
-            return self.is_pressed
+        if entry.seq and author not in self.accepted.resting:
+            return self.is_pressed  # an exchange would bring the feed from its start: not while many wait
         reason = self._refusal(author, sender)
         if reason and sender == author:
             put_newest(self._refused, author, reason, _REFUSED)
         return bool(reason)
 
     def _refusal(self, author: PeerId, sender: PeerId) -> str:
-        if self.is_closed:
-            return f"this run has its {self.max_accepted} authors and takes no more; go on in a new run"
         if self.is_full(author):
             return self.shares.reason(author)
-        if not self.is_pressed:
+        if self.is_replaying or not (self._has_history or self.is_pressed):
             return ""
         gone_s = self._now() - self._gone.get(author, -COOL_S)
         if gone_s < COOL_S and sender != author:
             return f"{short(author)} {_LOST}"
-        # Who brings only itself does not stand in line with those whom a neighbour of its block brings.
-        block = self.block_of(sender)
-        by_block = self._by_block.take(PeerId(f"{block} alone" if sender == author else block))
-        if not by_block or (sender != author and not self._by_neighbour.take(sender)):
-            where = "its addresses" if not by_block else "one neighbour"
+        if where := self._rates.take(author, sender):
             return f"too many new authors from {where} (ledger_newcomers_per_minute); {_ADVICE}"
         return ""
 
+    def is_spent(self, sender: PeerId) -> bool:
+        """Whether a neighbour brings no other new author for now, so that it need not send any."""
+        return self._has_history and not self.is_replaying and self._rates.is_spent(sender)
+
     def take_place(self, author: PeerId, sender: PeerId | None) -> list[PeerId]:
         """Give a new author its place; return the authors that must go for it."""
-        if author in self._accepted or author in self._held:
+        if author in self.accepted or author in self._held:
             return []
+        self.accepted.wake(author)
         bringer = sender or author
         self._add(author, bringer, self.block_of(bringer), 0)
         return self._surplus(worked=False)
@@ -234,7 +230,7 @@ class Newcomers:
     def is_full(self, author: PeerId) -> bool:
         """Whether no more of an author is stored."""
         need = max(self._required.need, self._pinned.get(author, Need.NONE))
-        if author in self._accepted:
+        if self._is_old(author):
             return self.shares.is_full(author, need)
         return self.shares.is_full_for_new(author, need, has_spare=self._bytes < SPARE_BYTES)
 
@@ -250,18 +246,23 @@ class Newcomers:
     def _surplus(self, *, worked: bool) -> list[PeerId]:
         places = WORKED if worked else self.quota.authors
         if self.is_replaying and not worked:
-            places = max(places, self.max_accepted - len(self._accepted))
+            places = max(places, self.accepted.most - len(self.accepted))
         group = {a: held for a, held in self._held.items() if held.worked == worked and a not in self._pinned}
         gone: list[PeerId] = []
         while len(group) > places:
             victim = _victim(group)
             del group[victim]
             self._drop(victim)
+            if self.accepted.lose(victim):
+                continue
             self.shares.forget(victim)
             put_newest(self._gone, victim, self._now(), _GONE)
             self.pruned += 1
             gone.append(victim)
         return gone
+
+    def _is_old(self, author: PeerId) -> bool:
+        return author in self.accepted or author in self.accepted.resting or author in self.accepted.woken
 
     def _add(self, author: PeerId, bringer: PeerId, block: str, size_bytes: int) -> None:
         self._refused.pop(author, None)

@@ -1,6 +1,6 @@
 """Shares of a ledger: how many bytes each author may write, so that no few of them fill the file for all.
 
-A contribution in a final set costs work, so each lets its author write `round_bytes` more: fifty times what a
+Each contribution in a final set lets its author write `round_bytes` more: fifty times what a
 member writes in a round. Members that final sets pass over, as in the smaller part of a divided run, write on into
 a spare of the file. Its last quarter is for those who used little, its last eighth for those of them that work,
 its last 32nd for this node's own entries: a file that others fill would else stop all nodes at once. The table is
@@ -106,6 +106,10 @@ class Shares:
             self._rounds[author] += 1
             self._beyond += self._excess(author)
             self._most = max(self._most, self._rounds[author])
+
+    def rounds(self, author: PeerId) -> int:
+        """How many final sets name this author."""
+        return self._rounds[author]
 
     def reset(self, sizes: Mapping[PeerId, int]) -> None:
         """Know exactly these feeds, with the bytes of each."""

@@ -5,19 +5,19 @@ arrival that never changes, so a reader that only learns of a change misses noth
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from enum import Enum
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
+from atoll.p2p.ledger.insertion import Batch, Equivocation, InsertResult, Verdict
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.p2p.ledger.proofs import Proof, ProofTable, contradicts
 from atoll.p2p.ledger.shares import LedgerRoom, Quota
 from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault, SignatureFault
+from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, Epoch, encode_entry, sign_entry
@@ -31,51 +31,7 @@ ORPHANS_MAX = 4096
 _SEAL_BYTES = 8
 
 
-class Equivocation(SignatureFault):
-    """`author` signed two different histories. Peers that relay one of them are not at fault."""
-
-    def __init__(self, author: PeerId, seq: int) -> None:
-        super().__init__(f"{short(author)} signed two feeds that differ at entry {seq}")
-        self.author = author
-
-
-class InsertResult(NamedTuple):
-    """Result of inserting a batch of entries."""
-
-    fresh: tuple[Entry, ...]
-    """Entries that were new and are stored now."""
-    gap: bool
-    """Whether an entry arrived before its predecessor, so that the sender has more."""
-    forks: tuple[Equivocation, ...]
-    """Authors that this batch proves to have signed two histories."""
-    refused: tuple[tuple[PeerId, str], ...] = ()
-    """Authors that the run does not admit, each with a reason that is new. No peer is at fault."""
-    pruned: tuple[PeerId, ...] = ()
-    """Authors whose feeds had to go: newcomers that gave their places to others."""
-
-
-class _Verdict(Enum):
-    FRESH = "fresh"
-    KNOWN = "known"
-    GAP = "gap"
-    FORK = "fork"
-    REFUSED = "refused"
-
-
 _NOTHING = FeedEnd(0, b"", 0)
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What a transaction has changed so far. The ledger's own state follows once it is committed."""
-
-    sender: PeerId | None
-    feeds: dict[PeerId, FeedEnd] = field(default_factory=dict)
-    fresh: list[Entry] = field(default_factory=list)
-    forks: dict[PeerId, Equivocation] = field(default_factory=dict)
-    refused: list[tuple[PeerId, str]] = field(default_factory=list)
-    pruned: list[PeerId] = field(default_factory=list)
-    gap: bool = False
 
 
 class Ledger:
@@ -165,7 +121,7 @@ class Ledger:
         Entries that are known, out of order, over quota or of refused authors are skipped. `sender`: the peer that
         sent them; an admitted one vouches for new authors (see `AdmissionGate`).
         """
-        batch = _Batch(sender)
+        batch = Batch(sender)
         self._measure()
         try:
             with self._db.transaction():
@@ -189,7 +145,7 @@ class Ledger:
         """The replay told the budget who is accepted. Returns the newcomers whose feeds had to go."""
         if self.newcomers is None or not self.newcomers.is_replaying:
             return ()
-        batch = _Batch(None)
+        batch = Batch(None)
         with self._db.transaction():
             for author in self.newcomers.end_replay():
                 self._prune(author, batch)
@@ -230,19 +186,19 @@ class Ledger:
         """Next sequence number of every author."""
         return {author: feed.next for author, feed in self._feeds.items()}
 
-    def wanted(self) -> dict[PeerId, int]:
-        """`vector`, with CLOSED for authors of which no more entries are accepted."""
+    def wanted(self, most: int = 1 << 16) -> dict[PeerId, int]:
+        """`vector` without who rests, `most` authors; CLOSED for those of which no more entries are accepted."""
         self._measure()
-        ends = {
-            author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in self._feeds.items()
-        }
-        return ends | dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
+        ends = dict.fromkeys(self.newcomers.absent(self._feeds) if self.newcomers is not None else (), 0)
+        awake = ((author, feed) for author, feed in self._feeds.items() if not self._rests(author))
+        ends |= {author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in awake}
+        ends |= dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
+        return dict(islice(ends.items(), most))
 
     @property
     def is_closed(self) -> bool:
         """Whether no author that is not here can begin a feed any more."""
-        is_over = self.newcomers is not None and self.newcomers.is_closed
-        return is_over or self._is_own or len(self._feeds) >= self.quota.authors
+        return self._is_own or self._awake(self._feeds) >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
@@ -270,7 +226,8 @@ class Ledger:
     def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
         held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
         for author, feed in self._feeds.items():
-            if author in vector or not (only_known or (held_back is not None and held_back.is_new(author))):
+            is_left_out = only_known or (held_back is not None and held_back.is_new(author))
+            if author in vector or not (is_left_out or self._rests(author)):
                 yield author, feed
 
     def entries(
@@ -366,39 +323,39 @@ class Ledger:
     def _is_accepted(self, author: PeerId) -> bool:
         return self.admits(author) if self.newcomers is None else self.newcomers.is_accepted(author)
 
-    def _judge(self, entry: Entry, feed: FeedEnd) -> _Verdict:
+    def _judge(self, entry: Entry, feed: FeedEnd) -> Verdict:
         if entry.author in self._forked:
-            return _Verdict.REFUSED
+            return Verdict.REFUSED
         if entry.seq > feed.next:
-            return _Verdict.GAP
+            return Verdict.GAP
         if entry.seq == feed.next:
-            return _Verdict.FRESH if entry.previous == feed.head else _Verdict.FORK
+            return Verdict.FRESH if entry.previous == feed.head else Verdict.FORK
         known = self._db.rows("SELECT id FROM entries WHERE author = ? AND seq = ?", entry.author, entry.seq)
         if not known and entry.seq < self.history.floor(entry.author):
-            return _Verdict.KNOWN  # it was here; another history would contradict what is above the floor, too
-        return _Verdict.KNOWN if known and known[0][0] == entry.id else _Verdict.FORK
+            return Verdict.KNOWN  # it was here; another history would contradict what is above the floor, too
+        return Verdict.KNOWN if known and known[0][0] == entry.id else Verdict.FORK
 
-    def _insert(self, entry: Entry, batch: _Batch) -> None:
+    def _insert(self, entry: Entry, batch: Batch) -> None:
         author = entry.author
         feed = batch.feeds.get(author) or self._feeds.get(author, _NOTHING)
         if self.newcomers is not None and self.newcomers.awaits_entries:
             self.newcomers.note_named(entry.id, author)
-        verdict = _Verdict.REFUSED if author in batch.forks or self._is_own else self._judge(entry, feed)
-        if not feed.next and self._is_refused(entry, batch):
-            verdict = _Verdict.REFUSED
-        authors = len(batch.feeds.keys() | self._feeds.keys())
-        if verdict is _Verdict.FRESH and self._has_room(author, feed, authors):
-            if self.newcomers is not None and not feed.next:
+        verdict = Verdict.REFUSED if author in batch.forks or self._is_own else self._judge(entry, feed)
+        if verdict is not Verdict.KNOWN and self._is_refused(entry, batch, is_first=not feed.next):
+            verdict = Verdict.REFUSED
+        authors = self._awake(batch.feeds.keys() | self._feeds.keys())
+        if verdict is Verdict.FRESH and self._has_room(author, feed, authors):
+            if self.newcomers is not None:
                 for gone in self.newcomers.take_place(author, batch.sender):
                     self._prune(gone, batch)
             batch.feeds[author] = self._write(entry, feed)
             batch.fresh.append(entry)
-        elif verdict is _Verdict.FORK:
+        elif verdict is Verdict.FORK:
             self._keep_proof(entry)
             batch.forks[author] = Equivocation(author, entry.seq)
-        batch.gap = batch.gap or (verdict is _Verdict.GAP and not self._is_full(author, feed))
+        batch.gap = batch.gap or (verdict is Verdict.GAP and not self._is_full(author, feed))
 
-    def _prune(self, author: PeerId, batch: _Batch) -> None:
+    def _prune(self, author: PeerId, batch: Batch) -> None:
         self._db.write("DELETE FROM entries WHERE author = ?", author)
         self._proofs.forget(author)
         self.history.forget(author)
@@ -406,7 +363,7 @@ class Ledger:
         batch.forks.pop(author, None)
         batch.pruned.append(author)
 
-    def _apply(self, batch: _Batch) -> None:
+    def _apply(self, batch: Batch) -> None:
         self._feeds.update(batch.feeds)
         for author in batch.pruned:
             if not self._feeds[author].next:
@@ -418,8 +375,8 @@ class Ledger:
         if self.newcomers is not None:
             self.newcomers.reset({author: feed.size_bytes for author, feed in self._feeds.items()})
 
-    def _is_refused(self, entry: Entry, batch: _Batch) -> bool:
-        if self._gate is not None:
+    def _is_refused(self, entry: Entry, batch: Batch, *, is_first: bool) -> bool:
+        if self._gate is not None and is_first:
             sender = batch.sender
             vouched = sender is not None and sender != entry.author and self.admits(sender)
             reason = self._gate.refusal(entry, vouched=vouched)
@@ -428,6 +385,12 @@ class Ledger:
             if reason:
                 return True
         return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
+
+    def _rests(self, author: PeerId) -> bool:
+        return self.newcomers is not None and author in self.newcomers.accepted.resting
+
+    def _awake(self, authors: Collection[PeerId]) -> int:
+        return len(authors) - (len(self.newcomers.accepted.resting) if self.newcomers is not None else 0)
 
     def _measure(self) -> None:
         if self.newcomers is not None:

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from atoll.p2p.ledger.floors import FloorCheck
-from atoll.p2p.ledger.store import Equivocation, InsertResult, Ledger
+from atoll.p2p.ledger.insertion import Equivocation, InsertResult
+from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
 from atoll.protocols.ids import PeerId, short
@@ -138,8 +139,9 @@ class LedgerSync:
         if theirs is not None:
             batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
             proofs = ledger.proofs_beyond(theirs.forked, _PROOFS)
-        refusal = ledger.refusal(peer)
-        return Exchange(ledger.wanted(), ledger.is_closed, forked, tuple(batch), tuple(proofs), refusal)
+        refusal, newcomers = ledger.refusal(peer), ledger.newcomers
+        is_closed = ledger.is_closed or (newcomers is not None and newcomers.is_spent(peer))
+        return Exchange(ledger.wanted(_MAX_AUTHORS), is_closed, forked, tuple(batch), tuple(proofs), refusal)
 
     def _has_news_for(self, theirs: Exchange) -> bool:
         return bool(

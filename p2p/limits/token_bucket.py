@@ -70,6 +70,11 @@ class PeerRateLimit:
         put_newest(self._buckets, peer, bucket, _PEERS_REMEMBERED)
         return bucket.take(count, now)
 
+    def has(self, peer: Hashable) -> bool:
+        """Whether a request of `peer` would be answered now."""
+        bucket = self._buckets.get(peer)
+        return bucket is None or bucket.level(self._now()) >= 1
+
 
 @dataclass(eq=False, slots=True)
 class Ticket:

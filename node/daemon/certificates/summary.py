@@ -23,7 +23,7 @@ from atoll.protocols.ledger.records import Epoch, epoch_id
 
 VERSION = 1
 MAX_BYTES = 1 << 24
-"""Largest summary: a run has at most 2816 accepted authors, each in a few of these lists."""
+"""Largest summary: some 100,000 authors, each in a few of these lists."""
 
 Counts: TypeAlias = tuple[tuple[PeerId, int], ...]
 Peers: TypeAlias = tuple[PeerId, ...]

@@ -86,7 +86,15 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.invite import Invite
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import (
+    SPEC_VERSION,
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    RunSpec,
+    Stage,
+)
 from atoll.protocols.run.slices import ReduceSpec
 from atoll_bench.topology.topology_peer import twisted
 
@@ -112,7 +120,7 @@ def run_spec(
     """
     least_256 = PRESETS_PACE.least_256 if reduce else 256
     return RunSpec(
-        version=3,
+        version=SPEC_VERSION,
         name="virtual",
         owner=owner,
         seed=1,

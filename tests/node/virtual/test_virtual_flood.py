@@ -16,6 +16,7 @@ from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Propos
 from tests.p2p.swarm.flooder import Flooder, anything, fake_work
 
 MEMBERS = 3
+FLOOD_S = 60.0
 MADE_UP = 10_000
 ROUND_S = 10.0
 IN_S = 60.0
@@ -152,6 +153,78 @@ def test_a_newcomer_gets_into_a_flooded_run(world, made_up, is_anything):
                 print(node.swarm.newcomers.pruned, node.swarm.ledger.disk_bytes, sum(map(len, flood.entries)))
             most_bytes = 24 << 20 if is_anything else 8 << 20
             assert w.nodes[0].swarm.ledger.disk_bytes < most_bytes, "most of it is SQLite's log, 4 MiB"
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+PLACES = 24
+"""Accepted authors of which each ledger has room here, so that a short flood takes all places."""
+
+
+@pytest.mark.parametrize("bringer", ["a member", "a block"])
+def test_noise_of_legal_size_closes_no_run_and_decides_nothing(world, monkeypatch, bringer):
+    """Made-up identities, each with a payload of its own that nobody trained: all of it counts as work.
+
+    A member brings them, or six strangers of one address block do.
+    """
+
+    async def story() -> None:
+        async with world(60, 4) as w:
+            for number in range(4):
+                w.start(number)
+            await w.until(lambda: w.all_final(1))
+            liar, victims, rng = w.nodes[3], [w.nodes[number] for number in range(3)], random.Random(1)
+            strangers = [Identity(rng.randbytes(32)).peer_id for _ in range(6)]
+            brought, rate = ([liar.peer], 1) if bringer == "a member" else (strangers, 2)
+            rate *= NewcomerQuota().per_minute
+            for node in victims:
+                newcomers, known = node.swarm.newcomers, node.swarm.newcomers._maddr_of
+                maddrs = {peer: "/ip4/10.9.9.1/tcp/1" for peer in brought if peer != liar.peer}
+                monkeypatch.setattr(newcomers, "_maddr_of", lambda peer, a=maddrs, b=known: a.get(peer) or b(peer))
+            for node in w.nodes.values():
+                node.swarm.newcomers.accepted.most = PLACES
+            crowd: set[str] = set()
+            newcomer, came_s, in_s, began = None, 0.0, None, w.nodes[0].driver.context.now()
+            while (now := w.nodes[0].driver.context.now()) < began + FLOOD_S:
+                for _ in range(8):
+                    who, target = Identity(rng.randbytes(32)), Round(w.newest())
+                    payload = liar.swarm.blobs.store.add_bytes(rng.randbytes(payload_size(w.spec, target, b"")))
+                    body = Contribution(target, digest(b"base"), payload, 1, 1, 1, 1.0)
+                    entry = encode_entry(sign_entry(w.spec.id, who, 0, b"", body))
+                    crowd.add(who.peer_id)
+                    for node in victims:
+                        node.swarm.replication._on_entry(brought[len(crowd) % len(brought)], entry)
+                await asyncio.sleep(1.0)
+                if newcomer is None and now > began + FLOOD_S / 3:
+                    newcomer, came_s = w.start(4), now
+                if in_s is None and newcomer and any(newcomer.peer in names for names in final_sets(victims[0])):
+                    in_s = now - came_s
+                assert not any(crowd & set(node.driver.finality.voters) for node in victims)
+            named = [len(names & crowd) for names in final_sets(victims[0])]
+            print(f"{len(crowd)} made up, in after {in_s} s, in sets {named}, {victims[0].swarm.newcomers.counts}")
+            assert in_s is not None
+            assert in_s <= IN_S
+            assert sum(named) > PLACES, "they took all places, and more"
+            for node in victims:
+                ledger, newcomers = node.swarm.ledger, node.swarm.newcomers
+                assert not ledger.is_closed
+                assert newcomers.counts[0] <= max(PLACES, max(map(len, final_sets(node))) + 1)
+                here = crowd & set(ledger.vector())
+                print(len(here), ledger.disk_bytes)
+                # What one takes from the flood comes to the others through it, too: mostly the same.
+                assert len(here) <= 1.5 * rate * (FLOOD_S / 60 + 1)
+                assert not crowd & set(ledger.wanted()) - {*newcomers.accepted._named, *newcomers._held}
+            done = w.newest()
+            await w.until(lambda: newcomer.worker.final >= done, 120.0)
+            # A late joiner gets the feeds of those that rest, because final sets name their work.
+            late, counts = w.start(5), lambda node: node.driver.finality.tally.counts
+            late_s = await w.until(lambda: late.peer in counts(victims[0]), 120.0)
+            print(f"the late joiner was in after {late_s} s")
+            await w.until(lambda: late.peer in counts(late), 120.0)
+            assert {peer: counts(late).get(peer) for peer in crowd} == {
+                peer: counts(victims[0]).get(peer) for peer in crowd
+            }
             w.check_agreement()
 
     run_virtual(story())

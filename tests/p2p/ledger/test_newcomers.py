@@ -114,6 +114,7 @@ def test_who_brings_itself_does_not_stand_in_line_with_a_flood(tmp_path: Path):
     world = World(tmp_path, per_minute=5)
     taken = sum(world.bring(fake, EVE) for fake in FAKES)
     assert taken == PLACES // 2 + 5, "free places, then the burst"
+    assert sum(world.bring(fake, EVA) for fake in FAKES[100:110]) == 5, "and then the block has brought enough"
     world.maddrs[HONEST.peer_id] = "/ip4/10.9.9.5/tcp/1"  # of the flood's own block
     assert world.bring(HONEST, HONEST.peer_id)
     assert not world.bring(FAKES[-1], EVE)
@@ -294,12 +295,99 @@ def test_a_disk_that_fails_leaves_the_budget_as_it_was(world, monkeypatch):
     assert world.bring(FAKES[PLACES], EVE)
 
 
-def test_a_run_with_all_its_authors_says_so(world):
-    world.newcomers.max_accepted = 2
+def noise(world, authors, sender=EVE):
+    """Whoever of these the ledger takes is in a final set, with the members."""
+    taken = [fake.peer_id for fake in authors if world.bring(fake, sender)]
+    for peer in taken:
+        world.newcomers.vouch(peer)
+    world.newcomers.accept([ANN, BEN, *taken])
+    return taken
+
+
+def test_no_run_is_closed_by_authors_that_few_final_sets_name(world):
+    """Places for eight: of those that worked once, who did so longest ago gives its place back."""
+    world.newcomers.accepted.most = 8
+    world.newcomers.accept([], by_work=False)  # the RunSpec names nobody
+    world.bring(HONEST, BEN)
+    for _ in range(3):
+        world.newcomers.accept([ANN, BEN, HONEST.peer_id])
+    for at in range(0, 40, 4):
+        assert len(noise(world, FAKES[at : at + 4])) == 4
+    accepted = world.newcomers.accepted
+    assert (len(accepted), len(accepted.resting)) == (8, 35)
+    assert HONEST.peer_id in accepted, "three sets name it, longest ago"
+    assert all(fake.peer_id in accepted for fake in FAKES[36:40])
+    assert not world.ledger.is_closed
+    assert {ANN, BEN, *world.ledger.wanted()} == set(accepted._named)
+    assert len(world.here()) == 41, "but their entries are on the disk"
+    assert len(world.ledger.missing({}, 1 << 20)) == 6
+    assert len(world.ledger.missing({FAKES[0].peer_id: 0}, 1 << 20)) == 7, "and come to who asks for them"
+
+
+def test_whom_the_run_names_and_the_newest_final_set_does_not_rest(world):
+    world.newcomers.accepted.most = 2
+    world.newcomers.accept([EVA], by_work=False)
+    world.newcomers.accept([HONEST.peer_id], by_work=False)  # of a summary
     world.newcomers.accept([ANN, BEN])
-    assert world.ledger.is_closed
-    assert not world.bring(HONEST, HONEST.peer_id)
-    assert "takes no more" in world.ledger.refusal(HONEST.peer_id)
+    world.newcomers.accept([EVE, BEN])
+    assert set(world.newcomers.accepted._named) == {EVA, BEN, EVE}
+
+
+def test_who_rested_comes_back_as_a_newcomer_and_its_feed_never_goes(world):
+    world.newcomers.accepted.most = 4
+    world.newcomers.accept([], by_work=False)
+    for at in range(0, 12, 2):
+        noise(world, FAKES[at : at + 2])
+    back, resting = FAKES[0], world.newcomers.accepted.resting
+    assert back.peer_id in resting
+    own = feed(back, 2)
+    assert len(world.ledger.insert_all(own[1:], back.peer_id).fresh) == 1
+    assert back.peer_id not in resting
+    assert world.ledger.wanted()[back.peer_id] == 2
+    assert world.newcomers.is_new(back.peer_id)
+    for fake in FAKES[20:]:
+        world.bring(fake, back.peer_id)
+    assert back.peer_id in resting, "it lost its place again"
+    assert world.ledger.get(own[1].id) is not None
+    world.ledger.insert_all(feed(back, 3)[2:], back.peer_id)
+    world.newcomers.accept([ANN, BEN, back.peer_id])
+    assert back.peer_id in world.newcomers.accepted
+
+
+def test_a_late_joiner_asks_for_the_feeds_of_those_that_rest(tmp_path: Path):
+    world = World(tmp_path)
+    entries = feed(HONEST, 3)
+    world.newcomers.require([entries[2].id], None)
+    assert world.ledger.insert_all(entries[2:], EVE).gap
+    assert world.ledger.wanted() == {HONEST.peer_id: 0}
+    world.ledger.insert_all(entries, EVE)
+    assert world.ledger.wanted() == {HONEST.peer_id: 3}
+    world.ledger.close()
+
+
+def test_work_of_one_neighbour_or_one_block_takes_places_at_a_rate(tmp_path: Path):
+    """None of them waits as new: the budget is never pressed."""
+    world = World(tmp_path, per_minute=5)
+    world.newcomers.accept([ANN, BEN])
+    assert len(noise(world, FAKES[:40], EVE)) == 5
+    assert world.newcomers.is_spent(EVE)
+    assert len(noise(world, FAKES[40:80], EVA)) == 5, "of EVE's block"
+    world.maddrs[FAKES[0].peer_id] = "/ip4/10.9.9.9/tcp/1"
+    assert noise(world, FAKES[80:], FAKES[0].peer_id) == []
+    assert not world.newcomers.is_pressed
+    assert world.bring(HONEST, BEN)
+    assert not world.newcomers.is_spent(BEN)
+    world.now += 60.0
+    assert len(noise(world, FAKES[10:60], EVE)) == 5
+    world.ledger.close()
+
+
+def test_a_neighbour_that_brought_enough_takes_nothing_of_its_block(tmp_path: Path):
+    world = World(tmp_path, per_minute=5)
+    world.newcomers.accept([ANN, BEN])
+    noise(world, FAKES, EVE)
+    assert world.bring(HONEST, EVA), "of EVE's block"
+    world.ledger.close()
 
 
 Event = st.tuples(

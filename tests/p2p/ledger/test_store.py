@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.p2p.ledger.insertion import Equivocation
 from atoll.p2p.ledger.proofs import contradicts
 from atoll.p2p.ledger.shares import Quota
-from atoll.p2p.ledger.store import CLOSED, Equivocation, Ledger
+from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import ConfigError, CorruptFault, DiskFault, LocalFault, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId, digest
