@@ -73,9 +73,8 @@ def begin(
 ) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0.
 
-    `lease_s`: how long leases live, in seconds. `probation`, `excise_rounds`: see RunSpec.
-    `summary_every`: rounds between two certified summaries; 0: none.
-    `chosen`: the epochs that this node entered before, in order.
+    `lease_s`: how long leases live, in seconds. `probation`, `excise_rounds`, `summary_every`: see RunSpec (0: no
+    summaries). `chosen`: the epochs that this node entered before, in order.
     """
     return finality_types.FinalityState(
         run=run,
@@ -185,8 +184,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.AuthorPruned(author):
             return _without(state, author), []
         case finality_types.RoundClosed(number, members):
-            views = {**state.views, number: members}
-            return _note_stable(replace(state, views=views, closed=max(state.closed, number))), []
+            state = replace(state, views={**state.views, number: members}, closed=max(state.closed, number))
+            return _note_stable(state), []
         case finality_types.CheckDone(number, names, digest, excised):
             if number != state.deciding:
                 return state, []
@@ -197,8 +196,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
         case finality_types.ReductionRefuted(entry, is_proven):
-            proven = state.proven | {entry} if is_proven else state.proven
-            return replace(state, refuted=state.refuted | {entry}, proven=proven), []
+            proven = {entry} if is_proven else set[Digest]()
+            return replace(state, refuted=state.refuted | {entry}, proven=state.proven | proven), []
         case finality_types.ReductionCleared(entry):
             return replace(state, refuted=state.refuted - {entry}), []
         case finality_types.CorrectionsHeld(peers):

@@ -130,9 +130,7 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
             return None
         ballot = ours[0]
     bound = book.promised(state.me)
-    if ballot in book.first_proposals() or (bound is not None and bound > ballot):
-        return None
-    return ballot
+    return None if ballot in book.first_proposals() or (bound is not None and bound > ballot) else ballot
 
 
 def _choice_to_propose(state: FinalityState, ballot: Ballot) -> Choice | None:

@@ -68,8 +68,7 @@ def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
     if best is None:
         return None
     # Also one that it signed and gave up: the others counted on its signature, and wait for it there.
-    is_ours = state.me in state.epochs.signers[best] or _may_follow(state, best)
-    return best if is_ours else None
+    return best if state.me in state.epochs.signers[best] or _may_follow(state, best) else None
 
 
 def open_epoch(state: finality_types.FinalityState) -> Out:
