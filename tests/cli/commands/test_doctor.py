@@ -132,7 +132,12 @@ def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_
         monkeypatch.setattr(doctor_screen, "measure_machine", lambda *_, machine=machine: machine)
         lines = atoll("doctor", "--fit").out.splitlines()
         assert lines[1] == said
-        assert lines[3].split() == ["preset", "parameters", "memory", "device", "fits"]
+        assert lines[3].split()[:5] == ["preset", "parameters", "memory", "device", "a"]
+        shares = {row.split()[0]: row for row in lines[4:-2]}
+        assert "2 of 8 slices: " in shares["1b"]
+        assert shares["1b"].count(" GB") == 4, "of the host and of the device, whole and of the share"
+        assert "slices" not in shares["moe-12m"]
+        assert ("too large" in shares["1b"]) == (machine.device_bytes is not None)
 
 
 def test_every_field_of_a_fit_is_in_the_page_of_json():

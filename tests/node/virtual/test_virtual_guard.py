@@ -1,0 +1,59 @@
+"""Whole nodes with real workers train the preset `tiny` as `run new --guard` makes it."""
+
+import json
+
+import torch
+from msgspec.structs import replace
+
+from atoll.node.runs.guard import Defences, defences_of, guarded
+from atoll.node.runs.presets import preset
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.ids import digest
+from atoll.protocols.local.worker_messages import EvaluateRequest
+from atoll.protocols.run.run_spec import Stage
+from tests.node.virtual.real_worker import RealWorker, Seen
+
+NODES, ROUNDS = 3, 4
+
+
+def guarded_tiny(plain):
+    """The preset with its own model and recipe, of fewer rounds and sequences of a step."""
+    tiny = preset("tiny", plain.owner, plain.seed, "synthetic:markov?size=65536", digest(b""))
+    tiny = replace(tiny, data=replace(tiny.data, digest=b""), name="virtual", pace=plain.pace)
+    outer = replace(tiny.outer, rounds=ROUNDS, stages=(Stage(0, 4),), overlap_steps=0)
+    inner = replace(tiny.inner, batch=2, warmup_steps=1, total_steps=ROUNDS * 4)
+    return guarded(replace(tiny, outer=outer, inner=inner))
+
+
+def test_a_guarded_tiny_trains_with_audits_and_weights_of_newcomers(world):
+    torch.set_num_threads(1)
+    seen, losses = Seen({}, {}, {}, {}), []
+
+    async def story() -> None:
+        async with world(
+            ROUNDS,
+            NODES,
+            worker=lambda *args: RealWorker(*args, seen=seen),
+            adjust=guarded_tiny,
+            min_members=NODES,
+        ) as w:
+            assert defences_of(w.spec) == Defences("nnm", 3, 8, 64, 0, 0)
+            for number in range(NODES):
+                w.start(number)
+            await w.until(lambda: all(node.worker.session is not None for node in w.nodes.values()))
+            losses.append(w.nodes[0].worker.session.answer(EvaluateRequest()).val_loss)
+            await w.until(w.all_final)
+            w.check_agreement()
+            losses.append(w.nodes[0].worker.session.answer(EvaluateRequest()).val_loss)
+            assert len({node.worker.state for node in w.nodes.values()}) == 1
+            assert all(len(names) == NODES for names in seen.final_sets.values())
+            audits = [
+                row["peer"]
+                for node in w.nodes.values()
+                for row in map(json.loads, (node.home / "events.jsonl").read_text().splitlines())
+                if row["event"] == "audited"
+            ]
+            assert set(audits) == {node.peer for node in w.nodes.values()}
+
+    run_virtual(story())
+    assert losses[1] < 0.9 * losses[0]
