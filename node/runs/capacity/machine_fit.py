@@ -62,7 +62,7 @@ class PresetFit(msgspec.Struct, frozen=True):
     share_memory_bytes: int = 0
     share_device_bytes: int = 0
     share_fits: bool = False
-    """Into all memory of the machine."""
+    """Whether a node offers to train it where nothing else uses the memory."""
 
 
 def measure_machine(device: str, gpu_memory_percent: int = 0) -> Machine:
@@ -129,15 +129,22 @@ def _with_share(row: PresetFit, spec: RunSpec | None, config: NodeConfig, machin
     if spec is None:
         return row
     slices, share = spec.model.ffn_slices, spec.model.ffn_slices // _SHARE
-    needs = _needs_with(spec, config, machine, share)
+    needs = needs_of(spec, config, share)
     return replace(
         row,
         slices=slices,
         share=share,
         share_memory_bytes=needs.host,
         share_device_bytes=needs.device,
-        share_fits=not shortage(needs, machine),
+        share_fits=share <= _offered(spec, config, machine),
     )
+
+
+def _offered(spec: RunSpec, config: NodeConfig, machine: Machine) -> int:
+    """Slices of each layer that a node offers by itself with all of the machine's memory free; 0 if none fits."""
+    room = room_of(spec, config, _whole(machine))
+    fits = room and not shortage(_needs_with(spec, config, machine, room.experts), machine)
+    return room.experts if room and fits else 0
 
 
 def in_slices(spec: RunSpec) -> RunSpec | None:
@@ -161,10 +168,8 @@ def in_slices(spec: RunSpec) -> RunSpec | None:
 def slices_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> tuple[int, int]:
     """(slices of each layer that this machine could train, of how many), were the run in slices; zeros: none."""
     sliced = in_slices(spec)
-    room = sliced and room_of(sliced, config, _whole(machine))
-    if not sliced or not room or shortage(_needs_with(sliced, config, machine, room.experts), machine):
-        return 0, 0
-    return room.experts, room.of
+    ours = _offered(sliced, config, machine) if sliced else 0
+    return (ours, sliced.model.ffn_slices) if sliced and ours else (0, 0)
 
 
 def largest(rows: list[PresetFit]) -> str:

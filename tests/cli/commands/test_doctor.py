@@ -126,7 +126,7 @@ def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home" / "config.toml").write_text('device = "cuda"')
     for machine, said in (
-        (Machine(1 << 50, 1 << 50, "cuda", 8 << 30, 4 << 30), "device  cuda: 8.59 GB, 4.29 GB of it free"),
+        (Machine(1 << 50, 1 << 50, "cuda", 4 << 30, 2 << 30), "device  cuda: 4.29 GB, 2.15 GB of it free"),
         (Machine(1 << 50, 1 << 50, "cuda"), "device  cuda: how much it has is unknown here"),
     ):
         monkeypatch.setattr(doctor_screen, "measure_machine", lambda *_, machine=machine: machine)

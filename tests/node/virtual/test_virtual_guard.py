@@ -29,14 +29,11 @@ def test_a_guarded_tiny_trains_with_audits_and_weights_of_newcomers(world):
     torch.set_num_threads(1)
     seen, losses = Seen({}, {}, {}, {}), []
 
+    def worker(*args):
+        return RealWorker(*args, seen=seen)
+
     async def story() -> None:
-        async with world(
-            ROUNDS,
-            NODES,
-            worker=lambda *args: RealWorker(*args, seen=seen),
-            adjust=guarded_tiny,
-            min_members=NODES,
-        ) as w:
+        async with world(ROUNDS, NODES, worker=worker, adjust=guarded_tiny, min_members=NODES) as w:
             assert defences_of(w.spec) == Defences("nnm", 3, 8, 64, 0, 0)
             for number in range(NODES):
                 w.start(number)

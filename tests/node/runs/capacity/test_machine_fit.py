@@ -49,7 +49,7 @@ def test_the_table_says_of_each_preset_what_its_needs_say(memory, free, device):
             assert row.fits == (row.memory_bytes <= memory and row.device_bytes <= (machine.device_bytes or 0))
             assert row.fits_now <= row.fits
             needs_share = Needs(row.share_memory_bytes, row.share_device_bytes)
-            assert row.share_fits == (row.slices > 0 and not shortage(needs_share, machine))
+            assert row.share_fits <= (row.slices > 0 and not shortage(needs_share, machine))
         best = largest(rows)
         fitting = [row for row in rows if row.fits]
         assert best == (max(fitting, key=lambda row: row.parameters).preset if fitting else "")
@@ -82,7 +82,8 @@ def test_a_quarter_of_the_slices_is_counted_of_each_dense_preset():
             assert spec is not None
             found = Needs(rows[name].share_memory_bytes, rows[name].share_device_bytes)
             assert found == needs_of(spec, config, share)
-            assert found.host + found.device < rows[name].memory_bytes + rows[name].device_bytes
+            whole = needs(name, config)
+            assert found.host + found.device < whole.host + whole.device
 
 
 def test_slices_here_are_what_a_node_would_offer():
