@@ -143,8 +143,8 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     `auto`: `int8` where nothing else fits the free memory. For one device."""
     average_rounds: int | None = None
     """Final rounds over which weights are averaged for `--average` of exports; 0: no average is kept. It takes 4
-    bytes a parameter of the disk in each of the two saved states. Absent: 4 in runs with a stable rate, if the disk
-    has room."""
+    bytes a parameter of the disk in each of the two saved states. Absent: 4 in runs with a stable rate, if the
+    disk has room."""
     experts: int = 0
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
