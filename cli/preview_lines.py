@@ -5,6 +5,7 @@ from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.daemon.telemetry.run_outlook import RunOutlook
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free
+from atoll.node.runs.guard import defences_of
 from atoll.protocols.errors import counted
 from atoll.protocols.ids import short
 from atoll.protocols.run.invite import Invite
@@ -39,6 +40,7 @@ def preview_lines(
         *_traffic(costs, spec.outer.rounds),
         f"data       {_data(spec, costs, config)}",
         f"admission  {_admission(spec, invite)}",
+        *liar_lines(spec),
         "safety     the run sends no code; peers that you connect to see your address",
     ]
 
@@ -76,6 +78,25 @@ def privacy_lines(spec: RunSpec) -> list[str]:
         f"           ε at δ {agreed.delta:g} for each sequence: {after} steps that use it{ends}",
         f"           a member that takes all steps reads {read:,} sequences, some again if it has fewer",
     ]
+
+
+def liar_lines(spec: RunSpec, hint: str = "") -> list[str]:
+    """What the run does against members that lie. `hint`: for the owner of one in which bad updates count."""
+    found = defences_of(spec)
+    rules = [f"rule {found.rule}"] if found.rule else []
+    rules += [f"each audits {counted(found.audits, 'contribution')} a round"] if found.audits else []
+    if not found.judges:
+        rules.append(f"no rule against bad updates{hint}")
+    if found.probation > 1:
+        weigh = f", and have {found.probation_256}/256 of their weight until then"
+        newcomers = f"newcomers decide rounds after {found.probation} final sets"
+        rules.append(newcomers + (weigh if found.probation_256 < 256 else ""))
+    if found.puzzle_bits:
+        rules.append(f"an identity costs a puzzle of {found.puzzle_bits} bits")
+    if found.excise_rounds:
+        rules.append(f"excluded work comes out of the newest {found.excise_rounds} final rounds")
+    first, *more = rules
+    return [f"liars      {first}", *(f"           {rule}" for rule in more)]
 
 
 def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:

@@ -60,7 +60,8 @@ def _print_fit(config: NodeConfig, as_json: bool) -> int:
         said = _of(machine.device_free_bytes, machine.device_bytes) if known else "how much it has is unknown here"
         click.echo(f"device  {machine.device}: {said}")
     click.echo()
-    print_table(("preset", "parameters", "memory", *(("device",) if on_gpu else ()), "fits"), map(_fit_row, rows))
+    head = ("preset", "parameters", "memory", *(("device",) if on_gpu else ()), "a quarter of its slices", "fits")
+    print_table(head, map(_fit_row, rows))
     if best:
         click.echo(f"\n{best} is the largest that fits: atoll run new NAME --preset {best}")
     else:
@@ -75,7 +76,16 @@ def _of(free: int | None, whole: int | None) -> str:
 def _fit_row(row: PresetFit) -> tuple[str, ...]:
     verdict = "yes" if row.fits_now else "when other programs are closed" if row.fits else "no"
     device = (size(row.device_bytes),) if row.device_bytes else ()
-    return row.preset, f"{row.parameters:,}", size(row.memory_bytes), *device, verdict
+    return row.preset, f"{row.parameters:,}", size(row.memory_bytes), *device, _share(row), verdict
+
+
+def _share(row: PresetFit) -> str:
+    """What a member needs that trains a quarter of the slices of `run new --slices`."""
+    if not row.slices:
+        return "-"
+    device = f" + {size(row.share_device_bytes)}" if row.share_device_bytes else ""
+    needed = f"{row.share} of {row.slices} slices: {size(row.share_memory_bytes)}{device}"
+    return f"{needed}, {'fits' if row.share_fits else 'too large'}"
 
 
 def _print(rows: Sequence[Finding]) -> None:

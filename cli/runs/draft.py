@@ -33,6 +33,7 @@ from atoll.node.runs.capacity.machine_fit import (
     presets_here,
     shortage,
     shortage_now,
+    slices_here,
 )
 from atoll.node.runs.packs import add_pack, is_pack, read_pack
 from atoll.p2p.blobs.store import BLOBS, BlobStore
@@ -63,15 +64,22 @@ class Draft(NamedTuple):
     """Called before anything of the run is written; raises ConfigError where it must not be made."""
 
 
-def fit_check(config: NodeConfig, *, even_if_too_large: bool) -> Callable[[RunSpec], None]:
-    """Refuse runs that this machine can never train, unless the user said so; warn of what it cannot train now."""
+def fit_check(
+    config: NodeConfig, *, even_if_too_large: bool, may_slice: bool = False
+) -> Callable[[RunSpec], None]:
+    """Refuse runs that this machine can never train, unless the user said so; warn of what it cannot train now.
+
+    `may_slice`: the model is a preset's, so that it can be cut into FFN slices.
+    """
 
     def check(spec: RunSpec) -> None:
         machine = measure_machine(config.device, config.guest.gpu_memory)
         needs = needs_here(spec, config, machine)
         never = shortage(needs, machine)
         if never and not even_if_too_large:
-            raise ConfigError(f"this machine cannot train {spec.name!r}: {never}", hint=_smaller(config, machine))
+            sliced = _sliced(spec, config, machine) if may_slice else ""
+            hint = f"{_smaller(config, machine)}{sliced}, or give --even-if-too-large if others train it"
+            raise ConfigError(f"this machine cannot train {spec.name!r}: {never}", hint=hint)
         if line := never or shortage_now(needs, machine):
             what = (
                 "cannot train this run" if never else "cannot train this run while other programs use its memory"
@@ -83,8 +91,14 @@ def fit_check(config: NodeConfig, *, even_if_too_large: bool) -> Callable[[RunSp
 
 def _smaller(config: NodeConfig, machine: Machine) -> str:
     fitting = largest(presets_here(config, machine))
-    advice = f"choose --preset {fitting}, the largest that fits" if fitting else "no preset fits"
-    return f"{advice}, or give --even-if-too-large if others train it"
+    return f"choose --preset {fitting}, the largest that fits" if fitting else "no preset fits"
+
+
+def _sliced(spec: RunSpec, config: NodeConfig, machine: Machine) -> str:
+    """What this machine could train of the run, were it in slices; empty if nothing."""
+    ours, count = slices_here(spec, config, machine)
+    without = " without audits" if spec.audit else ""
+    return f", or --slices {count}{without}: then it can train {ours} of {count} slices" if ours else ""
 
 
 def write_run(home: Home, path: Path, draft: Draft, origin: RunSource | None, *, quiet: bool = False) -> bytes:

@@ -17,7 +17,11 @@ from atoll.protocols.local.control_messages import MAX_ROUNDS, CommandDone, Excl
 from atoll.protocols.run.admission import MAX_PUZZLE_BITS, MODES
 
 DATA_HELP = "A text: a file, folder or 'PATTERN', a packed text, builtin:shakespeare (default), synthetic:markov."
-PUZZLE_HELP = "Newcomers to an open run solve a puzzle: 20 bits take some seconds, each more doubles it."
+PUZZLE_HELP = "Newcomers to an open run solve a puzzle: 20 bits take some seconds, each more doubles it; 0: none."
+OPEN_HELP = "Who may join; default: open. Where it says open, --guard and --puzzle 20 come with it."
+GUARD_HELP = "Every defence against members that lie which the run can have; it is not reduced."
+METHOD_HELP = "A published outer loop, with its settings (docs/outer-loop.md); --set has the last word."
+SLICES_HELP = "Cut a dense model into so many FFN slices: weak machines train some of them."
 
 
 @click.group()
@@ -56,19 +60,22 @@ def run() -> None:
 )
 @click.option("--model", metavar="NAME", help="A model of an installed package, with its examples; as lanes.1.")
 @click.option("--seed", type=click.IntRange(0), help="Of weights and data order; random if absent.")
-@click.option("--admission", "mode", default="open", type=click.Choice(MODES), help="Who may join.")
+@click.option("--admission", "mode", type=click.Choice(MODES), help=OPEN_HELP)
 @click.option(
     "--member", "members", multiple=True, metavar="PEERID", help="Admitted by name (see `atoll id show`)."
 )
-@click.option("--puzzle", type=click.IntRange(1, MAX_PUZZLE_BITS), metavar="BITS", help=PUZZLE_HELP)
+@click.option("--puzzle", type=click.IntRange(0, MAX_PUZZLE_BITS), metavar="BITS", help=PUZZLE_HELP)
+@click.option("--guard/--no-guard", default=None, help=GUARD_HELP)
+@click.option("--method", metavar="NAME", help=METHOD_HELP)
+@click.option("--slices", type=click.IntRange(2), metavar="E", help=SLICES_HELP)
 @click.option("--fragments", type=click.IntRange(1), metavar="P", help=FRAGMENTS_HELP)
 @click.option("--even-if-too-large", is_flag=True, help="Make it though this machine cannot train it.")
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="For example --set outer.rounds=20.")
 def new(name: str, home: Home, as_json: bool, **options: Any) -> None:
     """Write and sign a run; print its id."""
-    from atoll.cli.runs.making import make_run
+    from atoll.cli.runs.making import RunOptions, make_run
 
-    make_run(name, home, as_json=as_json, **options)
+    make_run(name, home, RunOptions(**options), as_json=as_json)
 
 
 @run.command("rounds")

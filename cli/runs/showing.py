@@ -8,11 +8,20 @@ import msgspec
 
 from atoll.cli.client import call
 from atoll.cli.formatting import number, print_json, print_table, size, span
-from atoll.cli.preview_lines import expert_lines, model_size, need_lines, objective_lines, part_word, privacy_lines
+from atoll.cli.preview_lines import (
+    expert_lines,
+    liar_lines,
+    model_size,
+    need_lines,
+    objective_lines,
+    part_word,
+    privacy_lines,
+)
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.runs.capacity.free_resources import measure_free, room_of
 from atoll.node.runs.capacity.join_preview import Preview, preview_of, steps_time_s
+from atoll.node.runs.guard import defences_of
 from atoll.node.runs.run_files import FoundRun, find_run, runs_of
 from atoll.protocols.errors import AtollError, counted
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
@@ -46,7 +55,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
     room = room_of(spec, config, free) if free else now.room if now else None
     costs = preview_of(spec, config, room, now.members if now else None)
     if as_json:
-        print_json(about | {"costs": _costs(costs), "spec": spec})
+        print_json(about | {"costs": _costs(costs), "liars": defences_of(spec), "spec": spec})
         return
     stages = ", ".join(f"{stage.steps} from round {stage.first}" for stage in spec.outer.stages)
     lines = (
@@ -58,6 +67,7 @@ def print_run(found: FoundRun, home: Home, config: NodeConfig, as_json: bool) ->
         f"weights    {_start(spec)}",
         f"data       {spec.data.source}",
         f"admission  {_who(spec.admission)}",
+        *liar_lines(spec, "; `run new --guard` makes a run with all that there are"),
         f"rounds     {spec.outer.rounds}, inner steps {stages}",
         f"rate       {_rate(spec)}",
         f"time       about {span(_run_time_s(spec, config))} of steps on this machine, calculated, not measured",

@@ -141,9 +141,10 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     optimizer_states: Literal["auto", "float32", "int8"] = "auto"
     """How the optimizer's moments are stored; `int8`: in a quarter of the memory, and steps differ a little.
     `auto`: `int8` where nothing else fits the free memory. For one device."""
-    average_rounds: int = 0
+    average_rounds: int | None = None
     """Final rounds over which weights are averaged for `--average` of exports; 0: no average is kept. It takes 4
-    bytes a parameter of the disk in each of the two saved states."""
+    bytes a parameter of the disk in each of the two saved states. Absent: 4 in runs with a stable rate, if the
+    disk has room."""
     experts: int = 0
     """Experts of each layer that this node may train, where members train some only; 0: as many as its free memory
     has room for."""
@@ -194,7 +195,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"threads = {self.threads} is outside 0 … 1024")
         if not 0 <= self.micro_batch <= 1 << 16:
             raise ConfigError(f"micro_batch = {self.micro_batch} is outside 0 … {1 << 16}")
-        check_range("average_rounds", self.average_rounds, 0, MOST_AVERAGED)
+        check_range("average_rounds", self.average_rounds or 0, 0, MOST_AVERAGED)
         if not 0 <= self.experts <= MAX_EXPERTS:
             raise ConfigError(f"experts = {self.experts} is outside 0 … {MAX_EXPERTS}")
         if not 0 <= self.eval_every <= 1 << 20:

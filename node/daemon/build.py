@@ -257,7 +257,7 @@ def _start_request(plan: JoinPlan, folder: Path, swarm: Swarm) -> StartRequest:
         recompute=recompute,
         quantized=config.optimizer_states == "int8",
         base=path_of(spec.base or b""),
-        average_rounds=config.average_rounds,
+        average_rounds=config.average_rounds or 0,
         trains=config.work.trains,
         reads_text=config.work.reads_text,
         gpu_memory=config.guest.gpu_memory,

@@ -22,6 +22,7 @@ from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan
 from atoll.node.daemon.telemetry.run_outlook import RunOutlook, ask_outlook
 from atoll.node.guest.sensors import MachineFiles, check_sensors
 from atoll.node.runs.capacity.free_resources import measure_free, offer_of
+from atoll.node.runs.capacity.join_preview import with_average
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.installed_parts import check_installed
 from atoll.node.runs.invites import check_admission, load_invite, store_invite
@@ -146,7 +147,7 @@ async def read_plan(
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
     free = free or measure_free(home.root, config.device, config.guest.gpu_memory)
-    room, config = offer_of(spec, config, free)
+    room, config = offer_of(spec, with_average(spec, config, free), free)
     is_asked = choice.is_new and host.is_up
     outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None
     return JoinPlan(

@@ -176,7 +176,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         if self.ffn_slices == 1 or self.ffn % (self.ffn_slices * SLICE_MULTIPLE):
             raise ConfigError(
                 f"model.ffn_slices = {self.ffn_slices} must be at least 2, and cut model.ffn = {self.ffn}"
-                f" into multiples of {SLICE_MULTIPLE}"
+                f" into multiples of {SLICE_MULTIPLE}",
+                hint=f"numbers that do: {', '.join(map(str, slice_counts(self.ffn))) or 'none'}",
             )
         if self.layers * self.ffn_slices > MAX_EXPERT_LAYERS:
             raise ConfigError(f"model.layers × model.ffn_slices is above {MAX_EXPERT_LAYERS}")
@@ -319,6 +320,11 @@ def _attention(at: str, model: ModelSpec) -> list[Atom]:
             Atom(at + f"{kind}_norm.weight", (width,)) for kind, width in zip("qk", model.qk_widths, strict=True)
         ]
     return found
+
+
+def slice_counts(ffn: int) -> list[int]:
+    """Into how many FFN slices a feed-forward of this width can be cut."""
+    return [count for count in range(2, ffn // SLICE_MULTIPLE + 1) if not ffn % (count * SLICE_MULTIPLE)]
 
 
 def _feed_forward(at: str, model: ModelSpec) -> list[Atom]:

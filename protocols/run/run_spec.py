@@ -61,7 +61,7 @@ MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
 """Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
 MOMENTUM_256: dict[Step, int] = {"nesterov": 230, "slowmo": 230, "co2": 128}
 """β of a rule if unset: 0.9, as DiLoCo has it; 0.5, as CO2's code has it."""
-MAX_EXCISE_ROUNDS = 1024
+MAX_EXCISE_ROUNDS = MAX_HOLDERS = 1024
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
@@ -173,7 +173,7 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Inner steps of the next round that a member may take before this round is folded; 0: no overlap."""
     keep_256: Share256 = 128
     """Share of the progress made during the overlap that stays in the local weights after the fold; see `late`."""
-    holders: Annotated[int, Meta(ge=0, le=1024)] = 0
+    holders: Annotated[int, Meta(ge=0, le=MAX_HOLDERS)] = 0
     """Number of members that train each expert (protocols/ledger/ownership.py); 0: all train all; 1: SPES."""
     merge: MergeSpec | msgspec.UnsetType = msgspec.UNSET
     """Expert merging; unset: experts are not merged."""

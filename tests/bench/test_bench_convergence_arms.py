@@ -1,7 +1,6 @@
 """`bench convergence`: each arm is the method that its label names, by the keys that make it that method."""
 
 import re
-import shlex
 from functools import reduce
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import pytest
 from msgspec import UNSET
 
 from atoll.cli.runs.changes import with_changes
-from atoll.node.runs.presets import fragmented, preset
+from atoll.cli.runs.methods import METHODS, fragments_of, settings_of
+from atoll.node.runs.presets import NAMES, fragmented, preset
 from atoll.protocols.ids import peer_id_of
 from atoll_bench.convergence.arms import arm_of, methods, spec_of
 from atoll_bench.convergence.parts import Wanted, best_trial
@@ -152,41 +152,52 @@ def test_slow_momentum_has_the_feedback_that_won_without_it():
     assert best_trial("sgd-slow", Wanted("micro", 4500, 3), {}) is None
 
 
-# --- the commands of the documentation --------------------------------------------------------
+# --- the table of the documentation -----------------------------------------------------------
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-COMMAND = re.compile(r"^    atoll run new NAME ((?:.*\\\n)*.*)", re.M)
-COMMANDS = {
-    "outer-loop.md": ("sgd", "average", "nesterov", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"),
-    "feedback.md": ("dgc", "econtrol", "reference"),
-    "overlap.md": ("blend",),
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "outer-loop.md").read_text("utf-8")
+ROW = re.compile(r"^\| `([a-z0-9-]+)` \| ((?:DENSE|SPARSE|`).*=.*) \|$", re.M)
+METHOD_OF = {
+    "sgd": "sparseloco",
+    "reference": "sparseloco-code",
+    "nesterov": "diloco",
+    "nesterov-muon": "muloco",
+    "blend": "streaming",
+    "isotropic": "isoloco",
+    **{name: name for name in ("average", "slowmo", "edit", "co2", "econtrol", "dgc")},
 }
-"""By page, the method that each command is for, in their order."""
+"""By name of the bench, the one of `run new --method`."""
 DENSE_BYTES = {"nesterov", "average", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"}
 """Published with float32: no error feedback is kept."""
 
 
-def commands_of(page):
-    """The settings of each command of a page that makes a run and names a method's settings."""
-    found = [shlex.split(text.replace("\\\n", " ")) for text in COMMAND.findall((DOCS / page).read_text("utf-8"))]
-    return [words for words in found if any("inner.optimizer=" in word for word in words)]
+def code(text):
+    return re.findall(r"`([^`=]+=[^`]+)`", text)
+
+
+def on_the_page():
+    """By method, its settings; DENSE and SPARSE are the sentences that say what they stand for."""
+    short = {
+        word: code(re.search(rf"{word} is ([^:]+?)[:.](?:\s)", PAGE.replace("\n", " "))[1])
+        for word in ("DENSE", "SPARSE")
+    }
+    return {name: [*short.get(cell.split()[0], ()), *code(cell)] for name, cell in ROW.findall(PAGE)}
 
 
 def documented(name):
-    page = next(page for page, names in COMMANDS.items() if name in names)
-    words = commands_of(page)[COMMANDS[page].index(name)]
-    made = preset("tiny", peer_id_of(bytes(range(32))), 1)
-    spec = with_changes(made, tuple(word for at, word in enumerate(words) if words[at - 1] == "--set"))
-    return fragmented(spec, 2) if "--fragments" in words else spec
+    spec = with_changes(preset("tiny", peer_id_of(bytes(range(32))), 1), settings_of(METHOD_OF[name], None, ()))
+    count = fragments_of(METHOD_OF[name], None)
+    return spec if count is None else fragmented(spec, count)
 
 
-@pytest.mark.parametrize("page", COMMANDS)
-def test_a_page_has_a_command_for_each_of_its_methods(page):
-    assert len(commands_of(page)) == len(COMMANDS[page])
+def test_the_page_has_the_table_of_methods():
+    assert {name: sorted(found) for name, found in on_the_page().items()} == {
+        name: sorted(settings.split()) for name, settings in METHODS.items()
+    }
+    assert set(METHOD_OF.values()) == set(METHODS)
 
 
-@pytest.mark.parametrize("name", [name for names in COMMANDS.values() for name in names])
-def test_a_documented_command_makes_the_method_that_the_bench_trains(name):
+@pytest.mark.parametrize("name", METHOD_OF)
+def test_a_documented_method_is_the_one_that_the_bench_trains(name):
     spec, wanted = documented(name), IS[name]
     assert {key: seen_of(key, name, spec) for key in wanted} == wanted
     assert spec.reduce is None or name == "sgd"
@@ -194,3 +205,10 @@ def test_a_documented_command_makes_the_method_that_the_bench_trains(name):
     assert spec.compress.feedback == 0 or name not in DENSE_BYTES
     published = dict(part.split("=") for part in PUBLISHED.get(name, ()))
     assert spec.outer.alpha_256 == int(published.get("outer.alpha_256", 256))
+
+
+@pytest.mark.parametrize("size", NAMES)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_preset_can_be_trained_by_every_method(method, size):
+    spec = with_changes(preset(size, peer_id_of(bytes(range(32))), 1), settings_of(method, None, ()))
+    assert (fragmented(spec, 4) if method == "streaming" else spec).reduce is None or method == "sparseloco"

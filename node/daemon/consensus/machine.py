@@ -196,8 +196,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
         case finality_types.ReductionRefuted(entry, is_proven):
-            proven = {entry} if is_proven else set[Digest]()
-            return replace(state, refuted=state.refuted | {entry}, proven=state.proven | proven), []
+            proven = state.proven | {entry} if is_proven else state.proven
+            return replace(state, refuted=state.refuted | {entry}, proven=proven), []
         case finality_types.ReductionCleared(entry):
             return replace(state, refuted=state.refuted - {entry}), []
         case finality_types.CorrectionsHeld(peers):

@@ -4,7 +4,7 @@ import msgspec
 
 from atoll.node.config.node_config import NodeConfig, devices_of
 from atoll.node.runs.capacity.free_resources import trained_of
-from atoll.node.runs.capacity.memory_model import Needs, needs_of, parts_of
+from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of, parts_of
 from atoll.node.runs.capacity.open_rounds import open_payloads_of, open_rounds_of
 from atoll.node.runs.capacity.round_traffic import bitmap_of_first, record_traffic, round_bytes
 from atoll.protocols.data.file_source import COLUMN, FILE, parse_file_source
@@ -27,6 +27,8 @@ _MOMENTUM_PARAMETER_BYTES = 16
 """The same of each outer momentum: 4 bytes in each of these."""
 _AVERAGE_PARAMETER_BYTES = 16
 """Of an average of final states: the newest, the next one, and those of two saved states."""
+_AVERAGED, _AVERAGE_SHARE = 4, 0.1
+"""Rounds of an average that is kept unasked, and the most that it may take of the free disk."""
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
 _PAST_PAYLOADS = 64
@@ -72,9 +74,20 @@ class Preview(msgspec.Struct, frozen=True):
     whole_exchange_bytes: int
 
 
+def with_average(spec: RunSpec, config: NodeConfig, free: Free) -> NodeConfig:
+    """`config` with `average_rounds` where the user has not set it: 4 while an average is better than the newest
+    state, in runs whose rate is stable until their end (docs/calibration.md), and it takes little of the disk."""
+    if config.average_rounds is not None:
+        return config
+    averaging = msgspec.structs.replace(config, average_rounds=_AVERAGED)
+    pays = spec.inner.decay_256 is not msgspec.UNSET
+    has_room = average_bytes(spec, averaging) <= _AVERAGE_SHARE * free.disk_bytes
+    return averaging if pays and has_room else msgspec.structs.replace(config, average_rounds=0)
+
+
 def average_bytes(spec: RunSpec, config: NodeConfig) -> int:
     """Most bytes of the disk that the average of final states takes, if this node keeps one."""
-    is_kept = config.average_rounds > 0 and config.work.has_model
+    is_kept = bool(config.average_rounds) and config.work.has_model
     return _AVERAGE_PARAMETER_BYTES * spec.model.parameters if is_kept else 0
 
 

@@ -5,6 +5,7 @@ Only `measure_machine` reads the machine. Who cannot hold a run with everything 
 
 import msgspec
 import psutil
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from atoll.node.config.node_config import NodeConfig, devices_of
@@ -14,13 +15,17 @@ from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of
 from atoll.node.runs.presets import NAMES, preset
 from atoll.p2p.system.control_group import memory_left, memory_limit
+from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.model_spec import slice_counts
+from atoll.protocols.run.run_spec import MAX_HOLDERS, RunSpec
 
 _NOBODY = peer_id_of(bytes(32))
 """Owner of presets that are only looked at."""
 _LESSER: tuple[Role, ...] = ("evaluate", "relay")
 """Roles of a machine that cannot train, the more useful one first."""
+_SLICES, _SHARE = 8, 4
+"""About how many FFN slices a weak machine is told of, and the part of them that is counted: a quarter."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -50,6 +55,14 @@ class PresetFit(msgspec.Struct, frozen=True):
     """Into all memory of the machine."""
     fits_now: bool
     """Into what is free of it."""
+    slices: int = 0
+    """FFN slices that `run new --slices` could cut it into, about eight; 0: it has experts."""
+    share: int = 0
+    """A quarter of these: what the following is about."""
+    share_memory_bytes: int = 0
+    share_device_bytes: int = 0
+    share_fits: bool = False
+    """Whether a node offers to train it where nothing else uses the memory."""
 
 
 def measure_machine(device: str, gpu_memory_percent: int = 0) -> Machine:
@@ -71,9 +84,16 @@ def needs_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> Needs:
 
     With moments in eight bits where it fits the machine with them alone.
     """
-    whole = Free(machine.memory_bytes, 0, machine.device_bytes)
-    experts = trained_of(spec, room_of(spec, config, whole), max(MEMBERS, spec.pace.min_members))
-    return needs_of(spec, states_of(spec, config, whole, experts, spare=0.0), experts)
+    room = room_of(spec, config, _whole(machine))
+    return _needs_with(spec, config, machine, trained_of(spec, room, max(MEMBERS, spec.pace.min_members)))
+
+
+def _needs_with(spec: RunSpec, config: NodeConfig, machine: Machine, experts: int | None) -> Needs:
+    return needs_of(spec, states_of(spec, config, _whole(machine), experts, spare=0.0), experts)
+
+
+def _whole(machine: Machine) -> Free:
+    return Free(machine.memory_bytes, 0, machine.device_bytes)
 
 
 def shortage(needs: Needs, machine: Machine) -> str:
@@ -100,8 +120,56 @@ def presets_here(config: NodeConfig, machine: Machine) -> list[PresetFit]:
         spec = preset(name, _NOBODY, 1)
         needs = needs_here(spec, config, machine)
         fits, fits_now = not shortage(needs, machine), not shortage_now(needs, machine)
-        rows.append(PresetFit(name, spec.model.parameters, needs.host, needs.device, fits, fits_now))
+        row = PresetFit(name, spec.model.parameters, needs.host, needs.device, fits, fits_now)
+        rows.append(_with_share(row, in_slices(spec), config, machine))
     return sorted(rows, key=lambda row: row.parameters)
+
+
+def _with_share(row: PresetFit, spec: RunSpec | None, config: NodeConfig, machine: Machine) -> PresetFit:
+    if spec is None:
+        return row
+    slices, share = spec.model.ffn_slices, spec.model.ffn_slices // _SHARE
+    needs = needs_of(spec, config, share)
+    return replace(
+        row,
+        slices=slices,
+        share=share,
+        share_memory_bytes=needs.host,
+        share_device_bytes=needs.device,
+        share_fits=share <= _offered(spec, config, machine),
+    )
+
+
+def _offered(spec: RunSpec, config: NodeConfig, machine: Machine) -> int:
+    """Slices of each layer that a node offers by itself with all of the machine's memory free; 0 if none fits."""
+    room = room_of(spec, config, _whole(machine))
+    fits = room and not shortage(_needs_with(spec, config, machine, room.experts), machine)
+    return room.experts if room and fits else 0
+
+
+def in_slices(spec: RunSpec) -> RunSpec | None:
+    """The run in about eight FFN slices, of which a member may train some; None where it cannot have them.
+
+    Audits go: they need contributions to the whole model.
+    """
+    counts = [count for count in slice_counts(spec.model.ffn) if count >= _SHARE]
+    if spec.model.expert_count or not counts:
+        return None
+    count = min(counts, key=lambda count: (abs(count - _SLICES), -count))
+    model, outer = replace(spec.model, ffn_slices=count), replace(spec.outer, holders=MAX_HOLDERS)
+    sliced = replace(spec, model=model, outer=outer, reduce=None, audit=UNSET)
+    try:
+        sliced.check()
+    except ConfigError:
+        return None
+    return sliced
+
+
+def slices_here(spec: RunSpec, config: NodeConfig, machine: Machine) -> tuple[int, int]:
+    """(slices of each layer that this machine could train, of how many), were the run in slices; zeros: none."""
+    sliced = in_slices(spec)
+    ours = _offered(sliced, config, machine) if sliced else 0
+    return (ours, sliced.model.ffn_slices) if sliced and ours else (0, 0)
 
 
 def largest(rows: list[PresetFit]) -> str:

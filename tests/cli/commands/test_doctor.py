@@ -126,13 +126,18 @@ def test_fit_shows_the_device_of_a_machine_that_has_one(atoll, monkeypatch, tmp_
     (tmp_path / "home").mkdir(mode=0o700)
     (tmp_path / "home" / "config.toml").write_text('device = "cuda"')
     for machine, said in (
-        (Machine(1 << 50, 1 << 50, "cuda", 8 << 30, 4 << 30), "device  cuda: 8.59 GB, 4.29 GB of it free"),
+        (Machine(1 << 50, 1 << 50, "cuda", 4 << 30, 2 << 30), "device  cuda: 4.29 GB, 2.15 GB of it free"),
         (Machine(1 << 50, 1 << 50, "cuda"), "device  cuda: how much it has is unknown here"),
     ):
         monkeypatch.setattr(doctor_screen, "measure_machine", lambda *_, machine=machine: machine)
         lines = atoll("doctor", "--fit").out.splitlines()
         assert lines[1] == said
-        assert lines[3].split() == ["preset", "parameters", "memory", "device", "fits"]
+        assert lines[3].split()[:5] == ["preset", "parameters", "memory", "device", "a"]
+        shares = {row.split()[0]: row for row in lines[4:-2]}
+        assert "2 of 8 slices: " in shares["1b"]
+        assert shares["1b"].count(" GB") == 4, "of the host and of the device, whole and of the share"
+        assert "slices" not in shares["moe-12m"]
+        assert ("too large" in shares["1b"]) == (machine.device_bytes is not None)
 
 
 def test_every_field_of_a_fit_is_in_the_page_of_json():

@@ -188,6 +188,11 @@ async def test_the_preview_says_what_the_members_say(agree, capsys):
     assert "assumed" not in said
 
 
+async def test_the_preview_says_what_holds_members_that_lie(agree, capsys):
+    await agree(LARGE, yes=True, is_terminal=False)
+    assert "\nliars      no rule against bad updates\n" in capsys.readouterr().err
+
+
 async def test_what_fits_is_joined(agree):
     assert await agree(LARGE, yes=True, is_terminal=False) == []
     assert await agree(LARGE, yes=False, is_terminal=True) == [("Join?", True)]

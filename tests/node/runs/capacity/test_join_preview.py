@@ -14,6 +14,7 @@ from atoll.node.runs.capacity.join_preview import (
     preview_of,
     round_time_s,
     steps_time_s,
+    with_average,
 )
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.capacity.reduced_traffic import reduced_traffic
@@ -59,6 +60,26 @@ def test_an_average_takes_four_files_of_the_disk():
     more = costs_of(spec, averaging).disk_bytes - costs_of(spec, CPU).disk_bytes
     assert more == 16 * spec.model.parameters
     assert costs_of(spec, averaging).needs == costs_of(spec, CPU).needs, "its files are mapped"
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "disk", "kept"),
+    [
+        ("tiny", None, 1 << 40, 4),
+        ("tiny", None, 0, 0),
+        ("tiny", 0, 1 << 40, 0),
+        ("tiny", 9, 0, 9),
+        ("50m", None, 1 << 40, 0),
+    ],
+)
+def test_an_average_is_kept_unasked_where_it_pays_and_costs_little(name, given, disk, kept):
+    spec = preset(name, OWNER, 1)
+    config = msgspec.structs.replace(CPU, average_rounds=given)
+    assert with_average(spec, config, Free(1, disk)).average_rounds == kept
+    decaying = msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, decay_256=54))
+    enough = 160 * spec.model.parameters
+    unasked = [with_average(decaying, CPU, Free(1, room)).average_rounds for room in (enough, enough - 1)]
+    assert unasked == [4, 0]
 
 
 def test_payloads_of_open_rounds_take_what_the_user_gives_or_those_of_64_rounds():

@@ -8,16 +8,18 @@ from hypothesis import strategies as st
 
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity import machine_fit
-from atoll.node.runs.capacity.free_resources import GpuMemory
+from atoll.node.runs.capacity.free_resources import SPARE, GpuMemory
 from atoll.node.runs.capacity.join_preview import MEMBERS
 from atoll.node.runs.capacity.machine_fit import (
     Machine,
+    in_slices,
     largest,
     measure_machine,
     needs_here,
     presets_here,
     shortage,
     shortage_now,
+    slices_here,
 )
 from atoll.node.runs.capacity.memory_model import Needs, needs_of
 from atoll.node.runs.presets import NAMES, preset
@@ -46,6 +48,8 @@ def test_the_table_says_of_each_preset_what_its_needs_say(memory, free, device):
         for row in rows:
             assert row.fits == (row.memory_bytes <= memory and row.device_bytes <= (machine.device_bytes or 0))
             assert row.fits_now <= row.fits
+            needs_share = Needs(row.share_memory_bytes, row.share_device_bytes)
+            assert row.share_fits <= (row.slices > 0 and not shortage(needs_share, machine))
         best = largest(rows)
         fitting = [row for row in rows if row.fits]
         assert best == (max(fitting, key=lambda row: row.parameters).preset if fitting else "")
@@ -59,6 +63,38 @@ def test_a_preset_fits_from_its_needs_on(name):
     for memory, said, fits in ((need, need, True), (need - 1, small, small < need), (small - 1, need, False)):
         row = next(row for row in presets_here(CPU, Machine(memory, memory, "cpu")) if row.preset == name)
         assert (row.fits, row.memory_bytes) == (fits, said)
+
+
+def test_a_quarter_of_the_slices_is_counted_of_each_dense_preset():
+    for config, machine in ((CPU, Machine(TERA, TERA, "cpu")), (GPU, Machine(TERA, TERA, "cuda", TERA, TERA))):
+        rows = {row.preset: row for row in presets_here(config, machine)}
+        shares = {name: (row.share, row.slices) for name, row in rows.items() if row.slices}
+        assert shares == {
+            "tiny": (1, 5),
+            "10m": (2, 8),
+            "50m": (2, 9),
+            "125m": (4, 17),
+            "350m": (2, 10),
+            "1b": (2, 8),
+        }
+        for name, (share, _) in shares.items():
+            spec = in_slices(preset(name, OWNER, 1))
+            assert spec is not None
+            found = Needs(rows[name].share_memory_bytes, rows[name].share_device_bytes)
+            assert found == needs_of(spec, config, share)
+            whole = needs(name, config)
+            assert found.host + found.device < whole.host + whole.device
+
+
+def test_slices_here_are_what_a_node_would_offer():
+    spec = preset("1b", OWNER, 1)
+    sliced = in_slices(spec)
+    assert sliced is not None
+    for ours in (1, 2, 7, 8):
+        device = int(needs_of(sliced, GPU, ours).device / (1 - SPARE)) + 1
+        assert slices_here(spec, GPU, Machine(TERA, TERA, "cuda", device, device)) == (ours, 8)
+    assert slices_here(spec, GPU, Machine(TERA, TERA, "cuda", 1, 1)) == (0, 0)
+    assert slices_here(preset("moe-12m", OWNER, 1), GPU, Machine(TERA, TERA, "cuda", TERA, TERA)) == (0, 0)
 
 
 def test_what_is_lacking_is_said_with_what_is_there():
