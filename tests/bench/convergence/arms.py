@@ -108,7 +108,7 @@ _RULES = {
         (_outer(128, 4e-3), _outer(192, 4e-3), _outer(256, 4e-3), _outer(128, 8e-3)),
     ),
     "co2": Method(
-        "co2, φ = 0.02, int8", ("outer.rule=co2", "outer.clip_65536=1311", *_DENSE), _rates(64, 128, 192, 256)
+        "co2, φ = 0.02, int8", ("outer.rule=co2", "outer.clip_65536=1311", *_DENSE), _rates(32, 64, 128, 192, 256)
     ),
 }
 """By name of `outer.rule`."""
@@ -128,12 +128,12 @@ _BESIDE = {
     "isotropic": Method(
         "nesterov β 0.8, isotropic, int8 (IsoLoCo)",
         ("outer.rule=nesterov", "outer.momentum_256=205", "outer.spectrum=isotropic", *_DENSE),
-        (_outer(256, 4e-3), _outer(461, 4e-3), _outer(640, 4e-3), _outer(461, 8e-3)),
+        (_outer(179, 4e-3), _outer(256, 4e-3), _outer(461, 4e-3), _outer(640, 4e-3), _outer(461, 8e-3)),
     ),
     "sgd-slow": Method(
         "sgd, sparse2, slow momentum (MT-DAO)",
         ("inner.beta1=0.995", "inner.beta2=0.999", "compress.feedback=0.98"),
-        tuple((f"inner.momentum_share={share:g}",) for share in (0.5, 0.7, 0.9, 0.98)),
+        tuple((f"inner.momentum_share={share:g}",) for share in (0.3, 0.5, 0.7, 0.9, 0.98)),
         sparse=True,
     ),
     "edit": Method(
@@ -162,7 +162,7 @@ _BESIDE = {
     "econtrol": Method(
         "slowmo β 255/256, sparse2, EControl",
         ("compress.feedback_rule=econtrol", "compress.feedback=1", *_ESTIMATED),
-        tuple((f"compress.control={eta:g}",) for eta in (0.05, 0.1, 0.2, 0.4)),
+        tuple((f"compress.control={eta:g}",) for eta in (0.025, 0.05, 0.1, 0.2, 0.4)),
         sparse=True,
     ),
     "dgc": Method(
