@@ -135,9 +135,8 @@ def test_tuned_methods_have_as_many_trials_as_what_they_are_compared_with():
     counts = {name: len(method.trials) for name, method in methods().items() if len(method.trials) > 1}
     main = {"adamw-parallel", "sgd", "nesterov"}
     assert {counts[name] for name in main} == {6}
-    assert {count for name, count in counts.items() if name not in main} == {4}, (
-        "a larger budget would not be fair"
-    )
+    # A fifth lies beyond the edge at which the best of four was; never more than those that they are compared with.
+    assert {count for name, count in counts.items() if name not in main} == {4, 5}
 
 
 # --- parts that are ended and taken up again --------------------------------------------------
