@@ -135,7 +135,7 @@ def test_tuned_methods_have_as_many_trials_as_what_they_are_compared_with():
     counts = {name: len(method.trials) for name, method in methods().items() if len(method.trials) > 1}
     main = {"adamw-parallel", "sgd", "nesterov"}
     assert {counts[name] for name in main} == {6}
-    # A fifth lies beyond the edge at which the best of four was; never more than those that they are compared with.
+    # A fifth lies beyond the edge at which the best of four was; never more than those beside them.
     assert {count for name, count in counts.items() if name not in main} == {4, 5}
 
 
