@@ -7,8 +7,8 @@ from pathlib import Path
 from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.arena import CHUNK
-from atoll_bench.convergence.arms import KEPT, LENGTHS, MEMBERS, SIZES, SMALLEST, methods, spec_of
-from atoll_bench.convergence.parts import CARRIED, Wanted, best_trial, cells, trials_of
+from atoll_bench.convergence.arms import KEPT, LENGTHS, MEMBERS, SIZES, SMALLEST, Settings, methods, spec_of
+from atoll_bench.convergence.parts import CARRIED, Cell, Wanted, best_trial, cells, trials_of
 from atoll_bench.convergence.plots import draw
 from atoll_bench.convergence.store import Line
 from atoll_bench.convergence.tables import PARALLEL, Runs, bar_rows, claim_rows, estimate, ratio, whole_runs
@@ -19,8 +19,13 @@ _HEAD = """# Results: outer loops compared
 
 What `atoll bench convergence` measured. The command wrote this page from the
 [raw lines](convergence.jsonl), one for each trained arm; do not edit it. How the bench works, and
-how to repeat it: [bench-convergence](../bench-convergence.md). The rules:
-[outer-loop](../outer-loop.md).
+how to repeat it: [bench-convergence](../bench-convergence.md). The rules, what shorter runs gave,
+and methods without an arm: [outer-loop](../outer-loop.md).
+
+Claims are what the papers say of their methods, as a ratio of losses of equal seeds; at most 1.005
+where a method shall be as good. Those whose arms were not run are left out. Arms have the loss at
+the end, mean over seeds ± half of the 95 % interval, its ratio to data-parallel AdamW's of equal
+seeds, and the bytes that one member sent in the whole run.
 """
 
 
@@ -65,8 +70,8 @@ def _curves(runs: Runs) -> dict[str, list[Line]]:
 
 def _section(group: Wanted, runs: Runs, lines: Sequence[Line]) -> list[str]:
     own = [line for at in runs.values() for line in at.values()]
-    names = [cell.name for cell in cells(group)]
-    missing = [name for name in names if name not in runs]
+    claimed = claim_rows(group, lines)
+    missing = [cell for cell in cells(group) if cell.name not in runs]
     title = f"{group.size}: {own[0].parameters:,} parameters, {group.total:,} steps of each member"
     return [
         f"## {title}\n",
@@ -74,13 +79,8 @@ def _section(group: Wanted, runs: Runs, lines: Sequence[Line]) -> list[str]:
         "### Bars\n",
         _table(("figure", "bar", "seen", "", ""), [_bar_cells(row) for row in bar_rows(group, lines)]),
         "### Claims\n",
-        "What the papers say of their methods, as a ratio of losses of equal seeds; at most 1.005 where a\n"
-        "method shall be as good. What shorter runs gave, misses among them, and methods without an arm:\n"
-        "[outer-loop](../outer-loop.md).\n",
-        _table(("claim", "bar", "seen", "", ""), [_bar_cells(row) for row in claim_rows(group, lines)]),
+        _table(("claim", "bar", "seen", "", ""), [_bar_cells(row) for row in claimed if row.value is not None]),
         "### Arms\n",
-        "Loss at the end: mean over seeds ± half of the 95 % interval, and its ratio to data-parallel\n"
-        "AdamW's of equal seeds. Bytes: what one member sent in the whole run.\n",
         _table(
             ("arm", "method", "settings that were tried and won", "bits/byte", "of AdamW", "bytes", "seeds"),
             [_arm_cells(runs, name) for name in sorted(runs, key=lambda n: _loss(runs, n))],
@@ -135,8 +135,12 @@ def _arm_cells(runs: Runs, name: str) -> Sequence[str]:
     )
 
 
-def _not_run(missing: Sequence[str]) -> list[str]:
-    return [_filled(f"**Not run:** {', '.join(missing)}.") + "\n"] if missing else []
+def _not_run(missing: Sequence[Cell]) -> list[str]:
+    """The cells at the least H and the middle k by name, and how many others."""
+    named = [cell.name for cell in missing if cell.steps in (1, LENGTHS[0]) and cell.k == KEPT[1]]
+    others = len(missing) - len(named)
+    words = [*named, *([f"{others} cells of other H and k"] if others else [])]
+    return [_filled(f"**Not run:** {', '.join(words)}.") + "\n"] if words else []
 
 
 def _filled(text: str) -> str:
@@ -151,7 +155,7 @@ def _trial_rows(group: Wanted, lines: Sequence[Line]) -> list[Sequence[str]]:
         tried = [(trial, stored.get(arm)) for trial, arm in trials_of(name, group, stored)]
         best = best_trial(name, group, stored)
         texts = [
-            f"{'**' if trial == best else ''}{', '.join(trial)}: {line.val_bpb:.4f}{'**' if trial == best else ''}"
+            f"{'**' if trial == best else ''}{_short(trial)}: {line.val_bpb:.4f}{'**' if trial == best else ''}"
             for trial, line in tried
             if line is not None
         ]
@@ -160,6 +164,11 @@ def _trial_rows(group: Wanted, lines: Sequence[Line]) -> list[Sequence[str]]:
             at_edge = len(tried) > CARRIED and best in (tried[0][0], tried[-1][0])
             rows.append((name, "; ".join(texts) + ("; the best is at the edge" if at_edge else "")))
     return rows
+
+
+def _short(trial: Settings) -> str:
+    """Settings without their sections, which the label of the method says."""
+    return ", ".join(setting.partition(".")[2] for setting in trial)
 
 
 def _tried_how(group: Wanted) -> str:

@@ -8,6 +8,7 @@ import pytest
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.newcomers import NewcomerQuota
 from atoll.p2p.ledger.shares import Quota
+from atoll.p2p.limits.bringer_rates import BringerRates
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, digest
@@ -43,7 +44,10 @@ def test_more_authors_than_a_set_may_name_end_no_round(world):
             for node in victims:
                 # As many places as a user may give newcomers: the more come through.
                 node.swarm.newcomers.quota = NewcomerQuota(4 * MAX_SET)
-            target, crowd = w.newest() + 3, set()
+                # And as many at once: the rate is another test's.
+                rates = BringerRates(16 * MAX_SET, node.swarm.newcomers._now, node.swarm.newcomers.block_of)
+                node.swarm.newcomers._rates = rates
+            target, crowd = w.newest() + 8, set()  # all are verified before it begins
             while len(crowd) < MAX_SET + 40:
                 for _ in range(100):
                     who, size = Identity(rng.randbytes(32)), payload_size(w.spec, target, b"")
