@@ -54,7 +54,7 @@ class RunOptions(NamedTuple):
 
     @property
     def for_strangers(self) -> bool:
-        """Whether the user says that anybody may join, which is so without a word, too."""
+        """Whether `--admission open` was given; a run is open without it too, but gets no guard and no puzzle."""
         return self.mode == "open"
 
     @property
@@ -120,8 +120,9 @@ def make_run(name: str, home: Home, options: RunOptions, *, as_json: bool) -> No
 
 def _print_left_out(options: RunOptions, spec: RunSpec) -> None:
     """Print what a guarded run must do without, and why."""
-    for key, why in left_out(spec).items() if options.is_guarded else ():
-        click.echo(f"left out   {key}: {why}")
+    if options.is_guarded:
+        for key, why in left_out(spec).items():
+            click.echo(f"left out   {key}: {why}")
 
 
 def _warn(options: RunOptions, spec: RunSpec) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import replace
 
+from atoll.node.runs.presets import PROBATION
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.audits import AuditSpec
@@ -19,7 +20,7 @@ PUZZLE_BITS = 20
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
     "audit": AuditSpec(each=3),
-    "pace.probation": 8,
+    "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,
 }

@@ -34,6 +34,8 @@ from atoll.protocols.run.slices import ReduceSpec
 BYTES = 256
 DECAY_256 = 54
 """A fifth of the steps after the warm-up."""
+PROBATION = 8
+"""Final sets with an author's work after which it decides rounds (docs/finality.md)."""
 BPE = 8192
 
 
@@ -103,7 +105,7 @@ def preset(
         outer=outer,
         compress=compress,
         pace=PaceSpec(
-            quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=least_256, probation=8
+            quorum_256=192, grace_256=128, lease_s=60.0, min_members=1, least_256=least_256, probation=PROBATION
         ),
         reduce=None if model.experts else ReduceSpec(k=2 * compress.k),
     )

@@ -61,7 +61,8 @@ MOMENTA: dict[Step, int] = {"nesterov": 1, "slowmo": 1, "co2": 2}
 """Arrays of the model's size that a rule keeps beside Θ: its momentum; co2 also a mean that moved nothing yet."""
 MOMENTUM_256: dict[Step, int] = {"nesterov": 230, "slowmo": 230, "co2": 128}
 """β of a rule if unset: 0.9, as DiLoCo has it; 0.5, as CO2's code has it."""
-MAX_EXCISE_ROUNDS = MAX_HOLDERS = 1024
+MAX_EXCISE_ROUNDS = 1024
+MAX_HOLDERS = 1024
 TotalSteps: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
 
 
