@@ -165,8 +165,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         return frozenset(one for peer, newest in self.voted.items() for one in self._progress_of(peer, newest))
 
     def _progress_of(self, peer: PeerId, newest: int) -> set[tuple[int, PeerId, int]]:
-        begins = self._begins
-        return {(at, peer, ((newest - at + 1) // LONG).bit_length()) for at in begins if newest > at}
+        return {(at, peer, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at}
 
     @cached_property
     def _begins(self) -> frozenset[int]:

@@ -40,8 +40,7 @@ def _here_of(state: finality_types.FinalityState, peers: Group, *, back: bool) -
     known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
-    left = () if back else live & book.left.keys()
-    gone = {peer for peer in left if book.has_left(peer, number, state.epoch)}
+    gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
     strange = [peer for peer in live & book.chosen.keys() if book.chosen[peer] not in known]
     elsewhere = {peer for peer in strange if book.begun(book.chosen[peer]) not in known}
     # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
@@ -65,16 +64,20 @@ def withheld(state: finality_types.FinalityState, peers: Group) -> frozenset[Pee
 def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
     """Voters that took part in neither of the two newest ballots of a round that has been open for a lease.
 
-    Of those that an epoch left out while they were here (`suspects`): not in the newest ballot, without a wait.
+    Of those that an epoch left out while they were here (`suspects`), or most leave out now: not in the newest.
     """
     if not state.took_part or state.stable_since is None:
         return frozenset()
     here = here_of(state, state.voters)
-    again = here & state.suspects - state.took_part[0]
+    signers, absent = _signers(state, here), here - state.took_part[0]
+    again = absent & state.suspects
+    if _are_most(state, signers, here):
+        # They answer no more ballots, so the others see no second one in which most take part: one is enough.
+        again |= {one for one in absent if _are_most(state, _signers(state, here, one), here)}
     # A lease: as long as a voter has that is gone. Two ballots: a slow voter may miss the turn of one.
     since = max(state.stable_since, state.quorum_since, state.live_since)
     # Once one of us signed, the others must do so before it gives up again: their leases began at other times.
-    is_over = state.now - since >= state.lease_s or not _signers(state, here) <= {state.me}
+    is_over = state.now - since >= state.lease_s or not signers <= {state.me}
     if len(state.took_part) < BALLOTS or not is_over:
         return again
     return here - frozenset().union(*state.took_part) | again
@@ -92,8 +95,7 @@ def note_part(state: finality_types.FinalityState) -> finality_types.FinalitySta
     part = voted if _are_most(state, voted, here) else here & state.book.answered_by(here, ballot)
     if not state.live or not _are_most(state, part, here):
         return state
-    took_part = (part, *state.took_part[: BALLOTS - 1])
-    return replace(state, took_part=took_part, suspects=state.suspects - part)
+    return replace(state, took_part=(part, *state.took_part[: BALLOTS - 1]), suspects=state.suspects - part)
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:
@@ -105,8 +107,7 @@ def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) 
         # Who came back just now could take part in no ballot before.
         state = replace(state, short_since=None, quorum_since=state.now, took_part=())
     choice = state.epochs.choice(state.me)
-    is_here = any(choice == segment.epoch for segment in reversed(state.chain))
-    waits = not is_here and not state.epochs.is_complete(choice)
+    waits = not (any(choice == each.epoch for each in reversed(state.chain)) or state.epochs.is_complete(choice))
     if waits == (state.asked_since is None):
         state = replace(state, asked_since=state.now if waits else None)
     return state
@@ -128,11 +129,12 @@ def _withheld_signatures(state: finality_types.FinalityState, here: frozenset[Pe
     return here - signers if _are_most(state, signers, here) else frozenset()
 
 
-def _signers(state: finality_types.FinalityState, here: frozenset[PeerId]) -> frozenset[PeerId]:
-    """Those whose choice is an epoch that begins at the round that is decided now."""
+def _signers(state: finality_types.FinalityState, here: frozenset[PeerId], without: str = "") -> frozenset[PeerId]:
+    """Those whose choice is an epoch that begins at the round that is decided now, and does not name `without`."""
     book, place = state.epochs, (state.epoch, state.deciding)
-    bodies = {peer: book.bodies.get(book.choice(peer)) for peer in here}
-    return frozenset(peer for peer, body in bodies.items() if body and (body.parent, body.round) == place)
+    chosen = ((peer, book.bodies.get(book.choice(peer))) for peer in here)
+    bodies = {peer: body for peer, body in chosen if body and (body.parent, body.round) == place}
+    return frozenset(peer for peer, body in bodies.items() if without not in body.members)
 
 
 def _are_most(state: finality_types.FinalityState, some: frozenset[PeerId], here: frozenset[PeerId]) -> bool:

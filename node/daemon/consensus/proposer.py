@@ -72,8 +72,7 @@ def prepare(state: FinalityState) -> Out:
     view = state.views.get(state.deciding)
     if not view or not may_append(state):
         return state, []
-    count = len(state.voters)
-    attempts = range(state.attempt + 1, state.attempt + 1 + count)
+    attempts = range(state.attempt + 1, state.attempt + 1 + len(state.voters))
     attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
     if not _is_its_turn(state, attempt, view):
         return state, []

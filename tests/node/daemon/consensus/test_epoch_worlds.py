@@ -200,6 +200,27 @@ def test_members_that_keep_back_their_votes_stop_nobody(what, count, gone, liars
     world.agree()
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_who_missed_a_ballot_goes_on_with_those_that_signed(seed):
+    """Two of eight are gone and one keeps back its ballots. One of the others begins again after the first of two.
+
+    Those that saw both sign at once. Without its signature they give up after a patience, and all look again.
+    """
+    world = World(seed, 8)
+    world.run(30)
+    go_down(world, world.nodes[6:])
+    world.nodes[5].keeps_back = WITHHELD["ballots"]
+    honest, steps, is_back = world.nodes[:5], 0, False
+    while not all(node.state.epoch for node in honest):
+        world.step()
+        steps += 1
+        if not is_back and all(node.state.took_part for node in honest):
+            honest[4].boot(world.now)
+            is_back = True
+        assert steps <= LEASE + ROUND + 1, f"{[node.state.epoch for node in honest]}"
+    assert is_back
+
+
 def go_down(world, nodes):
     for node in nodes:
         node.is_up = False

@@ -8,6 +8,7 @@ from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote, epoch_id
 from tests.node.daemon.consensus.test_epochs import LEASE, PATIENCE, A, B, C, D, Node, epoch
 
+E, F, G = (PeerId(f"peer-{name}") for name in "efg")
 AT = Round(5)
 LONGEST = 300
 """Seconds after which a ballot of one owner among four is due."""
@@ -119,6 +120,37 @@ def test_the_signature_of_another_saves_the_wait_of_a_lease():
     node.wait(1).feed(MembersSeen(frozenset({A, B, C})))
     assert not node.signed()
     assert node.say(B, epoch(A, B)).signed() == [epoch(A, B)]
+
+
+def five_of_seven(*took_part):
+    """A node that saw these ballots: E took part in none. F and G are gone, so the five are just a quorum."""
+    node = Node(voters=(A, B, C, D, E, F, G), here=(A, B, C, D, E))
+    node.feed(Idle(idle=True, now=node.now)).wait(1)
+    node.state = replace(node.state, took_part=took_part)
+    return node
+
+
+def test_one_ballot_is_enough_once_most_signed_an_epoch():
+    """They answer no ballot any more, so no second one comes in which most take part."""
+    node = five_of_seven(frozenset({A, B, C, D})).say(B, epoch(A, B, C, D)).say(C, epoch(A, B, C, D))
+    assert not node.signed(), "two of five are not most"
+    assert node.say(D, epoch(A, B, C, D)).signed() == [epoch(A, B, C, D)]
+    assert node.entered() == [epoch_id(epoch(A, B, C, D))]
+
+
+def test_one_ballot_is_not_enough_where_most_signed_an_epoch_with_the_voter():
+    node = five_of_seven(frozenset({A, B, C, D}))
+    for peer in (B, C, D):
+        node.say(peer, epoch(A, B, C, D, E))
+    assert not node.signed()
+
+
+def test_who_took_part_in_the_newest_ballot_is_waited_for_whatever_most_signed():
+    for took_part in [(), (frozenset({A, B, C, D, E}),)]:
+        node = five_of_seven(*took_part)
+        for peer in (B, C, D):
+            node.say(peer, epoch(A, B, C, D))
+        assert not node.signed()
 
 
 def test_fewer_than_half_leave_nobody_out():
