@@ -176,8 +176,8 @@ class Newcomers:
             self._pinned[author] = max(need, self._pinned.get(author, need))
 
     def absent(self, here: Container[PeerId]) -> list[PeerId]:
-        """Authors whose feeds are not here and that a set or a ballot names: they may rest elsewhere."""
-        return [author for author in self._pinned if author not in here]
+        """Authors that a set or a ballot names and whose feeds are not here, or rest: they may rest elsewhere."""
+        return [author for author in self._pinned if author not in here or author in self.accepted.resting]
 
     @property
     def awaits_entries(self) -> bool:

@@ -190,7 +190,7 @@ class Ledger:
         """`vector` without who rests, `most` authors; CLOSED for those of which no more entries are accepted."""
         self._measure()
         ends = dict.fromkeys(self.newcomers.absent(self._feeds) if self.newcomers is not None else (), 0)
-        awake = ((author, feed) for author, feed in self._feeds.items() if not self._rests(author))
+        awake = ((a, feed) for a, feed in self._feeds.items() if a in ends or not self._rests(a))
         ends |= {author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in awake}
         ends |= dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
         return dict(islice(ends.items(), most))

@@ -365,6 +365,22 @@ def test_a_late_joiner_asks_for_the_feeds_of_those_that_rest(tmp_path: Path):
     world.ledger.close()
 
 
+def test_a_feed_that_rests_here_is_asked_for_again_where_a_set_names_what_it_lacks(world):
+    """A node that was away has the start of it; the author came back, worked, and rests at all others by now."""
+    world.newcomers.accepted.most = 4
+    world.newcomers.accept([], by_work=False)
+    for at in range(0, 12, 2):
+        noise(world, FAKES[at : at + 2])
+    back, entries = FAKES[0].peer_id, feed(FAKES[0], 4)
+    assert back not in world.ledger.wanted()
+    world.newcomers.require([entries[3].id], None)
+    assert world.ledger.insert_all(entries[3:], EVE).gap, "it came by name"
+    assert world.ledger.wanted()[back] == 1
+    assert len(world.ledger.insert_all(entries[1:], EVE).fresh) == 3
+    world.newcomers.accept([ANN, BEN, back])
+    assert back in world.newcomers.accepted
+
+
 def test_work_of_one_neighbour_or_one_block_takes_places_at_a_rate(tmp_path: Path):
     """None of them waits as new: the budget is never pressed."""
     world = World(tmp_path, per_minute=5)
