@@ -225,9 +225,11 @@ class Ledger:
 
     def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
         held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
+        # First what the peer goes on with: it may refuse all others, and few of their feeds fill a batch.
+        yield from ((author, feed) for author, feed in self._feeds.items() if author in vector)
         for author, feed in self._feeds.items():
             is_left_out = only_known or (held_back is not None and held_back.is_new(author))
-            if author in vector or not (is_left_out or self._rests(author)):
+            if not (author in vector or is_left_out or self._rests(author)):
                 yield author, feed
 
     def entries(

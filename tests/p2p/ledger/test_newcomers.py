@@ -15,7 +15,7 @@ from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, decode_entry, sign_entry
 
 RUN = RunId(digest(b"run"))
 FAKES = [Identity(random.Random(number).randbytes(32)) for number in range(120)]
@@ -37,6 +37,7 @@ class World:
     """A ledger with a budget, a clock, and an address for each neighbour."""
 
     def __init__(self, path: Path, per_minute: int = 1000) -> None:
+        path.mkdir(exist_ok=True)
         self.now = 0.0
         self.maddrs = {ANN: "/ip4/10.0.0.1/tcp/1", BEN: "/ip4/10.0.1.1/tcp/1", EVE: "/ip4/10.9.9.1/tcp/1"}
         self.maddrs[EVA] = "/ip4/10.9.9.77/udp/1/quic-v1"
@@ -396,6 +397,25 @@ def test_work_of_one_neighbour_or_one_block_takes_places_at_a_rate(tmp_path: Pat
     world.now += 60.0
     assert len(noise(world, FAKES[10:60], EVE)) == 5
     world.ledger.close()
+
+
+def test_refused_authors_keep_no_known_feed_from_coming(tmp_path: Path):
+    """A neighbour's block is over its rate, and the feeds that are refused would fill each batch."""
+    here, there = World(tmp_path / "here", per_minute=5), World(tmp_path / "there")
+    there.bring(FAKES[0], EVE, size=9)
+    there.bring(HONEST, ANN, size=9)
+    here.bring(HONEST, BEN, size=3)
+    here.newcomers.accept([ANN, HONEST.peer_id])
+    noise(here, FAKES[20:40], EVE)
+    noise(here, FAKES[40:60], EVA)
+    neighbour = FAKES[1].peer_id
+    here.maddrs[neighbour] = "/ip4/10.9.9.9/tcp/1"  # of EVE's block
+    batch = there.ledger.missing(here.ledger.wanted(), 600, only_known=here.newcomers.is_spent(neighbour))
+    here.ledger.insert_all([decode_entry(data, RUN) for data in batch], neighbour)
+    assert here.ledger.vector()[HONEST.peer_id] > 3
+    assert FAKES[0].peer_id not in here.here()
+    here.ledger.close()
+    there.ledger.close()
 
 
 def test_a_neighbour_that_brought_enough_takes_nothing_of_its_block(tmp_path: Path):
