@@ -229,7 +229,7 @@ class Ledger:
         yield from ((author, feed) for author, feed in self._feeds.items() if author in vector)
         for author, feed in self._feeds.items():
             is_left_out = only_known or (held_back is not None and held_back.is_new(author))
-            if not (author in vector or is_left_out or self._rests(author)):
+            if author not in vector and not (is_left_out or self._rests(author)):
                 yield author, feed
 
     def entries(
