@@ -198,7 +198,7 @@ class Ledger:
     @property
     def is_closed(self) -> bool:
         """Whether no author that is not here can begin a feed any more."""
-        return self._is_own or self._awake(self._feeds) >= self.quota.authors
+        return self._is_own or self._awake() >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
@@ -345,8 +345,7 @@ class Ledger:
         verdict = Verdict.REFUSED if author in batch.forks or self._is_own else self._judge(entry, feed)
         if verdict is not Verdict.KNOWN and self._is_refused(entry, batch, is_first=not feed.next):
             verdict = Verdict.REFUSED
-        authors = self._awake(batch.feeds.keys() | self._feeds.keys())
-        if verdict is Verdict.FRESH and self._has_room(author, feed, authors):
+        if verdict is Verdict.FRESH and self._has_room(author, feed, batch):
             if self.newcomers is not None:
                 for gone in self.newcomers.take_place(author, batch.sender):
                     self._prune(gone, batch)
@@ -391,8 +390,10 @@ class Ledger:
     def _rests(self, author: PeerId) -> bool:
         return self.newcomers is not None and author in self.newcomers.accepted.resting
 
-    def _awake(self, authors: Collection[PeerId]) -> int:
-        return len(authors) - (len(self.newcomers.accepted.resting) if self.newcomers is not None else 0)
+    def _awake(self, more: Iterable[PeerId] = ()) -> int:
+        """Count the feeds that are here or come with `more`, without those that rest."""
+        resting = len(self.newcomers.accepted.resting) if self.newcomers is not None else 0
+        return len(self._feeds) + sum(author not in self._feeds for author in more) - resting
 
     def _measure(self) -> None:
         if self.newcomers is not None:
@@ -408,8 +409,10 @@ class Ledger:
     def _is_full(self, author: PeerId, feed: FeedEnd) -> bool:
         return self._is_over_quota(feed) or (self.newcomers is not None and self.newcomers.is_full(author))
 
-    def _has_room(self, author: PeerId, feed: FeedEnd, authors: int) -> bool:
-        return not self._is_full(author, feed) and (feed.next > 0 or authors < self.quota.authors)
+    def _has_room(self, author: PeerId, feed: FeedEnd, batch: Batch) -> bool:
+        # Only the first entry of a feed counts them all: there may be many that rest.
+        is_here = feed.next > 0
+        return not self._is_full(author, feed) and (is_here or self._awake(batch.feeds) < self.quota.authors)
 
     def _write(self, entry: Entry, feed: FeedEnd) -> FeedEnd:
         data = encode_entry(entry)

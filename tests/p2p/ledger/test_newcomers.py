@@ -334,6 +334,17 @@ def test_whom_the_run_names_and_the_newest_final_set_does_not_rest(world):
     assert set(world.newcomers.accepted._named) == {EVA, BEN, EVE}
 
 
+def test_whom_a_summary_names_and_whose_feed_is_not_here_does_not_rest(world):
+    """It would count as a feed that is here and takes no place."""
+    world.newcomers.accepted.most = 2
+    world.newcomers.accept([], by_work=False)
+    world.bring(HONEST, HONEST.peer_id)
+    world.newcomers.accept([HONEST.peer_id, *(fake.peer_id for fake in FAKES)], by_work=False)  # of a summary
+    world.newcomers.accept([ANN, BEN])
+    assert world.newcomers.accepted.resting == {HONEST.peer_id}
+    assert world.ledger._awake() == 0
+
+
 def test_who_rested_comes_back_as_a_newcomer_and_its_feed_never_goes(world):
     world.newcomers.accepted.most = 4
     world.newcomers.accept([], by_work=False)
