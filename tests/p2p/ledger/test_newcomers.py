@@ -377,6 +377,23 @@ def test_a_late_joiner_asks_for_the_feeds_of_those_that_rest(tmp_path: Path):
     world.ledger.close()
 
 
+def test_authors_that_a_liar_names_leave_room_in_the_vector_for_all_others(world):
+    """It names 1,024 in each of several proposals, and brings one entry of each that can be stored nowhere."""
+    world.bring(HONEST, BEN)
+    for first in range(0, 3 * MAX_SET, MAX_SET):
+        names = [digest(b"made up", number.to_bytes(4, "big")) for number in range(first, first + MAX_SET)]
+        world.newcomers.require(names, EVE)
+        for name in names:
+            world.newcomers.note_named(name, PeerId(name.hex()))
+    last = feed(FAKES[0], 2)[1]
+    world.newcomers.require([last.id], None)
+    world.ledger.insert_all([last], EVE)
+    wanted = world.ledger.wanted(2 * MAX_SET)
+    assert wanted[HONEST.peer_id] == 1
+    assert wanted[FAKES[0].peer_id] == 0, "a quorum decided it"
+    assert len(wanted) == MAX_SET + 1
+
+
 def test_a_feed_that_rests_here_is_asked_for_again_where_a_set_names_what_it_lacks(world):
     """A node that was away has the start of it; the author came back, worked, and rests at all others by now."""
     world.newcomers.accepted.most = 4
