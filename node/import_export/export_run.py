@@ -166,7 +166,7 @@ def saved_weights(spec: RunSpec, run_folder: Path, *, average: bool = False) -> 
     if AVERAGE not in found.tensors:
         raise ConfigError(
             f"this node keeps no average of {spec.name!r}",
-            hint="set average_rounds in config.toml, start the node again, and wait for final rounds",
+            hint="wait for final rounds; or set average_rounds in config.toml and start the node again",
         )
     values_C4096 = found.tensors[AVERAGE]
     return Snapshot(values_C4096, found.body.final, state_digest(values_C4096))

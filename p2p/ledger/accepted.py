@@ -24,6 +24,7 @@ class Accepted:
         """`shares` counts the final sets of each author, and knows whose ledger this is."""
         self.most = most
         self.resting: set[PeerId] = set()
+        """Authors whose feeds are here, and rest."""
         self.woken: set[PeerId] = set()
         """Authors that rested, and have a newcomer's place again."""
         self._shares = shares
@@ -49,7 +50,8 @@ class Accepted:
         may_rest = (a for a, at in self._named.items() if at < self._rounds and a not in self._fixed)
         for author in heapq.nsmallest(len(self._named) - self.most, may_rest, key=self._standing):
             del self._named[author]
-            self.resting.add(author)
+            if self._shares.holds(author):  # not so after a summary: then nobody rests, and it comes as anybody
+                self.resting.add(author)
 
     def wake(self, author: PeerId) -> None:
         """It has a newcomer's place now."""

@@ -11,6 +11,7 @@ budget is *pressed*: then nobody passes them on (p2p/swarm/replication.py).
 Nothing here is agreed on between nodes: what a set or a ballot names is required, and comes back.
 """
 
+import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from atoll.p2p.limits.address_block import address_block
 from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.limits.bringer_rates import BringerRates
 from atoll.protocols.ids import Digest, PeerId, short
-from atoll.protocols.ledger.records import Entry
+from atoll.protocols.ledger.records import MAX_SET, Entry
 
 SPARE_BYTES = 32 << 20
 """A newcomer may hold more than SHARE_BYTES while all newcomers together hold less than this."""
@@ -141,8 +142,7 @@ class Newcomers:
 
     def vouch(self, author: PeerId) -> bool:
         """A payload of this author was verified here. Whether that is news."""
-        held = self._held.get(author)
-        if held is None or held.worked:
+        if (held := self._held.get(author)) is None or held.worked:
             return False
         held.worked, held.active = True, self._tick()
         self._new -= 1
@@ -176,8 +176,10 @@ class Newcomers:
             self._pinned[author] = max(need, self._pinned.get(author, need))
 
     def absent(self, here: Container[PeerId]) -> list[PeerId]:
-        """Authors whose feeds are not here and that a set or a ballot names: they may rest elsewhere."""
-        return [author for author in self._pinned if author not in here]
+        """Authors that a set or a ballot names and whose feeds are not here, or rest: they may rest elsewhere."""
+        away = (a for a in self._pinned if a not in here or a in self.accepted.resting)
+        # As many as one set names, those first that a quorum decided: a liar may name any number.
+        return heapq.nlargest(MAX_SET, away, key=self._pinned.__getitem__)
 
     @property
     def awaits_entries(self) -> bool:
@@ -237,8 +239,7 @@ class Newcomers:
     def grow(self, author: PeerId, size_bytes: int) -> None:
         """An entry of so many bytes was stored."""
         self.shares.grow(author, size_bytes)
-        held = self._held.get(author)
-        if held is not None:
+        if (held := self._held.get(author)) is not None:
             held.size_bytes += size_bytes
             self._bytes += size_bytes
             held.active = self._tick()
@@ -272,8 +273,7 @@ class Newcomers:
         self._bytes += size_bytes
 
     def _drop(self, author: PeerId) -> None:
-        held = self._held.pop(author, None)
-        if held is not None:
+        if (held := self._held.pop(author, None)) is not None:
             self._bytes -= held.size_bytes
             self._new -= not held.worked
 

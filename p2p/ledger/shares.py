@@ -111,6 +111,10 @@ class Shares:
         """How many final sets name this author."""
         return self._rounds[author]
 
+    def holds(self, author: PeerId) -> bool:
+        """Whether a feed of this author is here."""
+        return author in self._sizes
+
     def reset(self, sizes: Mapping[PeerId, int]) -> None:
         """Know exactly these feeds, with the bytes of each."""
         self._sizes = dict(sizes)

@@ -190,7 +190,7 @@ class Ledger:
         """`vector` without who rests, `most` authors; CLOSED for those of which no more entries are accepted."""
         self._measure()
         ends = dict.fromkeys(self.newcomers.absent(self._feeds) if self.newcomers is not None else (), 0)
-        awake = ((author, feed) for author, feed in self._feeds.items() if not self._rests(author))
+        awake = ((a, feed) for a, feed in self._feeds.items() if a in ends or not self._rests(a))
         ends |= {author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in awake}
         ends |= dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
         return dict(islice(ends.items(), most))
@@ -198,7 +198,7 @@ class Ledger:
     @property
     def is_closed(self) -> bool:
         """Whether no author that is not here can begin a feed any more."""
-        return self._is_own or self._awake(self._feeds) >= self.quota.authors
+        return self._is_own or self._awake() >= self.quota.authors
 
     def missing(self, vector: Mapping[PeerId, int], limit_bytes: int, *, only_known: bool = False) -> list[bytes]:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
@@ -225,9 +225,11 @@ class Ledger:
 
     def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
         held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
+        # First what the peer goes on with: it may refuse all others, and few of their feeds fill a batch.
+        yield from ((author, feed) for author, feed in self._feeds.items() if author in vector)
         for author, feed in self._feeds.items():
             is_left_out = only_known or (held_back is not None and held_back.is_new(author))
-            if author in vector or not (is_left_out or self._rests(author)):
+            if author not in vector and not (is_left_out or self._rests(author)):
                 yield author, feed
 
     def entries(
@@ -343,8 +345,7 @@ class Ledger:
         verdict = Verdict.REFUSED if author in batch.forks or self._is_own else self._judge(entry, feed)
         if verdict is not Verdict.KNOWN and self._is_refused(entry, batch, is_first=not feed.next):
             verdict = Verdict.REFUSED
-        authors = self._awake(batch.feeds.keys() | self._feeds.keys())
-        if verdict is Verdict.FRESH and self._has_room(author, feed, authors):
+        if verdict is Verdict.FRESH and self._has_room(author, feed, batch):
             if self.newcomers is not None:
                 for gone in self.newcomers.take_place(author, batch.sender):
                     self._prune(gone, batch)
@@ -389,8 +390,10 @@ class Ledger:
     def _rests(self, author: PeerId) -> bool:
         return self.newcomers is not None and author in self.newcomers.accepted.resting
 
-    def _awake(self, authors: Collection[PeerId]) -> int:
-        return len(authors) - (len(self.newcomers.accepted.resting) if self.newcomers is not None else 0)
+    def _awake(self, more: Iterable[PeerId] = ()) -> int:
+        """Count the feeds that are here or come with `more`, without those that rest."""
+        resting = len(self.newcomers.accepted.resting) if self.newcomers is not None else 0
+        return len(self._feeds) + sum(author not in self._feeds for author in more) - resting
 
     def _measure(self) -> None:
         if self.newcomers is not None:
@@ -406,8 +409,10 @@ class Ledger:
     def _is_full(self, author: PeerId, feed: FeedEnd) -> bool:
         return self._is_over_quota(feed) or (self.newcomers is not None and self.newcomers.is_full(author))
 
-    def _has_room(self, author: PeerId, feed: FeedEnd, authors: int) -> bool:
-        return not self._is_full(author, feed) and (feed.next > 0 or authors < self.quota.authors)
+    def _has_room(self, author: PeerId, feed: FeedEnd, batch: Batch) -> bool:
+        # Only the first entry of a feed counts them all: there may be many that rest.
+        is_here = feed.next > 0
+        return not self._is_full(author, feed) and (is_here or self._awake(batch.feeds) < self.quota.authors)
 
     def _write(self, entry: Entry, feed: FeedEnd) -> FeedEnd:
         data = encode_entry(entry)

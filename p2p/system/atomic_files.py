@@ -9,7 +9,7 @@ from pathlib import Path
 from atoll.protocols.errors import CorruptFault, DiskFault
 
 _HINTS = {
-    errno.ENOSPC: "free some space; the node goes on by itself",
+    errno.ENOSPC: "free some space; a node that runs goes on by itself",
     errno.EDQUOT: "the disk quota is used up; free some space",
     errno.EFBIG: "a file size limit is in force; raise it (ulimit -f)",
     errno.EROFS: "the file system is read-only; remount it or choose another --home",

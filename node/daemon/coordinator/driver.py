@@ -322,7 +322,7 @@ class Driver:
             self.leases.on_entry(entry.author, is_leave=isinstance(entry.body, Leave))
 
     def _feed_orphans(self, entries: Iterable[Entry]) -> None:
-        """They belong to no view of a round: the round machine and the reducers never see them."""
+        """They belong to no view of a round: the round machine never sees them, and nobody reduces them."""
         for entry in entries:
             if isinstance(entry.body, ORPHAN_BODIES) and is_lawful(self.context.spec, entry):
                 self._feed_entry_to_finality(entry, is_orphan=True)
@@ -331,8 +331,7 @@ class Driver:
         body, name = entry.body, entry.id
         if isinstance(body, Contribution):
             self.contributions.add(name, entry.author, body)
-        if not is_orphan:
-            self.reducer.add_entry(entry)
+        self.reducer.add_entry(entry, is_orphan=is_orphan)
         self.newcomers.on_entry(entry)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
         if isinstance(body, Exclude):

@@ -320,8 +320,8 @@ class RoundReducer(Protocol):
         """Return whether reducers are known for a round, so that nobody reads its payloads as a whole."""
         return False
 
-    def add_entry(self, entry: Entry) -> None:
-        """Record a lawful entry of the ledger."""
+    def add_entry(self, entry: Entry, *, is_orphan: bool = False) -> None:
+        """Record a lawful entry of the ledger; an orphan stands in no feed here, but a set may name it."""
         return
 
     def close_round(self, number: Round) -> None:

@@ -142,7 +142,10 @@ class ReductionCoordinator:
     def is_reduced(self, number: int) -> bool:
         return bool(self.ledger.plan(number).reducers)
 
-    def add_entry(self, entry: Entry) -> None:
+    def add_entry(self, entry: Entry, *, is_orphan: bool = False) -> None:
+        if is_orphan:
+            self.ledger.add_orphan(entry)
+            return
         known = self.ledger.add(entry)
         if isinstance(known, Offer):
             self._feed_offer(entry.body.round, known)
@@ -203,7 +206,7 @@ class ReductionCoordinator:
     # --- SlicedSets -------------------------------------------------------------------------------
 
     def find(self, number: Round, names: tuple[Digest, ...]) -> ReducedSet | None:
-        has_reduction = any(name in self.ledger.claims for name in names)
+        has_reduction = any(self.ledger.find_claim(name) for name in names)
         # Without a Reduction all rows count raw, and a node that holds the whole payloads needs no slices.
         is_whole = all(self.contributions.is_held(entry) for entry, _, _ in self.contributions.find(names))
         if not has_reduction and (is_whole or not self.is_reduced(number)):
@@ -232,7 +235,7 @@ class ReductionCoordinator:
         self._doubts.forget(before)
         self._counted &= self.ledger.claims.keys()
         try:
-            self._rows.store.keep_only(self.ledger.entries.keys())
+            self._rows.store.keep_only(self.ledger.entries.keys() | self.ledger.orphans.keys())
         except DiskFault as error:
             self.guard.on_disk_fault(error)
         return old

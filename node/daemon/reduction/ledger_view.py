@@ -2,10 +2,14 @@
 
 A set names contributions and Reductions. What counts in it follows from the set alone, once the ledger has all
 contributions that its Reductions cover.
+
+Of an author that signed two histories a feed holds one, and a set may name the other. Such entries are *orphans*:
+they count where a set names them, and in nothing that this node makes itself.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice, product
 
 from atoll.node.daemon.certificates.reducers import Decided, ReducerHistory
 from atoll.node.daemon.reduction import places
@@ -22,6 +26,8 @@ from atoll.protocols.run.slices import ReduceSpec, SlicePlan, all_gather, plan_o
 
 REMEMBERED = 128
 """Rounds for which plans and Reductions stay known after their payloads are dropped: later ones continue them."""
+_READINGS = 64
+"""Ways to choose between histories that are tried: enough for six authors of one round that signed two."""
 
 
 @dataclass(slots=True)
@@ -35,6 +41,8 @@ class ReductionLedger:
     """Contributions and Reductions."""
     claims: dict[Digest, Claim] = field(default_factory=dict)
     """Reductions by entry id, at most one for each author and round: the first in the author's feed."""
+    orphans: dict[Digest, Entry] = field(default_factory=dict)
+    """Contributions and Reductions that no feed here holds."""
     _claimed: set[tuple[PeerId, int]] = field(default_factory=set)
     _offers: dict[int, dict[Digest, Offer]] = field(default_factory=dict)
     _plans: dict[int, SlicePlan] = field(default_factory=dict)
@@ -57,6 +65,18 @@ class ReductionLedger:
                 return claim
         return None
 
+    def add_orphan(self, entry: Entry) -> None:
+        """Record an entry that a set may name, though no feed here holds it."""
+        if isinstance(entry.body, SlicedContribution | Reduction):
+            self.orphans[entry.id] = entry
+
+    def find_claim(self, name: Digest) -> Claim | None:
+        """Return a Reduction that a set may name; None if the name is none."""
+        entry = self.orphans.get(name)
+        if entry is None or not isinstance(entry.body, Reduction):
+            return self.claims.get(name)
+        return Claim(entry.id, entry.author, entry.body)
+
     def plan(self, number: int) -> SlicePlan:
         """Return slices and reducers of a round; without reducers while the set that decides them is not known."""
         return self._plans.get(number) or all_gather(self.rules.chunks)
@@ -67,7 +87,7 @@ class ReductionLedger:
 
     def contribution(self, entry: Digest) -> SlicedContribution:
         """Return the record of a contribution."""
-        body = self.entries[entry].body
+        body = (self.entries.get(entry) or self.orphans[entry]).body
         assert isinstance(body, SlicedContribution)
         return body
 
@@ -76,12 +96,13 @@ class ReductionLedger:
 
         Every final set counts once, in order: who is passed over depends on the sets before.
         """
-        works = [self.entries[e] for e in names if e not in self.claims and e in self.entries]
+        found = [entry for name in names if (entry := self.entries.get(name) or self.orphans.get(name))]
+        works = [entry for entry in found if isinstance(entry.body, SlicedContribution)]
         authors = frozenset(entry.author for entry in works)
         # Less than a third of the members lie about what they knew.
         is_known = 3 * sum(isinstance(entry.body, PlannedContribution) for entry in works) >= 2 * len(works)
         # A reducer without a Reduction in the set was dead, slow, silent or wrong.
-        present = {self.claims[e].author for e in names if e in self.claims}
+        present = {entry.author for entry in found if isinstance(entry.body, Reduction)}
         reducers, gap = self.plan(number).reducers, self.spec.gap
         self._misses = places.after(self._misses, number, reducers, present, gap, is_known=is_known)
         absent, decided = places.passed_over(self._misses, number), Round(number + self.spec.gap)
@@ -112,17 +133,38 @@ class ReductionLedger:
 
     def parts(self, number: int, names: Collection[Digest]) -> tuple[EffectiveSlice, ...] | None:
         """Return what counts in each slice; None if the set is illegal or covers what is not known yet."""
-        offers = self.offers(number)
-        claims = {name: self.claims[name] for name in names if name in self.claims}
-        absent = {offer.entry for offer in offers} - set(names)
-        # What is in the ledger but not in the set counts only where a Reduction of the set covers it.
-        parts = effective_slices(Round(number), self.plan(number), offers, claims, (), absent)
-        return parts if entries_of(parts, offers, absent) == tuple(sorted(names)) else None
+        claims = {name: claim for name in names if (claim := self.find_claim(name))}
+        for offers in self._readings(number):
+            absent = {offer.entry for offer in offers} - set(names)
+            # What is in the ledger but not in the set counts only where a Reduction of the set covers it.
+            parts = effective_slices(Round(number), self.plan(number), offers, claims, (), absent)
+            if entries_of(parts, offers, absent) == tuple(sorted(names)):
+                return parts
+        return None
 
     def covered(self, claim: Claim) -> tuple[Offer, ...]:
         """Return the contributions that a Reduction covers; nothing while one of them is not known."""
         number = claim.body.round
-        return covered_by(claim.body, self.plan(number), self.offers(number)) or ()
+        for offers in self._readings(number):
+            if (found := covered_by(claim.body, self.plan(number), offers)) is not None:
+                return found
+        return ()
+
+    def _readings(self, number: int) -> Iterator[tuple[Offer, ...]]:
+        """Yield the contributions to a round, one of each author: as the feeds here have them first."""
+        histories: dict[PeerId, list[Offer]] = {}
+        for entry in self.orphans.values():
+            if isinstance(entry.body, SlicedContribution) and entry.body.round == number:
+                offer = Offer(entry.id, entry.author, entry.body.weight, entry.seq)
+                histories.setdefault(entry.author, []).append(offer)
+        here = self.offers(number)
+        for offer in here:
+            if offer.author in histories:
+                histories[offer.author].insert(0, offer)
+        others = tuple(offer for offer in here if offer.author not in histories)
+        # A set, and the Reductions in it, say by digest which history they mean.
+        for chosen in islice(product(*histories.values()), _READINGS):
+            yield tuple(sorted((*others, *chosen)))
 
     def has_ours(self, part: EffectiveSlice) -> bool:
         """Return whether the own contribution counts in a slice."""
@@ -141,11 +183,14 @@ class ReductionLedger:
 
     def reduced_payloads(self, first: int = 0) -> set[Digest]:
         """Return the payloads of all Reductions from this round on."""
-        return {claim.body.payload for claim in self.claims.values() if claim.body.round >= first}
+        bodies = [claim.body for claim in self.claims.values()]
+        bodies += [entry.body for entry in self.orphans.values() if isinstance(entry.body, Reduction)]
+        return {body.payload for body in bodies if body.round >= first}
 
     def forget(self, before: int) -> None:
         """Forget the rounds before this one, whose payloads are dropped."""
         self._offers = {at: offers for at, offers in self._offers.items() if at >= before}
+        self.orphans = {name: entry for name, entry in self.orphans.items() if entry.body.round >= before}
         self._plans = {at: plan for at, plan in self._plans.items() if at >= before - REMEMBERED}
         self.claims = {e: claim for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED}
         self._claimed = {(claim.author, claim.body.round) for claim in self.claims.values()}

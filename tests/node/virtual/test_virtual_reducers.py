@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.ledger.records import PlannedContribution, Unanswered
+from atoll.protocols.ledger.records import PlannedContribution, Unanswered, encode_entry, sign_entry
 from atoll.protocols.run.slices import ReduceSpec
 
+SPARE = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
 
 
@@ -106,5 +107,44 @@ def test_a_member_that_complains_about_everybody_costs_nobody_a_slice(world):
                 reduced = [sum(bool(p.reduced) for p in node.worker.sliced.get(n, ())) for n in range(10)]
                 assert reduced[4:] == [4] * 6
                 assert "reduction_silent" not in (node.home / "events.jsonl").read_text()
+
+    run_virtual(story())
+
+
+def test_a_member_with_two_histories_stops_no_node_of_a_reduced_run(world):
+    """A node that was cut off holds the other history: it folds what the final sets name, and knows the plans."""
+
+    async def story() -> None:
+        async with world(30, 5, reduce=SPARE) as w:
+            for number in range(5):
+                w.start(number)
+            others, liar = [w.nodes[number] for number in range(4)], w.nodes[4]
+            alone, rest = others[0], others[1:]
+            await w.until(lambda: min(node.worker.final for node in others) >= 3)
+            w.network.cut([alone.peer], [node.peer for node in (*rest, liar)])
+            last = alone.swarm.ledger.head(liar.peer)
+
+            def news():
+                found = rest[0].swarm.ledger.entries(author=liar.peer)
+                return [entry for entry in found if entry.seq > last.seq]
+
+            await w.until(lambda: any(isinstance(entry.body, PlannedContribution) for entry in news()))
+            made = next(entry for entry in news() if isinstance(entry.body, PlannedContribution))
+            number, twin = made.body.round, replace(made.body, tokens=made.body.tokens + 1)
+            other = sign_entry(w.spec.id, liar.identity, made.seq, made.previous, twin)
+            for entry in (*(entry for entry in news() if entry.seq < made.seq), other):
+                alone.swarm.replication._on_entry(liar.peer, encode_entry(entry))
+            await w.until(lambda: min(node.driver.finality.last_final for node in rest) >= number)
+            await w.kill(4)
+            del w.nodes[4], w.hosts[4]
+            w.network.heal()
+            await w.until(lambda: alone.worker.final >= number, 30.0)
+            await w.until(lambda: min(node.worker.final for node in others) >= number + 3, 120.0)
+            assert liar.peer in rest[0].driver.context.log.rows[number].contributors, "its work is final"
+            assert alone.swarm.ledger.orphans()
+            plans = [node.driver.reducer.ledger for node in others]
+            for at in range(number, number + 4):
+                assert len({plan.plan(at).reducers for plan in plans}) == 1
+            w.check_agreement()
 
     run_virtual(story())

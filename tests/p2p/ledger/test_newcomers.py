@@ -15,7 +15,7 @@ from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, sign_entry
+from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, decode_entry, sign_entry
 
 RUN = RunId(digest(b"run"))
 FAKES = [Identity(random.Random(number).randbytes(32)) for number in range(120)]
@@ -37,6 +37,7 @@ class World:
     """A ledger with a budget, a clock, and an address for each neighbour."""
 
     def __init__(self, path: Path, per_minute: int = 1000) -> None:
+        path.mkdir(exist_ok=True)
         self.now = 0.0
         self.maddrs = {ANN: "/ip4/10.0.0.1/tcp/1", BEN: "/ip4/10.0.1.1/tcp/1", EVE: "/ip4/10.9.9.1/tcp/1"}
         self.maddrs[EVA] = "/ip4/10.9.9.77/udp/1/quic-v1"
@@ -333,6 +334,17 @@ def test_whom_the_run_names_and_the_newest_final_set_does_not_rest(world):
     assert set(world.newcomers.accepted._named) == {EVA, BEN, EVE}
 
 
+def test_whom_a_summary_names_and_whose_feed_is_not_here_does_not_rest(world):
+    """It would count as a feed that is here and takes no place."""
+    world.newcomers.accepted.most = 2
+    world.newcomers.accept([], by_work=False)
+    world.bring(HONEST, HONEST.peer_id)
+    world.newcomers.accept([HONEST.peer_id, *(fake.peer_id for fake in FAKES)], by_work=False)  # of a summary
+    world.newcomers.accept([ANN, BEN])
+    assert world.newcomers.accepted.resting == {HONEST.peer_id}
+    assert world.ledger._awake() == 0
+
+
 def test_who_rested_comes_back_as_a_newcomer_and_its_feed_never_goes(world):
     world.newcomers.accepted.most = 4
     world.newcomers.accept([], by_work=False)
@@ -365,6 +377,39 @@ def test_a_late_joiner_asks_for_the_feeds_of_those_that_rest(tmp_path: Path):
     world.ledger.close()
 
 
+def test_authors_that_a_liar_names_leave_room_in_the_vector_for_all_others(world):
+    """It names 1,024 in each of several proposals, and brings one entry of each that can be stored nowhere."""
+    world.bring(HONEST, BEN)
+    for first in range(0, 3 * MAX_SET, MAX_SET):
+        names = [digest(b"made up", number.to_bytes(4, "big")) for number in range(first, first + MAX_SET)]
+        world.newcomers.require(names, EVE)
+        for name in names:
+            world.newcomers.note_named(name, PeerId(name.hex()))
+    last = feed(FAKES[0], 2)[1]
+    world.newcomers.require([last.id], None)
+    world.ledger.insert_all([last], EVE)
+    wanted = world.ledger.wanted(2 * MAX_SET)
+    assert wanted[HONEST.peer_id] == 1
+    assert wanted[FAKES[0].peer_id] == 0, "a quorum decided it"
+    assert len(wanted) == MAX_SET + 1
+
+
+def test_a_feed_that_rests_here_is_asked_for_again_where_a_set_names_what_it_lacks(world):
+    """A node that was away has the start of it; the author came back, worked, and rests at all others by now."""
+    world.newcomers.accepted.most = 4
+    world.newcomers.accept([], by_work=False)
+    for at in range(0, 12, 2):
+        noise(world, FAKES[at : at + 2])
+    back, entries = FAKES[0].peer_id, feed(FAKES[0], 4)
+    assert back not in world.ledger.wanted()
+    world.newcomers.require([entries[3].id], None)
+    assert world.ledger.insert_all(entries[3:], EVE).gap, "it came by name"
+    assert world.ledger.wanted()[back] == 1
+    assert len(world.ledger.insert_all(entries[1:], EVE).fresh) == 3
+    world.newcomers.accept([ANN, BEN, back])
+    assert back in world.newcomers.accepted
+
+
 def test_work_of_one_neighbour_or_one_block_takes_places_at_a_rate(tmp_path: Path):
     """None of them waits as new: the budget is never pressed."""
     world = World(tmp_path, per_minute=5)
@@ -380,6 +425,25 @@ def test_work_of_one_neighbour_or_one_block_takes_places_at_a_rate(tmp_path: Pat
     world.now += 60.0
     assert len(noise(world, FAKES[10:60], EVE)) == 5
     world.ledger.close()
+
+
+def test_refused_authors_keep_no_known_feed_from_coming(tmp_path: Path):
+    """A neighbour's block is over its rate, and the feeds that are refused would fill each batch."""
+    here, there = World(tmp_path / "here", per_minute=5), World(tmp_path / "there")
+    there.bring(FAKES[0], EVE, size=9)
+    there.bring(HONEST, ANN, size=9)
+    here.bring(HONEST, BEN, size=3)
+    here.newcomers.accept([ANN, HONEST.peer_id])
+    noise(here, FAKES[20:40], EVE)
+    noise(here, FAKES[40:60], EVA)
+    neighbour = FAKES[1].peer_id
+    here.maddrs[neighbour] = "/ip4/10.9.9.9/tcp/1"  # of EVE's block
+    batch = there.ledger.missing(here.ledger.wanted(), 600, only_known=here.newcomers.is_spent(neighbour))
+    here.ledger.insert_all([decode_entry(data, RUN) for data in batch], neighbour)
+    assert here.ledger.vector()[HONEST.peer_id] > 3
+    assert FAKES[0].peer_id not in here.here()
+    here.ledger.close()
+    there.ledger.close()
 
 
 def test_a_neighbour_that_brought_enough_takes_nothing_of_its_block(tmp_path: Path):
