@@ -6,6 +6,7 @@ against a plain version in torch (tests/plain).
 """
 
 from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def _run(layout: Layout, arrays: tuple[Any, Any, bool, Any], beta: Any, at: int,
     if layout.is_dense:
         shape = dense_shape(layout)
         return bool(encode_dense(*arrays, beta, at, out, shape, dense_scratch(shape.block)))
-    return bool(_encode_chunks(*arrays, beta, at, out, *_plan_of(layout), encode_scratch(layout.k)))
+    return bool(_encode_chunks(*arrays, beta, at, out, *_plan_of(layout), encode_scratch(layout.k, get_ident())))
 
 
 @lru_cache(maxsize=8)
@@ -98,8 +99,10 @@ def _plan_of(layout: Layout) -> tuple[tuple[int, ...], SparseShape, Doubles]:
     return layout.offsets, sparse_shape(layout), norms_of(layout.k)
 
 
-def encode_scratch(k: int) -> Any:
-    """Arrays that the encoder works in; each thread needs its own."""
+@lru_cache(maxsize=16)
+def encode_scratch(k: int, thread: int) -> Any:
+    """Arrays that the encoder works in; each thread, by its number, has its own."""
+    del thread
     # eight codes more than k: the last byte of codes is packed from a whole group, and what is behind k stays 0
     fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
     return selection_scratch(k), fit
