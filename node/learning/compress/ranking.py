@@ -62,13 +62,19 @@ def _rank_keys(_: Any, rank: Any, key: Any, count: Any) -> Made:
     """rank[i] ← number of keys above key i, and of equal ones before it. `count`: a multiple of LANES."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        keys = lambda at, to: _pointer(context, builder, signature, args, 1, at, to)  # noqa: E731
+        def keys(at: Any, to: Any) -> Any:
+            return _pointer(context, builder, signature, args, 1, at, to)
+
         above = cgutils.alloca_once(builder, _KEYS)
 
-        def compare(start: Any, stop: Any, bar_of: Any) -> None:
+        def compare(start: Any, stop: Any, bar: Any, at: Any = None) -> None:
             with cgutils.for_range_slice(builder, start, stop, _WORD(1), inc=True) as (j, _):
                 key = _copies(builder, builder.load(keys(j, _INT)), _KEYS)
-                larger = builder.sext(builder.icmp_signed(">", key, bar_of(j)), _KEYS)
+                if at is not None:  # j is one of the lanes: one less only for those after it
+                    lane = _copies(builder, builder.trunc(builder.sub(j, at), _INT), _KEYS)
+                    after = builder.icmp_signed(">", ir.Constant(_KEYS, list(range(LANES))), lane)
+                    bar = builder.add(bar, builder.sext(after, _KEYS))
+                larger = builder.sext(builder.icmp_signed(">", key, bar), _KEYS)
                 builder.store(builder.sub(builder.load(above), larger), above)
 
         with cgutils.for_range_slice(builder, _WORD(0), args[2], _WORD(LANES), inc=True) as (at, _):
@@ -76,15 +82,10 @@ def _rank_keys(_: Any, rank: Any, key: Any, count: Any) -> Made:
             # Keys are whole numbers: j counts before i where key j is above key i − 1, which is equal or larger.
             less = builder.sub(own, ir.Constant(_KEYS, [1] * LANES))
 
-            def bar_between(j: Any, at: Any = at, own: Any = own) -> Any:
-                lane = _copies(builder, builder.trunc(builder.sub(j, at), _INT), _KEYS)
-                after = builder.icmp_signed(">", ir.Constant(_KEYS, list(range(LANES))), lane)
-                return builder.add(own, builder.sext(after, _KEYS))
-
             builder.store(ir.Constant(_KEYS, [0] * LANES), above)
-            compare(_WORD(0), at, lambda _, less=less: less)
-            compare(at, end, bar_between)
-            compare(end, args[2], lambda _, own=own: own)
+            compare(_WORD(0), at, less)
+            compare(at, end, own, at)
+            compare(end, args[2], own)
             ranks = _pointer(context, builder, signature, args, 0, at, _KEYS)
             builder.store(builder.load(above), ranks, align=4)
         return context.get_dummy_value()

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress.blocks import blocks_of
+from atoll.node.learning.compress.blocks import Part, blocks_of
 from atoll.node.learning.compress.encoding import blank_payload, encode_rows, is_sound
 from atoll.node.learning.compress.selecting import half_bits
 from atoll.node.learning.outer.fixed import to_float
@@ -174,13 +174,19 @@ def test_weights_where_they_stand_give_the_bytes_of_copied_rows(codec, k):
     anchor = (local + 1e-2 * residual.flip(0)).masked_fill(padding, 0)
     layout = Layout(codec, len(local), k)
     found, expected = blank_payload(layout), blank_payload(layout)
-    ours, theirs = residual.clone(), anchor.clone()
+    # In arrays of a whole model they have rows of their own, with others between them.
+    at = torch.cat([torch.arange(9) + 2, torch.tensor([14]), torch.arange(5) + 15, torch.arange(3) + 21])
+    ours, theirs = torch.full((2, 25, 4096), 7.0)
+    ours[at], theirs[at] = residual, anchor
+    placed_at = [Part(*part, row) for part, row in zip(parts, (2, 14, 15, 21), strict=True)]
     encode_rows(expected, layout, 0, residual, anchor, local, 0.9)
-    encode_rows(found, layout, 0, ours, theirs, blocks_of(parts), 0.9)
+    encode_rows(found, layout, 0, ours, theirs, blocks_of(placed_at), 0.9)
     assert found == expected
-    assert torch.equal(ours, residual.masked_fill(padding, 0)), "and e has no padding"
-    assert torch.equal(theirs, local)
-    assert is_sound(blocks_of(parts))
+    assert torch.equal(ours[at], residual.masked_fill(padding, 0)), "and e has no padding"
+    assert torch.equal(theirs[at], local)
+    others = torch.ones(25, dtype=torch.bool).index_fill(0, at, False)
+    assert (torch.stack([ours, theirs])[:, others] == 7).all()
+    assert is_sound(blocks_of(placed_at))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 2.0**64, -(2.0**64)])
@@ -188,9 +194,9 @@ def test_weights_where_they_stand_give_the_bytes_of_copied_rows(codec, k):
 def test_a_weight_that_cannot_be_sent_is_found_where_it_stands(at, value):
     matrix = torch.zeros((130, 200))
     matrix[at] = value
-    assert not is_sound(blocks_of([(matrix, 0, 12)]))
+    assert not is_sound(blocks_of([Part(matrix, 0, 12, 0)]))
     matrix[at] = 2.0**63
-    assert is_sound(blocks_of([(matrix, 0, 12)]))
+    assert is_sound(blocks_of([Part(matrix, 0, 12, 0)]))
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 12), (1, 11), (2, 3), (5, 2), (7, 1), (3, 9)])
@@ -201,5 +207,5 @@ def test_weights_of_some_blocks_are_looked_at_and_no_others(first, count):
         row, col = divmod(block, 4)
         for at in ((64 * row, 64 * col), (min(64 * row + 63, 129), min(64 * col + 63, 199))):
             matrix[at] = float("nan")
-            assert is_sound(blocks_of([(matrix, first, count)])) == (not first <= block < first + count)
+            assert is_sound(blocks_of([Part(matrix, first, count, 0)])) == (not first <= block < first + count)
             matrix[at] = 0
