@@ -56,7 +56,7 @@ def test_one_pass_has_the_bits_of_two(scale, sent, name, codec, k, cover, thread
     assert torch.equal(state, before)
 
 
-@pytest.mark.parametrize("momentum", [2**21 - 1, 2**21, -(2**21), -(2**21) - 1])
+@pytest.mark.parametrize("momentum", [2**21 - 1, 2**21, -(2**21), -(2**21) - 1, 2**24])
 @pytest.mark.parametrize("theta", [2**30 - 1, 2**30, -(2**30), -(2**30) - 1])
 @pytest.mark.parametrize("name", sorted(MOMENTA))
 def test_values_at_the_limits_of_the_loops_in_int32_have_the_bits_of_two(name, theta, momentum):
