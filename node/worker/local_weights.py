@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from atoll.node.checkpoint.local import ANCHOR, ANCHOR_ROWS, LOCAL, WHOLE_ANCHOR
 from atoll.node.checkpoint.tensorfile import read_atom
-from atoll.node.learning.compress.blocks import Blocks, Part, blocks_of, is_readable
+from atoll.node.learning.compress.blocks import Blocks, MatrixPart, blocks_of, is_readable
 from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.bridge import frozen_names, named_atoms, write_atoms
@@ -149,15 +149,15 @@ class LocalWeights:
         What it returned before for the same cover is not to be read any more.
         """
         if cover not in self._blocks:
-            parts, copies = list[Part](), list[tuple[Tensor, Tensor]]()
+            parts, copies = list[MatrixPart](), list[tuple[Tensor, Tensor]]()
             for part, place in (each for span in cover for each in bridge.parts_of(self._arena, span)):
                 if len(place.shape) == 2:
                     first = part.start - place.first_chunk
-                    parts.append(Part(self._named[place.name], first, part.chunks, part.start))
+                    parts.append(MatrixPart(self._named[place.name], first, part.chunks, part.start))
                 else:
                     rows = torch.zeros((part.chunks, CHUNK))
                     copies += bridge.views(self._named, self._arena, part.start, rows)
-                    parts.append(Part(rows.view(-1, SIDE), 0, part.chunks, part.start))
+                    parts.append(MatrixPart(rows.view(-1, SIDE), 0, part.chunks, part.start))
             self._blocks[cover] = blocks_of(parts), copies
         blocks, copies = self._blocks[cover]
         if copies:  # all at once: a model has a few dozen vectors, and a call for each costs more than its values

@@ -40,7 +40,7 @@ def is_readable(matrix: Tensor) -> bool:
     return matrix.device.type == "cpu" and matrix.dtype == torch.float32 and matrix.stride(1) == 1
 
 
-class Part(NamedTuple):
+class MatrixPart(NamedTuple):
     """Blocks of a matrix that are consecutive chunks."""
 
     matrix: Tensor
@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """Row of the first one in the arrays of e and the anchor."""
 
 
-def blocks_of(parts: Sequence[Part]) -> Blocks:
+def blocks_of(parts: Sequence[MatrixPart]) -> Blocks:
     """Chunks of readable matrices, one after the other."""
     rows, end = [], 0
     for matrix, first, count, row in parts:
@@ -74,7 +74,7 @@ def blocks_of(parts: Sequence[Part]) -> Blocks:
 
 def blocks_of_rows(rows_N4096: Tensor) -> Blocks:
     """Contiguous float32 rows of the arena as blocks."""
-    return blocks_of([Part(rows_N4096.view(-1, SIDE), 0, len(rows_N4096), 0)])
+    return blocks_of([MatrixPart(rows_N4096.view(-1, SIDE), 0, len(rows_N4096), 0)])
 
 
 def _vector(context: Any, builder: Any, signature: Any, args: Any, number: int, at: Any) -> Any:

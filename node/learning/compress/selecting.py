@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from atoll.node.learning.kernels.ranking import MAX_CANDIDATES, candidates, keep_best
 from atoll.node.learning.kernels.compiled import Doubles, Floats, Ints32, inlined
+from atoll.node.learning.kernels.ranking import MAX_CANDIDATES, candidates, keep_best
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SHAPE_SHIFT
 
