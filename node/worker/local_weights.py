@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from atoll.node.checkpoint.local import ANCHOR, ANCHOR_ROWS, LOCAL, WHOLE_ANCHOR
 from atoll.node.checkpoint.tensorfile import read_atom
-from atoll.node.learning.compress.blocks import Blocks, blocks_of, is_readable
+from atoll.node.learning.compress.blocks import Blocks, MatrixPart, blocks_of, is_readable
 from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.bridge import frozen_names, named_atoms, write_atoms
@@ -77,7 +77,9 @@ class LocalWeights:
         self.experts = experts
         self._named = {name: v.detach() for name, v in named_atoms(module).items() if name not in frozen}
         # A share of a mixture is a hundred small matrices: to list them took a tenth of the time of encoding them.
-        self._blocks = dict[Span, tuple[Blocks, list[tuple[Span, Tensor]]]]()
+        self._blocks = dict[Cover, tuple[Blocks, list[tuple[Tensor, Tensor]]]]()
+        self.are_readable = all(is_readable(value) for value in self._named.values() if value.dim() == 2)
+        """Whether `blocks` can read all of L where it stands."""
         self._trained = trained_cover(self._spec.model, experts)
         self._frozen = [place for place in self._arena.placements if place.name in frozen]
 
@@ -141,28 +143,25 @@ class LocalWeights:
         bridge.read_rows(self._named, self._arena, span.start, rows_N4096)
         return rows_N4096
 
-    @property
-    def are_readable(self) -> bool:
-        """Whether `blocks` can read all of L where it stands."""
-        return all(is_readable(value) for value in self._named.values() if value.dim() == 2)
-
-    def blocks(self, span: Span) -> Blocks:
+    def blocks(self, cover: Cover) -> Blocks:
         """L of chunks that are trained here: matrices where they stand, vectors copied. Only if `are_readable`.
 
-        What it returned before for the same span is not to be read any more.
+        What it returned before for the same cover is not to be read any more.
         """
-        if span not in self._blocks:
-            parts, copies = list[tuple[Tensor, int, int]](), list[tuple[Span, Tensor]]()
-            for part, place in bridge.parts_of(self._arena, span):
+        if cover not in self._blocks:
+            parts, copies = list[MatrixPart](), list[tuple[Tensor, Tensor]]()
+            for part, place in (each for span in cover for each in bridge.parts_of(self._arena, span)):
                 if len(place.shape) == 2:
-                    parts.append((self._named[place.name], part.start - place.first_chunk, part.chunks))
+                    first = part.start - place.first_chunk
+                    parts.append(MatrixPart(self._named[place.name], first, part.chunks, part.start))
                 else:
-                    copies.append((part, torch.empty((part.chunks, CHUNK))))
-                    parts.append((copies[-1][1].view(-1, SIDE), 0, part.chunks))
-            self._blocks[span] = blocks_of(parts), copies
-        blocks, copies = self._blocks[span]
-        for part, into in copies:
-            self.rows(part, into)
+                    rows = torch.zeros((part.chunks, CHUNK))
+                    copies += bridge.views(self._named, self._arena, part.start, rows)
+                    parts.append(MatrixPart(rows.view(-1, SIDE), 0, part.chunks, part.start))
+            self._blocks[cover] = blocks_of(parts), copies
+        blocks, copies = self._blocks[cover]
+        if copies:  # all at once: a model has a few dozen vectors, and a call for each costs more than its values
+            torch._foreach_copy_([row for row, _ in copies], [value for _, value in copies])
         return blocks
 
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:

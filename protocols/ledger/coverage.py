@@ -58,6 +58,22 @@ def slabs(cover: Cover, most: int) -> Iterator[tuple[int, Span]]:
             at += stop - start
 
 
+def cut_in(cover: Cover, most: int) -> Iterator[tuple[int, Cover]]:
+    """The cover in covers of `most` chunks, the last one of fewer, each with its first row among its rows."""
+    at, room, part = 0, most, list[Span]()
+    for span in cover:
+        start = span.start
+        while start < span.stop:
+            stop = min(start + room, span.stop)
+            part.append(Span(start, stop))
+            room, start = room - (stop - start), stop
+            if not room:
+                yield at, tuple(part)
+                at, room, part = at + most, most, []
+    if part:
+        yield at, tuple(part)
+
+
 @lru_cache(maxsize=32)
 def fragments(model: ModelSpec, count: int) -> tuple[Cover, ...]:
     """The covers of `count` fragments: together the whole arena, no chunk twice. Pure."""

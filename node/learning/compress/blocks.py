@@ -21,13 +21,14 @@ LARGEST = 0x5F800000
 """Its bits."""
 _INT, _WORD = ir.IntType(32), ir.IntType(64)
 _FLOATS, _INTS = ir.VectorType(ir.FloatType(), SIDE), ir.VectorType(_INT, SIDE)
-_ADDRESS, _STRIDE, _ROWS, _COLS, _ACROSS, _FIRST, _END = range(7)
+_ADDRESS, _STRIDE, _ROWS, _COLS, _ACROSS, _FIRST, _END, _SHIFT = range(8)
 """Columns of a table: address of the matrix, values from row to row, its size, blocks in a row of blocks, number
-of the block that chunk 0 would be, and the chunk behind its last one."""
+of the block that chunk 0 would be, the chunk behind its last one, and its chunks' rows in the arrays of e and the
+anchor less their numbers."""
 
 
 class Blocks(NamedTuple):
-    """Consecutive chunks that are blocks of float32 matrices; `table` has a row for each matrix."""
+    """Chunks that are blocks of float32 matrices; `table` has a row for each matrix."""
 
     table: Ints
     kept: Sequence[Tensor]
@@ -39,21 +40,41 @@ def is_readable(matrix: Tensor) -> bool:
     return matrix.device.type == "cpu" and matrix.dtype == torch.float32 and matrix.stride(1) == 1
 
 
-def blocks_of(parts: Sequence[tuple[Tensor, int, int]]) -> Blocks:
-    """Chunks of readable matrices, one after the other: each from a block on, and how many."""
+class MatrixPart(NamedTuple):
+    """Blocks of a matrix that are consecutive chunks."""
+
+    matrix: Tensor
+    first: int
+    """Number of the first block in the matrix."""
+    chunks: int
+    row: int
+    """Row of the first one in the arrays of e and the anchor."""
+
+
+def blocks_of(parts: Sequence[MatrixPart]) -> Blocks:
+    """Chunks of readable matrices, one after the other."""
     rows, end = [], 0
-    for matrix, first, count in parts:
+    for matrix, first, count, row in parts:
         height, width = matrix.shape
         rows.append(
-            (matrix.data_ptr(), matrix.stride(0), height, width, -(-width // SIDE), first - end, end + count)
+            (
+                matrix.data_ptr(),
+                matrix.stride(0),
+                height,
+                width,
+                -(-width // SIDE),
+                first - end,
+                end + count,
+                row - end,
+            )
         )
         end += count
-    return Blocks(np.array(rows, np.int64), [matrix for matrix, _, _ in parts])
+    return Blocks(np.array(rows, np.int64), [part.matrix for part in parts])
 
 
 def blocks_of_rows(rows_N4096: Tensor) -> Blocks:
     """Contiguous float32 rows of the arena as blocks."""
-    return blocks_of([(rows_N4096.view(-1, SIDE), 0, len(rows_N4096))])
+    return blocks_of([MatrixPart(rows_N4096.view(-1, SIDE), 0, len(rows_N4096), 0)])
 
 
 def _vector(context: Any, builder: Any, signature: Any, args: Any, number: int, at: Any) -> Any:
@@ -172,6 +193,18 @@ def are_sound(table: Ints, marks: Ints32) -> bool:
     for lane in range(SIDE):
         seen |= marks[lane]
     return bool(seen >= 0)
+
+
+@inlined
+def chunks_in(table: Ints) -> int:
+    """Number of chunks of all matrices."""
+    return int(table[len(table) - 1, _END])
+
+
+@inlined
+def row_of(matrix: Ints, at: int) -> int:
+    """Row of chunk `at` of a matrix in the arrays of e and the anchor."""
+    return int(matrix[_SHIFT] + at)
 
 
 @inlined

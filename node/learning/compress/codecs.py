@@ -87,13 +87,14 @@ class UnfinishedPayload(Protocol):
     """A payload that is filled chunk by chunk."""
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
+        self, at: int, residual_C4096: Tensor, anchor_C4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
         """Fill its chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
-        All three are float32, contiguous, on the encoder's device and sound: only then is nothing lost. Blocks are
-        for an encoder that reads them: they become the anchor, and e has no padding. Raises Divergence for a
-        residual that is not finite.
+        All three are float32, contiguous, on the encoder's device and sound: only then is nothing lost. Rows of
+        local weights are of all rows of e and the anchor. Blocks are for an encoder that reads them, and not for a
+        layout with a table: they name rows of e and the anchor, become the anchor, and e has no padding. Raises
+        Divergence for a residual that is not finite.
         """
 
     def whole(self) -> bytearray:
@@ -153,9 +154,9 @@ class _HostPayload:
         self._bytes = encoding.blank_payload(layout)
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
+        self, at: int, residual_C4096: Tensor, anchor_C4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
-        encoding.encode_rows(self._bytes, self._layout, at, residual_N4096, anchor_N4096, local, beta)
+        encoding.encode_rows(self._bytes, self._layout, at, residual_C4096, anchor_C4096, local, beta)
 
     def whole(self) -> bytearray:
         return self._bytes

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.learning.compress.blocks import add_up, clear_padding, part_of
+from atoll.node.learning.compress.blocks import add_up, chunks_in, clear_padding, part_of, row_of
 from atoll.node.learning.compress.selecting import half_bits, units_of
 from atoll.node.learning.compress.summing import clipped, find_members, least_weight
 from atoll.node.learning.kernels.compiled import Bytes, Floats, Ints, Ints32, compiled, inlined
@@ -83,10 +83,11 @@ def encode_dense(
     scales, codes = shape.scale_bytes, shape.code_bytes
     level, _, _, single = scratch
     part = 0
-    for row in range(len(residual)):
-        e, c = residual[row], first + row
-        part = part_of(local, part, row)
-        add_up(e, anchor[row], local[part], row, beta, in_place)
+    for at_chunk in range(chunks_in(local)):
+        c, part = first + at_chunk, part_of(local, part, at_chunk)
+        row = row_of(local[part], at_chunk)
+        e = residual[row]
+        add_up(e, anchor[row], local[part], at_chunk, beta, in_place)
         for b in range(CHUNK // block):
             values, levels = e[b * block : (b + 1) * block], level[b * block : (b + 1) * block]
             # Bits of |x| rise with |x|, so the largest value, infinity and NaN are found by integer comparisons.
@@ -108,7 +109,7 @@ def encode_dense(
             out[shape.scales_at + c * scales + 2 * b + 1] = half >> 8
         _write(out[shape.codes_at + c * codes : shape.codes_at + (c + 1) * codes], level, width)
         if in_place:
-            clear_padding(local[part], row, e)
+            clear_padding(local[part], at_chunk, e)
     return True
 
 

@@ -6,12 +6,22 @@ against a plain version in torch (tests/plain).
 """
 
 from functools import lru_cache
+from threading import get_ident
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from atoll.node.learning.compress.blocks import Blocks, add_up, are_sound, blocks_of_rows, clear_padding, part_of
+from atoll.node.learning.compress.blocks import (
+    Blocks,
+    add_up,
+    are_sound,
+    blocks_of_rows,
+    chunks_in,
+    clear_padding,
+    part_of,
+    row_of,
+)
 from atoll.node.learning.compress.dense import dense_scratch, dense_shape, encode_dense
 from atoll.node.learning.compress.reading import SparseShape, sparse_shape
 from atoll.node.learning.compress.selecting import (
@@ -49,19 +59,20 @@ def encode_rows(
     payload: bytearray,
     layout: Layout,
     at: int,
-    residual_N4096: Tensor,
-    anchor_N4096: Tensor,
+    residual_C4096: Tensor,
+    anchor_C4096: Tensor,
     local: Tensor | Blocks,
     beta: float,
 ) -> None:
     """Fill the payload's chunks from `at` on with β·e + (anchor − local); e becomes what was not sent.
 
     All three are float32, contiguous and sound (`is_sound`): only then is nothing lost. Local weights may be rows
-    `[N, 4096]`; given as blocks, they become the anchor in the same pass, and e has no padding. Calls for other
-    chunks of the same payload may run at the same time. Raises Divergence for a residual that is not finite.
+    `[C, 4096]`, as many as e and the anchor have. Given as blocks, which name rows of both, they become the anchor
+    in the same pass, and e has no padding. Calls for other chunks of the same payload may run at the same time.
+    Raises Divergence for a residual that is not finite.
     """
     in_place = isinstance(local, Blocks)
-    arrays = (anchor_N4096.numpy(), _blocks(local).table, in_place, residual_N4096.numpy())
+    arrays = (anchor_C4096.numpy(), _blocks(local).table, in_place, residual_C4096.numpy())
     if not _run(layout, arrays, np.float32(beta), at, np.frombuffer(payload, np.uint8)):
         raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
 
@@ -89,7 +100,7 @@ def _run(layout: Layout, arrays: tuple[Any, Any, bool, Any], beta: Any, at: int,
     if layout.is_dense:
         shape = dense_shape(layout)
         return bool(encode_dense(*arrays, beta, at, out, shape, dense_scratch(shape.block)))
-    return bool(_encode_chunks(*arrays, beta, at, out, *_plan_of(layout), encode_scratch(layout.k)))
+    return bool(_encode_chunks(*arrays, beta, at, out, *_plan_of(layout), encode_scratch(layout.k, get_ident())))
 
 
 @lru_cache(maxsize=8)
@@ -98,8 +109,10 @@ def _plan_of(layout: Layout) -> tuple[tuple[int, ...], SparseShape, Doubles]:
     return layout.offsets, sparse_shape(layout), norms_of(layout.k)
 
 
-def encode_scratch(k: int) -> Any:
-    """Arrays that the encoder works in; each thread needs its own."""
+@lru_cache(maxsize=16)
+def encode_scratch(k: int, thread: int) -> Any:
+    """Arrays that the encoder works in; each thread, by its number, has its own."""
+    del thread
     # eight codes more than k: the last byte of codes is packed from a whole group, and what is behind k stays 0
     fit = (np.empty(k), np.empty((SHAPES, k)), np.empty(1, np.float32), np.zeros(k + 8, np.uint8))
     return selection_scratch(k), fit
@@ -129,10 +142,11 @@ def _encode_chunks(
     sizes = order[1:].view(np.float32)
     # The bar of one chunk is where the search for the next one begins: neighbours have values of one scale.
     guess = part = 0
-    for row in range(len(residual)):
-        e, c = residual[row], first + row
-        part = part_of(local, part, row)
-        add_up(e, anchor[row], local[part], row, beta, in_place)
+    for at_chunk in range(chunks_in(local)):
+        c, part = first + at_chunk, part_of(local, part, at_chunk)
+        row = row_of(local[part], at_chunk)
+        e = residual[row]
+        add_up(e, anchor[row], local[part], at_chunk, beta, in_place)
         guess = choose(e.view(np.int32), k, guess, chosen)
         if guess < 0:
             return False
@@ -152,7 +166,7 @@ def _encode_chunks(
         out[offsets[0] + 2 * c + 1] = word >> 8
         pack_chunk(out, c, at, code, offsets, shape)
         if in_place:
-            clear_padding(local[part], row, e)
+            clear_padding(local[part], at_chunk, e)
     return True
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.blocks import Blocks, add_up, blocks_of_rows, clear_padding, part_of
+from atoll.node.learning.compress.blocks import Blocks, add_up, blocks_of_rows
 from atoll.node.learning.compress.encoding import blank_payload, is_sound, pack_chunk
 from atoll.node.learning.compress.lookup import ENTRIES, SIGN, signed_units
 from atoll.node.learning.compress.reading import sparse_shape
@@ -44,15 +44,15 @@ class LookupPayload:
         self._parts: list[tuple[int, Tensor, Ints32]] = []
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
+        self, at: int, residual_C4096: Tensor, anchor_C4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
         """Choose the values of chunks from `at` on; the residual becomes β·e + (anchor − local), until `whole`."""
-        index_Nk = np.empty((len(residual_N4096), self._layout.k), np.int32)
-        blocks = blocks_of_rows(local) if isinstance(local, Tensor) else local
-        arrays = (anchor_N4096.numpy(), blocks.table, isinstance(local, Blocks), residual_N4096.numpy())
+        assert isinstance(local, Tensor), "places are of rows"
+        index_Nk = np.empty((len(residual_C4096), self._layout.k), np.int32)
+        arrays = (anchor_C4096.numpy(), blocks_of_rows(local).table, residual_C4096.numpy())
         if not select_chunks(*arrays, np.float32(beta), index_Nk, selection_scratch(self._layout.k)):
             raise Divergence("the error feedback holds NaN or infinity", hint=TRAIN_AGAIN)
-        self._parts.append((at, residual_N4096, index_Nk))
+        self._parts.append((at, residual_C4096, index_Nk))
 
     def whole(self) -> bytearray:
         """The payload; what it sends leaves the residuals that were given, also of their padding."""
@@ -110,22 +110,17 @@ def encode_residual(
 
 
 @compiled
-def select_chunks(
-    anchor: Any, local: Any, in_place: bool, residual: Any, beta: Any, index: Any, scratch: Any
-) -> bool:
+def select_chunks(anchor: Any, local: Any, residual: Any, beta: Any, index: Any, scratch: Any) -> bool:
     """e ← β·e + (anchor − local), and the places of its k largest values; False where it is not finite."""
-    guess = part = 0
+    guess = 0
     for row in range(len(residual)):
         e = residual[row]
-        part = part_of(local, part, row)
-        add_up(e, anchor[row], local[part], row, beta, in_place)
+        add_up(e, anchor[row], local[0], row, beta, False)
         guess = choose(e.view(np.int32), index.shape[1], guess, scratch)
         if guess < 0:
             return False
         for i in range(index.shape[1]):
             index[row, i] = scratch[1][i]
-        if in_place:
-            clear_padding(local[part], row, e)
     return True
 
 

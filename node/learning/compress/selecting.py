@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from atoll.node.learning.kernels.compiled import Doubles, Floats, Ints32, inlined
+from atoll.node.learning.kernels.ranking import MAX_CANDIDATES, candidates, keep_best
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import HIGH_LEVELS, LOW_LEVEL, ONE_FP16, SHAPE_SHIFT
 
 COLUMNS = 512
-ROWS = 8
 FAST_K = 128
 """Above it most columns hold a chosen value, and the plain search is the shorter way."""
 SPARE = 6
 """Candidates beyond k with which the search for a threshold stops."""
-MAX_CANDIDATES = 512
-FEW_COLUMNS = 480
 SLACK = 32
 """Places behind a chunk for what is written and not counted."""
 _MAGNITUDE = np.int32(0x7FFFFFFF)
@@ -86,68 +84,9 @@ def columns_of(bits: Ints32, best: Ints32) -> int:
 
 
 @inlined
-def candidates(bits: Ints32, best: Ints32, bar: int, scratch: Any) -> int:
-    """Places and magnitudes that reach `bar`, by rising place; their number, or -1 where it is too large.
-
-    Every place is written and only the count depends on the comparison: no branch to guess wrong.
-    """
-    _, at, key, _, hits, _, _, _ = scratch
-    least = np.int32(bar)
-    # Only columns whose maximum reaches the bar can hold a candidate: about k of 512.
-    columns = np.uint64(0)
-    for j in range(COLUMNS):
-        hits[columns] = j
-        columns += np.uint64(best[j] >= least)
-    if columns > FEW_COLUMNS:
-        return -1
-    found = np.uint64(0)
-    for r in range(ROWS):
-        row = bits[r * COLUMNS : (r + 1) * COLUMNS]
-        first = np.int32(r * COLUMNS)
-        for h in range(columns):
-            column = np.uint32(hits[h])
-            size = row[column] & _MAGNITUDE
-            at[found] = first + np.int32(column)
-            key[found] = size
-            found += np.uint64(size >= least)
-    # Every hit column gives eight places at most, so `at` and `key` hold them all before the count is looked at.
-    return int(found) if found <= MAX_CANDIDATES else -1
-
-
-@inlined
-def keep_best(found: int, k: int, scratch: Any) -> None:
-    """Leave the k best of the candidates in `at` and `key`; `order` becomes their keys, rising."""
-    _, at, key, order, _, rank, same, _ = scratch
-    # Rank = number of larger keys, counted over whole vectors; −1 pads, because no key is below 0.
-    padded = (found + 15) // 16 * 16
-    for i in range(found, padded):
-        key[i] = -1
-    keys = key[:padded]
-    for i in range(found):
-        bar = keys[i]
-        above = np.int32(0)
-        for j in range(padded):
-            above += np.int32(keys[j] > bar)
-        rank[i] = above
-        same[i] = 0
-    kept = np.uint64(0)
-    last = np.int32(k - 1)
-    for i in range(found):
-        # Equal keys have one rank: `same` counts those that came before, so the lower index goes first.
-        step = np.uint32(rank[i])
-        place = np.int32(step) + same[step]
-        same[step] += np.int32(1)
-        size = key[i]
-        at[kept] = at[i]
-        key[kept] = size
-        order[np.uint32(max(last - place, np.int32(-1)) + 1)] = size
-        kept += np.uint64(place <= last)
-
-
-@inlined
 def plain_search(bits: Ints32, k: int, top: int, scratch: Any) -> None:
     """The same answer for any k and any values, by counting over the whole chunk."""
-    best, at, key, order, _, rank, _, size = scratch
+    best, at, key, order, rank, size = scratch
     for i in range(CHUNK):
         size[i] = bits[i] & _MAGNITUDE
     # With no spare the bar is the k-th largest value: all above it are taken, and the first of those equal to it.
@@ -185,15 +124,13 @@ def sort_bits(values: Ints32, spare: Ints32, tally: Ints32) -> None:
 
 
 def selection_scratch(k: int) -> tuple[Ints32, ...]:
-    """Arrays that `choose` works in: best, at, key, order (its first place is waste), hits, rank, same, size."""
+    """Arrays that `choose` works in: best, at, key, order (its first place is waste), rank, size."""
     return (
         np.empty(COLUMNS, np.int32),
         np.empty(CHUNK + SLACK, np.int32),
         np.empty(CHUNK + SLACK, np.int32),
         np.empty(k + 1, np.int32),
-        np.empty(COLUMNS + 1, np.int32),
         np.empty(max(MAX_CANDIDATES, k), np.int32),
-        np.empty(MAX_CANDIDATES, np.int32),
         np.empty(CHUNK, np.int32),
     )
 
@@ -204,7 +141,7 @@ def choose(bits: Ints32, k: int, guess: int, scratch: Any) -> int:
 
     Returns -1 if the chunk holds NaN or infinity.
     """
-    best = scratch[0]
+    best, at, key, order, rank, _ = scratch
     top = columns_of(bits, best)
     if top >= NOT_FINITE:
         return -1
@@ -213,9 +150,9 @@ def choose(bits: Ints32, k: int, guess: int, scratch: Any) -> int:
     # A bar that k columns' maxima reach is reached by at least k values: nothing that is chosen lies below it.
     if k <= FAST_K:
         bar = threshold(best, k, SPARE, guess, top)
-        found = candidates(bits, best, bar, scratch)
+        found = candidates(bits, bar, at, key)
     if found >= 0:
-        keep_best(found, k, scratch)
+        keep_best(found, k, at, key, order, rank)
     else:
         plain_search(bits, k, top, scratch)
     return bar

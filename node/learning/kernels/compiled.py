@@ -225,17 +225,17 @@ def add_to(_: Any, out: Any, theta: Any, moves: Any, row: Any) -> Made:
 
 
 @in_llvm
-def stream(_: Any, out: Any, row: Any, values: Any) -> Made:
-    """out[row] ← values, past the caches; int32 of 4096."""
+def stream(_: Any, out: Any, row: Any, first: Any, values: Any, size: Any) -> Made:
+    """out[row, first …] ← the first `size` values, past the caches; int32, multiples of 16."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         vectors = partial(_vectors, context, builder, signature, args)
-        with cgutils.for_range(builder, _WORD(CHUNK // _LANES)) as loop:
-            first = builder.mul(loop.index, _WORD(_LANES))
-            _store_past(builder, builder.load(vectors(2, first), align=4), vectors(0, args[1], first))
+        with cgutils.for_range_slice(builder, _WORD(0), args[4], _WORD(_LANES), inc=True) as (at, _):
+            past = vectors(0, args[1], builder.add(args[2], at))
+            _store_past(builder, builder.load(vectors(3, at), align=4), past)
         return context.get_dummy_value()
 
-    return types.void(out, types.int64, values), code
+    return types.void(out, types.int64, types.int64, values, types.int64), code
 
 
 @in_llvm

@@ -23,13 +23,13 @@ from atoll.protocols.run.lora import is_adapter
 def read_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
     """Fill `rows_N4096` with chunks `start … start + N − 1` of the tensors, converting dtype and device."""
     rows_N4096.zero_()
-    for row_values, values in _views(named, arena, start, rows_N4096):
+    for row_values, values in views(named, arena, start, rows_N4096):
         row_values.copy_(values)
 
 
 def write_rows(named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor) -> None:
     """Copy chunks `start … start + N − 1` into the tensors, converting dtype and device."""
-    for row_values, values in _views(named, arena, start, rows_N4096):
+    for row_values, values in views(named, arena, start, rows_N4096):
         values.copy_(row_values)
 
 
@@ -41,7 +41,7 @@ def gather(named: Mapping[str, Tensor], arena: Arena) -> Tensor:
     return out_C4096
 
 
-def _views(
+def views(
     named: Mapping[str, Tensor], arena: Arena, start: int, rows_N4096: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of equally shaped views, (part of the rows, part of an atom), that cover all values but padding."""

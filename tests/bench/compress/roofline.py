@@ -17,8 +17,8 @@ from atoll.node.learning.compress.reading import sparse_shape
 from atoll.node.learning.compress.selecting import units_of
 from atoll.node.learning.compress.sparse_fold import _GROUP, _values, read_group, sparse_scratch
 from atoll.node.learning.compress.summing import add_row, clipped, finish_chunk, least_weight
-from atoll.node.learning.kernels.compiled import Ints32, compiled, fence, stream
-from atoll.node.learning.outer.rules.landing import PLAIN, Landing, _land_ball, _land_stale
+from atoll.node.learning.kernels.compiled import Ints32, compiled, fence, inlined, stream
+from atoll.node.learning.outer.rules.landing import BLOCK, PLAIN, Landing, _land_ball, _land_stale
 from atoll.protocols.run.arena import CHUNK
 from atoll.protocols.run.payload import SCALE_MASK, SHAPE_SHIFT, Layout
 
@@ -102,9 +102,20 @@ def move_all(out: Ints32, state: Ints32, chunks: int, arrays: int, bytes_PB: Any
                 total += part[i]
         for a in range(arrays):
             row = c + a * chunks
-            stream(out, row, state[row if len(state) > 1 else 0])
+            stream(out, row, 0, state[row if len(state) > 1 else 0], CHUNK)
     fence()
     return int(total)
+
+
+@inlined
+def _land(landing: Any, state: Any, moves: Ints32) -> bool:
+    """The step of a block, as `landing.land` takes it where values are small."""
+    if landing.kind == _STALE:
+        fits = _land_stale(landing.after, state[0], state[1], state[2], moves, landing.numbers)
+    else:
+        alpha, beta = landing.numbers[0], landing.numbers[1]
+        fits = _land_ball(landing.after, state[0], state[1], moves, alpha, beta, True)
+    return bool(fits)
 
 
 @compiled
@@ -131,12 +142,12 @@ def compute_all(payloads: Any, chunks: int, shape: Any, landing: Any, state: Any
         rule = 256, least_weight(payloads, c, there, members, 64)
         finish_chunk(sums, wide, touched, total, moves, (count, False), rule)
         if landing.kind == 0:
-            row, theta = after[0], state[0]
-            for i in range(CHUNK):
-                row[i] = theta[i] + moves[i]
-        elif landing.kind == _STALE:
-            fits &= _land_stale(after, state[0], state[1], state[2], moves, landing.numbers)
+            theta, row = state[0], after[0]
+            for start in range(0, CHUNK, BLOCK):
+                for i in range(BLOCK):
+                    row[i] = theta[start + i] + moves[start + i]
         else:
-            fits &= _land_ball(after, state[0], state[1], moves, landing.numbers[0], landing.numbers[1], True)
+            for start in range(0, CHUNK, BLOCK):
+                fits &= _land(landing, state[:, start : start + BLOCK], moves[start : start + BLOCK])
         moves[:] = 0
     return 0 if fits else -1

@@ -282,10 +282,9 @@ def test_the_module_is_lent_and_comes_back():
 
 def moved_by_encoding(weights):
     """L as an encoder reads it where it stands: it becomes the anchor."""
-    span = Span(0, ARENA.chunks)
     anchor, residual = torch.zeros((2, ARENA.chunks, 4096))
     layout = Layout("int8", ARENA.chunks, 4096)
-    encode_rows(blank_payload(layout), layout, 0, residual, anchor, weights.blocks(span), 0.0)
+    encode_rows(blank_payload(layout), layout, 0, residual, anchor, weights.blocks((Span(0, ARENA.chunks),)), 0.0)
     return anchor
 
 

@@ -11,6 +11,7 @@ from atoll.node.runs.presets import NAMES, model_of
 from atoll.protocols.ledger.coverage import (
     Span,
     cover_of,
+    cut_in,
     fragments,
     largest_payload,
     payload_size,
@@ -137,6 +138,10 @@ def test_a_cover_and_the_rest_are_the_arena_and_slabs_go_through_a_cover_in_orde
         assert at == rows
         rows += span.stop - span.start
     assert rows == size_of(cover)
+    cut = list(cut_in(cover, most))
+    assert chunks_of(span for _, part in cut for span in part) == chunks_of(cover)
+    assert [at for at, _ in cut] == list(range(0, rows, most))
+    assert all(size_of(part) == most for _, part in cut[:-1])
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -48,11 +48,11 @@ class _DevicePayload:
         self._bytes = blank_payload(layout, device)
 
     def fill(
-        self, at: int, residual_N4096: Tensor, anchor_N4096: Tensor, local: Tensor | Blocks, beta: float
+        self, at: int, residual_C4096: Tensor, anchor_C4096: Tensor, local: Tensor | Blocks, beta: float
     ) -> None:
         assert isinstance(local, Tensor)
         # In place: the worker asks `is_sound` of all slabs before, so no Divergence can lose a residual.
-        arrays = EncodeArrays(residual_N4096, residual_N4096, anchor_N4096, local)
+        arrays = EncodeArrays(residual_C4096, residual_C4096, anchor_C4096, local)
         encode_rows(self._bytes, self._layout, at, arrays, beta)
 
     def whole(self) -> bytearray:

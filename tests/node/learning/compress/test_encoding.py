@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.learning.compress.blocks import blocks_of
+from atoll.node.learning.compress.blocks import MatrixPart, blocks_of
 from atoll.node.learning.compress.encoding import blank_payload, encode_rows, is_sound
 from atoll.node.learning.compress.selecting import half_bits
 from atoll.node.learning.outer.fixed import to_float
@@ -48,6 +48,9 @@ def arms(kind, seed):
         )
     if kind == "heavy":
         return residual**5 * 1e9, base, local
+    if kind == "few ties":  # as few as are ranked, each many times
+        sizes = torch.randint(-3, 4, residual.shape, generator=generator).float()
+        return torch.where(torch.rand(residual.shape, generator=generator) < 0.04, sizes, 0.0), base, base
     if kind == "one column":  # more candidates in one column of the search than anywhere
         crowd = torch.zeros_like(residual)
         crowd[:, ::512] = 1.0
@@ -56,7 +59,7 @@ def arms(kind, seed):
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 63, 64, 65, 128, 129, 1000, 4096])
-@pytest.mark.parametrize("kind", ["noise", "zeros", "ties", "scales", "few", "heavy", "one column"])
+@pytest.mark.parametrize("kind", ["noise", "zeros", "ties", "few ties", "scales", "few", "heavy", "one column"])
 def test_equals_the_plain_version_bit_for_bit(k, kind):
     residual, base, local = arms(kind, k)
     plain = residual.clone()
@@ -174,13 +177,19 @@ def test_weights_where_they_stand_give_the_bytes_of_copied_rows(codec, k):
     anchor = (local + 1e-2 * residual.flip(0)).masked_fill(padding, 0)
     layout = Layout(codec, len(local), k)
     found, expected = blank_payload(layout), blank_payload(layout)
-    ours, theirs = residual.clone(), anchor.clone()
+    # In arrays of a whole model they have rows of their own, with others between them.
+    at = torch.cat([torch.arange(9) + 2, torch.tensor([14]), torch.arange(5) + 15, torch.arange(3) + 21])
+    ours, theirs = torch.full((2, 25, 4096), 7.0)
+    ours[at], theirs[at] = residual, anchor
+    placed_at = [MatrixPart(*part, row) for part, row in zip(parts, (2, 14, 15, 21), strict=True)]
     encode_rows(expected, layout, 0, residual, anchor, local, 0.9)
-    encode_rows(found, layout, 0, ours, theirs, blocks_of(parts), 0.9)
+    encode_rows(found, layout, 0, ours, theirs, blocks_of(placed_at), 0.9)
     assert found == expected
-    assert torch.equal(ours, residual.masked_fill(padding, 0)), "and e has no padding"
-    assert torch.equal(theirs, local)
-    assert is_sound(blocks_of(parts))
+    assert torch.equal(ours[at], residual.masked_fill(padding, 0)), "and e has no padding"
+    assert torch.equal(theirs[at], local)
+    others = torch.ones(25, dtype=torch.bool).index_fill(0, at, False)
+    assert (torch.stack([ours, theirs])[:, others] == 7).all()
+    assert is_sound(blocks_of(placed_at))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf"), 2.0**64, -(2.0**64)])
@@ -188,9 +197,9 @@ def test_weights_where_they_stand_give_the_bytes_of_copied_rows(codec, k):
 def test_a_weight_that_cannot_be_sent_is_found_where_it_stands(at, value):
     matrix = torch.zeros((130, 200))
     matrix[at] = value
-    assert not is_sound(blocks_of([(matrix, 0, 12)]))
+    assert not is_sound(blocks_of([MatrixPart(matrix, 0, 12, 0)]))
     matrix[at] = 2.0**63
-    assert is_sound(blocks_of([(matrix, 0, 12)]))
+    assert is_sound(blocks_of([MatrixPart(matrix, 0, 12, 0)]))
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 12), (1, 11), (2, 3), (5, 2), (7, 1), (3, 9)])
@@ -201,5 +210,7 @@ def test_weights_of_some_blocks_are_looked_at_and_no_others(first, count):
         row, col = divmod(block, 4)
         for at in ((64 * row, 64 * col), (min(64 * row + 63, 129), min(64 * col + 63, 199))):
             matrix[at] = float("nan")
-            assert is_sound(blocks_of([(matrix, first, count)])) == (not first <= block < first + count)
+            assert is_sound(blocks_of([MatrixPart(matrix, first, count, 0)])) == (
+                not first <= block < first + count
+            )
             matrix[at] = 0

@@ -42,17 +42,31 @@ def both(codec, rule, state, members, cover, threads=1):
 @pytest.mark.parametrize("cover", COVERS.values(), ids=COVERS)
 @pytest.mark.parametrize(("codec", "k"), CODECS)
 @pytest.mark.parametrize("name", sorted(MOMENTA))
-def test_one_pass_has_the_bits_of_two(name, codec, k, cover, threads):
+@pytest.mark.parametrize(("scale", "sent"), [(2**24, 0.3), (2**18, 0.002)])  # of the second all values are small
+def test_one_pass_has_the_bits_of_two(scale, sent, name, codec, k, cover, threads):
     codec, chunks = codec_of(codec, k), size_of(cover)
     first = (Span(cover[-1].start, cover[-1].start + 2),)  # whom a member covers that has two chunks alone
-    members = [(weight, payload(codec, weight, chunks, 0.3), None) for weight in (3, 64, 255)]
-    members.append((9, payload(codec, 1, 2, 0.3), rows_of(first, cover)))
-    state = state_of(name, 2**24)
+    members = [(weight, payload(codec, weight, chunks, sent), None) for weight in (3, 64, 255)]
+    members.append((9, payload(codec, 1, 2, sent), rows_of(first, cover)))
+    state = state_of(name, scale)
     before = state.clone()
     in_one, stepped = both(codec, rule_of(name), state, members, cover, threads)
     assert torch.equal(in_one, stepped)
     assert not torch.equal(in_one, state)
     assert torch.equal(state, before)
+
+
+@pytest.mark.parametrize("momentum", [2**21 - 1, 2**21, -(2**21), -(2**21) - 1, 2**24])
+@pytest.mark.parametrize("theta", [2**30 - 1, 2**30, -(2**30), -(2**30) - 1])
+@pytest.mark.parametrize("name", sorted(MOMENTA))
+def test_values_at_the_limits_of_the_loops_in_int32_have_the_bits_of_two(name, theta, momentum):
+    """By turns of each sign, with β, α and 256/Λ of their largest values, which leave most."""
+    codec, cover, state = codec_of("sparse2", 64), COVERS["whole"], state_of(name, 0)
+    state[:CHUNKS], state[CHUNKS:, ::2], state[CHUNKS:, 1::2] = theta, momentum, -momentum
+    rule = rule_of(name, 256, 256)
+    rule = rule._replace(more=(256, 2**24)) if name == "co2" else rule
+    in_one, stepped = both(codec, rule, state, [(64, payload(codec, 5, CHUNKS, 0.01), None)], cover)
+    assert torch.equal(in_one, stepped)
 
 
 FAR = {"theta + u": (2**31 - 9, 0), "step": (-(2**31) + 2**27, 2**30), "momentum": (0, -(2**31) + 9)}
