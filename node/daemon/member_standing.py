@@ -1,15 +1,15 @@
 """What each member counts for at this moment: its vote, the weight of its work, its Reductions. For the status.
 
-Three rules take something from a member: probation (protocols/ledger/probation.py), audits (audits/standing.py),
-and distrust of reducers that lied, did not answer or missed final sets (reduction/). Nothing is decided here.
+Three rules take something from a member: probation (protocols/ledger/probation.py), audits (protocols/audits/), and
+distrust of reducers that lied, did not answer or missed final sets (reduction/). Nothing is decided here.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.node.daemon.audits.standing import Judgement
 from atoll.node.daemon.consensus.types import FinalityState
+from atoll.protocols.audits.standing import Judgement
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.probation import scaled
 from atoll.protocols.local.standing import Standing

@@ -33,6 +33,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Contribution, Leave, Prepare, Promise, Proposal, Vote
 
 RUN = RunId(digest(b"epochs"))
@@ -57,6 +58,7 @@ def state_of(number, names, corrections=()):
 
 class Node:
     def __init__(self, number: int, probation: int = 1, excise_rounds: int = 0) -> None:
+        self.tally = Tally(probation)
         self.probation, self.excise_rounds = probation, excise_rounds
         self.peer = PEERS[number]
         self.ledger: list[tuple] = []
@@ -92,7 +94,7 @@ class Node:
         self.up_since = now
 
     def begin(self, chosen: tuple) -> finality.finality_types.FinalityState:
-        more = {"chosen": chosen, "probation": self.probation, "excise_rounds": self.excise_rounds}
+        more = {"chosen": chosen, "tally": self.tally, "excise_rounds": self.excise_rounds}
         return finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
 
     def go_live(self) -> None:
