@@ -103,13 +103,12 @@ class ShownWork(Tally, frozen=True):
 
     def _asked(self, members: Collection[Named], deciding: frozenset[PeerId]) -> list[Awaited]:
         """What deciders are asked for by the draw of a set, in the order of entries."""
-        by_entry = {each.entry: each for each in members}
-        drawn = audited_by(by_entry, self.each)
+        author_of = {each.entry: each.author for each in members}
         return [
-            Awaited(by_entry[name].author, entry, self.rounds, by_entry[entry].author)
-            for name in sorted(by_entry)
-            if by_entry[name].author in deciding
-            for entry in drawn.get(name, ())
+            Awaited(author_of[entry], about, self.rounds, author_of[about])
+            for entry, drawn in sorted(audited_by(author_of, self.each).items())
+            if author_of[entry] in deciding
+            for about in drawn
         ]
 
     def _newly_shown(self) -> frozenset[PeerId]:
