@@ -31,7 +31,7 @@ class Awaited(NamedTuple):
     author: PeerId
 
 
-class Finding(NamedTuple):
+class FinalVerdict(NamedTuple):
     """A final verdict of a decider."""
 
     round: int
@@ -52,7 +52,7 @@ class ShownWork(Tally, frozen=True):
     shown: frozenset[PeerId] = frozenset()
     """Those that may decide."""
     awaited: tuple[Awaited, ...] = ()
-    found: tuple[Finding, ...] = ()
+    found: tuple[FinalVerdict, ...] = ()
 
     def proven(self, authors: Collection[PeerId], voters: Collection[PeerId] = ()) -> frozenset[PeerId]:
         """Those of the authors that decide the next round, if these are the authors of the next final set.
@@ -85,7 +85,7 @@ class ShownWork(Tally, frozen=True):
         )
         return replace(known, shown=known.shown | known._newly_shown())
 
-    def _with_verdicts(self, members: Collection[Named]) -> tuple[tuple[Finding, ...], list[Awaited]]:
+    def _with_verdicts(self, members: Collection[Named]) -> tuple[tuple[FinalVerdict, ...], list[Awaited]]:
         """All that was found about the rounds that are looked back at, and what is awaited still."""
         first = self.rounds - self.memory + 1
         given: dict[tuple[PeerId, Digest], int] = {}
@@ -94,7 +94,7 @@ class ShownWork(Tally, frozen=True):
                 given.setdefault((each.author, verdict.contribution), verdict.excess)
         recent = [one for one in self.awaited if one.round >= first]
         new = [
-            Finding(one.round, one.author, one.auditor, given[one.auditor, one.entry])
+            FinalVerdict(one.round, one.author, one.auditor, given[one.auditor, one.entry])
             for one in recent
             if (one.auditor, one.entry) in given
         ]
@@ -116,14 +116,14 @@ class ShownWork(Tally, frozen=True):
         # Nobody that decides stops by verdicts: a few deciders that lie would need luck only once to put an honest
         # one out. Members that do harm are removed (docs/removal.md).
         deciders = {one.auditor for one in (*self.found, *self.awaited)}
-        about: dict[PeerId, list[Finding]] = {}
+        about: dict[PeerId, list[FinalVerdict]] = {}
         for one in self.found:
             if one.author not in self.shown and self.counts[one.author] >= self.probation:
                 about.setdefault(one.author, []).append(one)
         return frozenset(author for author, found in about.items() if leaves_no_doubt(found, len(deciders)))
 
 
-def leaves_no_doubt(found: Collection[Finding], deciders: int) -> bool:
+def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:
     """Whether these verdicts on one author could hardly be those on no work. `deciders`: how many audit."""
     by_auditor: dict[PeerId, list[int]] = {}
     for one in found:

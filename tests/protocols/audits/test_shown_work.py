@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocols.audits.shown_work import Finding, ShownWork, leaves_no_doubt
+from atoll.protocols.audits.shown_work import FinalVerdict, ShownWork, leaves_no_doubt
 from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, MAX_VERDICTS, AuditedContribution, Verdict
@@ -167,7 +167,7 @@ def test_what_was_found_is_forgotten_after_so_many_rounds():
 def test_no_verdicts_of_less_than_a_third_of_the_deciders_are_of_any_use(deciders, many, data):
     """Beside honest verdicts that show nothing, or none at all."""
     liars = (deciders - 1) // 3
-    row = lambda auditor, excess, number: Finding(number, PeerId("x"), PeerId(auditor), excess)  # noqa: E731
+    row = lambda auditor, excess, number: FinalVerdict(number, PeerId("x"), PeerId(auditor), excess)  # noqa: E731
     lies = [row(f"liar-{n}", MAX_EXCESS, at) for n in range(liars) for at in range(many)]
     honest = data.draw(st.lists(st.tuples(st.integers(0, deciders - liars - 1), st.integers(0, 9)), unique=True))
     shown = [row(f"honest-{who}", data.draw(st.integers(-16, 0)), at) for who, at in honest]
