@@ -88,9 +88,10 @@ def liar_lines(spec: RunSpec, hint: str = "") -> list[str]:
     if not found.judges:
         rules.append(f"no rule against bad updates{hint}")
     if found.probation > 1:
-        weigh = f", and have {found.probation_256}/256 of their weight until then"
-        newcomers = f"newcomers decide rounds after {found.probation} final sets"
-        rules.append(newcomers + (weigh if found.probation_256 < 256 else ""))
+        shown = ", once audits by members that decide show work" if found.voters else ""
+        rules.append(f"newcomers decide rounds after {found.probation} final sets{shown}")
+        if found.probation_256 < 256:
+            rules.append(f"they have {found.probation_256}/256 of their weight for {found.probation} final sets")
     if found.puzzle_bits:
         rules.append(f"an identity costs a puzzle of {found.puzzle_bits} bits")
     if found.excise_rounds:

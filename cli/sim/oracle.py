@@ -12,7 +12,7 @@ from typing import NamedTuple
 from atoll.cli.sim.homes import History
 from atoll.node.daemon.certificates.certificate import Proven, gather, read_proof
 from atoll.node.daemon.certificates.chosen_path import chosen_path
-from atoll.node.daemon.consensus.epochs import ROOT, EpochId
+from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochId
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Digest, PeerId, short
 from atoll.protocols.ledger.records import Contribution, Entry, Epoch, Follow, epoch_id

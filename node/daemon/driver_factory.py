@@ -38,6 +38,7 @@ from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import RoundConfig, config_of
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
+from atoll.protocols.audits.shown_work import first_tally
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.contribution_forms import PayloadRecord, legal_size, verification_of
@@ -139,7 +140,7 @@ def _build_common(
             spec.outer.rounds,
             spec.owner,
             lease_s=spec.pace.lease_s,
-            probation=spec.probation,
+            tally=first_tally(spec),
             excise_rounds=spec.pace.excise_rounds or 0,
             summary_every=spec.history.every if spec.history else 0,
         ),

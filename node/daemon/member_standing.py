@@ -1,6 +1,6 @@
 """What each member counts for at this moment: its vote, the weight of its work, its Reductions. For the status.
 
-Three rules take something from a member: probation (protocols/ledger/probation.py), audits (audits/standing.py),
+Three rules take something from a member: probation (protocols/ledger/probation.py), audits (protocols/audits/),
 and distrust of reducers that lied, did not answer or missed final sets (reduction/). Nothing is decided here.
 """
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from atoll.node.daemon.audits.standing import Judgement
 from atoll.node.daemon.consensus.types import FinalityState
+from atoll.protocols.audits.shown_work import ShownWork
+from atoll.protocols.audits.standing import Judgement
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.probation import scaled
+from atoll.protocols.ledger.probation import Tally, scaled
 from atoll.protocols.local.standing import Standing
 
 MOST = 64
@@ -52,7 +53,7 @@ class MemberStandings:
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
         share_256 = self.share_of(peer)
         why = (
-            _probation(votes_in, state.tally.missing(peer), share_256),
+            _probation(votes_in, state.tally, peer, share_256),
             why_weight,
             f"no Reduction of it counts up to round {until}" if until is not None else "",
         )
@@ -95,10 +96,11 @@ class MemberStandings:
         return count, round(shown, 2), round(usual, 2), weight_16, why
 
 
-def _probation(votes_in: int, missing: int, share_256: int) -> str:
+def _probation(votes_in: int, tally: Tally, peer: PeerId, share_256: int) -> str:
     """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
     less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
     if not votes_in:
-        return f"{less} for {missing} more final rounds with its work (probation)" if less else ""
+        return f"{less} for {tally.missing(peer)} more final rounds with its work (probation)" if less else ""
     until = f", and {less} until then" if less else ""
-    return f"votes after {votes_in} more final rounds with its work{until} (probation)"
+    shown = ", once verdicts of voters show it" if isinstance(tally, ShownWork) else ""
+    return f"votes after {votes_in} more final rounds with its work{shown}{until} (probation)"

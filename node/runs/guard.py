@@ -20,6 +20,7 @@ PUZZLE_BITS = 20
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
     "audit": AuditSpec(each=3),
+    "audit.voters": True,
     "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,
@@ -40,6 +41,8 @@ class Defences(msgspec.Struct, frozen=True):
     """Share of its weight that a member's work has until then."""
     excise_rounds: int
     puzzle_bits: int
+    voters: bool = False
+    """Whether who decides rounds must have shown work."""
 
     @property
     def judges(self) -> bool:
@@ -56,6 +59,7 @@ def defences_of(spec: RunSpec) -> Defences:
         probation_256=spec.pace.probation_256 or 256,
         excise_rounds=spec.pace.excise_rounds or 0,
         puzzle_bits=spec.admission.puzzle_bits or 0,
+        voters=bool(spec.audit and spec.audit.voters),
     )
 
 
@@ -64,7 +68,7 @@ def guarded(spec: RunSpec, given: Collection[str] = ()) -> RunSpec:
 
     `given`: keys that its owner has set, which stay. `reduce` goes, unless it was given or all can go with it.
     """
-    given = {key.split(".")[0] if key.startswith(("audit.", "reduce.")) else key for key in given}
+    given = {*given, *(key.split(".")[0] for key in given if key.startswith(("audit.", "reduce.")))}
     made = spec if "reduce" in given else replace(spec, reduce=None)
     for key in SAID:
         if key not in given and _value(made, key) is UNSET and not _obstacle(made, key):
@@ -80,6 +84,8 @@ def left_out(spec: RunSpec) -> dict[str, str]:
 
 
 def _obstacle(spec: RunSpec, key: str) -> str:
+    if key == "audit.voters" and not spec.audit:
+        return "audit.voters is for runs with audit"
     return _refusal(_with(spec, key))
 
 
@@ -94,7 +100,7 @@ def _refusal(spec: RunSpec) -> str:
 
 def _value(spec: RunSpec, key: str) -> Any:
     section, _, name = key.rpartition(".")
-    return getattr(getattr(spec, section) if section else spec, name)
+    return getattr(getattr(spec, section) if section else spec, name, UNSET)
 
 
 def _with(spec: RunSpec, key: str) -> RunSpec:

@@ -5,11 +5,16 @@ the final sets of a chain alone. All nodes that decide a round have decided the 
 counts are the same. Rules in words: docs/finality.md.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeAlias
 
 import msgspec
 
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ledger.records import Contribution
+
+Members: TypeAlias = Iterable[tuple[Digest, PeerId, Contribution]]
+"""The contributions of a set: entry ids, authors and bodies."""
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -21,10 +26,11 @@ class Tally(msgspec.Struct, frozen=True):
     """Number of final rounds: the number of the round that is decided next."""
     counts: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
 
-    def proven(self, authors: Collection[PeerId]) -> frozenset[PeerId]:
+    def proven(self, authors: Collection[PeerId], voters: Collection[PeerId] = ()) -> frozenset[PeerId]:
         """Those of the authors that decide the next round, if these are the authors of the next final set.
 
-        Never empty for any authors: if none worked long enough, those that worked most do.
+        Never empty for any authors: if none worked long enough, those that worked most do. `voters` decide
+        the set; they matter in runs with `audit.voters` only (audits/shown_work.py).
         """
         if self.probation == 1:
             return frozenset(authors)
@@ -48,8 +54,13 @@ class Tally(msgspec.Struct, frozen=True):
         # After k more sets it has `count + k`, and min(probation, (rounds + k + 1) // 2) are needed.
         return max(1, min(self.probation - count, self.rounds - 2 * count))
 
-    def after(self, authors: Collection[PeerId]) -> "Tally":
-        """The tally after a final set of these authors."""
+    def after(
+        self, authors: Collection[PeerId], members: Members = (), deciding: Collection[PeerId] = ()
+    ) -> "Tally":
+        """The tally after a final set of these authors, of whom `deciding` decide the next round.
+
+        What `members` say, the set's contributions, matters in runs with `audit.voters` only.
+        """
         if self.probation == 1:
             return msgspec.structs.replace(self, rounds=self.rounds + 1)
         counts = {**self.counts, **{author: self.counts.get(author, 0) + 1 for author in authors}}

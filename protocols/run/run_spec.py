@@ -435,6 +435,8 @@ def _check_reduce(spec: RunSpec) -> None:
 def _check_audit(spec: RunSpec) -> None:
     if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
+    if spec.audit and spec.audit.voters and spec.history:
+        raise ConfigError("audit.voters and history cannot go together: no summary holds old verdicts")
 
 
 def _check_given(spec: RunSpec) -> None:

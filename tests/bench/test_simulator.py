@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from atoll.cli.sim.command import sim
 from atoll.node.daemon.consensus import exclusion, voter
 from atoll.node.daemon.consensus import machine as finality_machine
-from atoll.node.daemon.consensus.epochs import EpochBook
+from atoll.node.daemon.consensus.chains.epochs import EpochBook
 from atoll.node.daemon.rounds import facts, queries
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, Round, digest

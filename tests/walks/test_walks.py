@@ -28,7 +28,7 @@ the worker's lean import of torch none and two, what a set adds in a module of i
 SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
-BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("epochs", "exclusion", "orphans")}
+BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("chains/epochs", "exclusion", "orphans")}
 BESIDE |= {f"node/daemon/{name}.py" for name in ("removals", "removal/requests", "telemetry/missing_voters")}
 BESIDE.add("node/daemon/rounds/stillness.py")
 """Not of a walk, but seen when the status is asked for, at a tick, or when a round waits longer than usual."""

@@ -5,7 +5,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from atoll.node.daemon.audits.standing import (
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
+from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
+from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
+from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.audits.standing import (
     NOBODY,
     Judgement,
     Named,
@@ -15,10 +19,6 @@ from atoll.node.daemon.audits.standing import (
     weights,
     without_weight,
 )
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
-from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
-from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round

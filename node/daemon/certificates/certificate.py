@@ -14,9 +14,10 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.node.daemon.consensus.epochs import ROOT, EpochId
+from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochId
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.protocols import codec
+from atoll.protocols.audits.shown_work import first_tally
 from atoll.protocols.errors import ConfigError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.ballots import (
@@ -97,6 +98,15 @@ class _Decided(NamedTuple):
         """Authors of the set's contributions: the voters of the next round."""
         return self.book.authors_of(self.proposal.contributions)
 
+    def next_round(
+        self, spec: RunSpec, voters: tuple[PeerId, ...], tally: Tally
+    ) -> tuple[tuple[PeerId, ...], Tally]:
+        """The voters of the round after, and the tally after this one, which `voters` decided."""
+        authors, known = self.authors, self.book.contributions
+        members = ((name, *known[name]) for name in self.proposal.contributions if name in known)
+        deciding = tally.proven(authors, voters)
+        return voter_order(spec.id, self.proposal.round + 1, deciding), tally.after(authors, members, deciding)
+
 
 def gather(
     spec: RunSpec,
@@ -112,7 +122,7 @@ def gather(
     where the ledger has none.
     """
     voters: tuple[PeerId, ...] = (spec.owner,)
-    rounds, epochs, epoch, tally = [], [], ROOT, Tally(spec.probation)
+    rounds, epochs, epoch, tally = [], [], ROOT, first_tally(spec)
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
         orphans = [entry for entry in orphans_of(number) if is_lawful(spec, entry)]
@@ -128,7 +138,7 @@ def gather(
             )
         by_name = {entry.id: entry for entry in [*entries, *orphans]}
         rounds.append(tuple(encode_entry(by_name[name]) for name in sorted(_names(found, voters, equivocators))))
-        voters, tally = voter_order(spec.id, number + 1, tally.proven(found.authors)), tally.after(found.authors)
+        voters, tally = found.next_round(spec, voters, tally)
     return codec.encode(FinalProof(VERSION, tuple(rounds), tuple(epochs)))
 
 
@@ -177,7 +187,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
     if proof.version != VERSION or not 1 <= len(proof.rounds) <= spec.outer.rounds:
         raise DecodeError(f"a proof of version {proof.version}, or not of the run's rounds")
     voters: tuple[PeerId, ...] = (spec.owner,)
-    epochs, tally = _Epochs(spec, proof.epochs), Tally(spec.probation)
+    epochs, tally = _Epochs(spec, proof.epochs), first_tally(spec)
     found: _Decided | None = None
     sets: list[set[PeerId]] = []
     lengths: dict[PeerId, int] = {}
@@ -196,7 +206,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
         excluded = {**dict.fromkeys(choice_of(found.proposal).excluded, number + 1), **excluded}
-        voters, tally = voter_order(spec.id, number + 1, tally.proven(sets[-1])), tally.after(sets[-1])
+        voters, tally = found.next_round(spec, voters, tally)
     assert found is not None
     members = sorted(set[PeerId]().union(*sets[-MEMBER_ROUNDS:]))
     return Proven(

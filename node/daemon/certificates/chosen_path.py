@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, add_orphan
+from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, add_orphan
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import Body, Epoch, Follow, Leave
 

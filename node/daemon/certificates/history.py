@@ -39,6 +39,9 @@ STEP_ROUNDS = 64
 
 def needs_all_records(spec: RunSpec) -> bool:
     """Whether what follows from the oldest sets of a run is in no summary, so that nodes keep all records."""
+    # Who showed work follows from verdicts of many rounds, which no summary holds.
+    if spec.audit and spec.audit.voters:
+        return True
     # Who is passed over as a reducer, and whose work was taken out, follows from all sets. Certified
     # summaries hold the former, and such a run has no excisions.
     return not spec.history and (spec.reduce is not None or spec.pace.excise_rounds is not UNSET)

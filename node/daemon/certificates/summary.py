@@ -13,7 +13,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochId, Segment
+from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochId, Segment
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalityState
 from atoll.protocols import codec
 from atoll.protocols.errors import LocalFault

@@ -23,7 +23,7 @@ def outvoted(state: FinalityState, names: Collection[Digest]) -> tuple[PeerId, .
         return ()  # nearly always
     # Those that the set makes voters, not those of today: a few that decide alone exclude nobody that comes back.
     authors, number = state.book.authors_of(names), state.deciding + 1
-    voters = state.tally.proven(authors)
+    voters = state.tally.proven(authors, state.voters)
     # Nodes hold different histories of an equivocator. Where its votes count on some nodes only, sets lose
     # ballots; once the proof has spread they count on none.
     cast = [votes[peer] for peer in (voters - state.equivocators) & votes.keys()]

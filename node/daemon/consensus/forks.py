@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, best_of
+from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, best_of
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -84,7 +84,8 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     for before, segment in zip(state.chain, state.chain[1:], strict=False):
         book = state.books.get(segment.first, Book()).within(before.epoch)
         found = decided_proposal(book, segment.electorate.voters, liars)
-        authors = segment.tally.proven(book.authors_of(found[1].contributions)) if found else frozenset[PeerId]()
+        named = book.authors_of(found[1].contributions) if found else ()
+        authors = segment.tally.proven(named, segment.electorate.voters) if found else frozenset[PeerId]()
         weighing = segment.electorate.without(liars)
         yield _Fork(segment.first, before.epoch, weighing, (authors - liars) or authors, segment.epoch)
     # Epochs that deciders entered at a round that our chain decided without them. One that all of these left again

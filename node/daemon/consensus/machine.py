@@ -18,8 +18,8 @@ from typing import get_args
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus import epochs
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
@@ -34,7 +34,7 @@ from atoll.node.daemon.consensus.succession import (
     waits_for_epoch,
 )
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
-from atoll.protocols.ids import PeerId, RunId
+from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.ballots import (
     Book,
@@ -54,7 +54,7 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
-_NO_ENTRIES = Book()
+_NO_ENTRIES, _EVERYBODY = Book(), Tally()
 # By exact type: most entries are of none of these kinds, and a check of an instance against each costs more.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
@@ -66,15 +66,15 @@ def begin(
     owner: PeerId,
     *,
     lease_s: float = finality_types.LEASE_S,
-    probation: int = 1,
+    tally: Tally = _EVERYBODY,
     excise_rounds: int = 0,
     summary_every: int = 0,
     chosen: tuple[Epoch, ...] = (),
 ) -> finality_types.FinalityState:
     """The state before the first entry: the run's owner alone decides round 0.
 
-    `lease_s`: how long leases live, in seconds. `probation`, `excise_rounds`, `summary_every`: see RunSpec (0: no
-    summaries). `chosen`: the epochs that this node entered before, in order.
+    `lease_s`: how long leases live, in seconds. `tally`: of no round. `excise_rounds`, `summary_every`: see
+    RunSpec (0: no summaries). `chosen`: the epochs that this node entered before, in order.
     """
     return finality_types.FinalityState(
         run=run,
@@ -82,7 +82,7 @@ def begin(
         rounds=rounds,
         last_final=-1,
         voters=(owner,),
-        tally=Tally(probation),
+        tally=tally,
         lease_s=lease_s,
         excise_rounds=excise_rounds,
         summary_every=summary_every,
@@ -359,7 +359,7 @@ def _decide(state: finality_types.FinalityState) -> Out:
         actions.append(
             finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state, changed)
         )
-        state = _next_round(state, book.authors_of(proposal.contributions))
+        state = _next_round(state, book, book.contributions.keys() & proposal.contributions)
         if state.excise_rounds:
             state = note_final(state, book, choice)
         if choice.excluded:
@@ -369,10 +369,12 @@ def _decide(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
-def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> finality_types.FinalityState:
+def _next_round(
+    state: finality_types.FinalityState, book: Book, names: set[Digest]
+) -> finality_types.FinalityState:
     """The state that decides the round after, with the proven authors of the final set as its voters."""
-    number = state.deciding
-    proven = state.tally.proven(authors)
+    number, authors = state.deciding, book.authors_of(names)
+    proven = state.tally.proven(authors, state.voters)
     before = state.decided.get(number - 1)
     if before is not None and before[1] == proven:
         proven = before[1]  # one set in memory for a thousand rounds of the same members
@@ -387,7 +389,7 @@ def _next_round(state: finality_types.FinalityState, authors: set[PeerId]) -> fi
         last_final=number,
         decided={**decided, number: (state.voters, proven)},
         voters=voters,
-        tally=state.tally.after(authors),
+        tally=state.tally.after(authors, ((name, *book.contributions[name]) for name in names), proven),
         accepted=state.accepted if authors <= state.accepted else state.accepted | authors,
         books=books,
         held=state.held & {entry for book in books.values() for entry in book.contributions},

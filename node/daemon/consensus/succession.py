@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.epochs import EpochId, Segment, best_of
+from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
 from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from atoll.node.daemon.consensus.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
+from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.choices import Choice

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from atoll.node.daemon.consensus.epochs import MAX_VOTES
+from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES
 from atoll.node.daemon.consensus.excision import corrections
 from atoll.node.daemon.consensus.exclusion import needed_votes
 from atoll.node.daemon.consensus.types import FinalityState

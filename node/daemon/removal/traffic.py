@@ -1,6 +1,6 @@
 """Whom of the excluded members a node may cut off. Pure."""
 
-from atoll.node.daemon.consensus.epochs import ROOT
+from atoll.node.daemon.consensus.chains.epochs import ROOT
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 

@@ -17,6 +17,8 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The weights of a round follow from the sets up to so many rounds before it."""
     memory: Annotated[int, Meta(ge=4, le=256)] = 32
     """So many rounds are looked back at: what was found about earlier ones does not count."""
+    voters: bool | msgspec.UnsetType = msgspec.UNSET
+    """Who decides rounds must have shown work by final verdicts; unset: probation counts final sets alone."""
 
     @property
     def per_round(self) -> int:

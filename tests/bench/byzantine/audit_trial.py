@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 
-from atoll.node.daemon.audits.standing import Named, audited_by, weights, without_weight
 from atoll.node.learning.compress.folding import OuterStep
 from atoll.node.learning.data.dataset import Dataset, RunText
 from atoll.node.learning.kernels.compiled import Ints
@@ -21,6 +20,7 @@ from atoll.node.learning.outer.fixed import clear, to_float
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import weight_of
+from atoll.protocols.audits.standing import Named, audited_by, weights, without_weight
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Verdict

@@ -14,11 +14,20 @@ from atoll.node.runs.presets import preset
 from atoll.protocols.ids import peer_id_of
 from tests.cli.runs.test_run_commands import MARKOV, made
 
-FULL = {"rule": "nnm", "audits": 3, "probation": 8, "probation_256": 64, "excise_rounds": 0, "puzzle_bits": 0}
+FULL = {
+    "rule": "nnm",
+    "audits": 3,
+    "probation": 8,
+    "probation_256": 64,
+    "excise_rounds": 0,
+    "puzzle_bits": 0,
+    "voters": True,
+}
 GUARD_LINES = """\
 liars      rule nnm
            each audits 3 contributions a round
-           newcomers decide rounds after 8 final sets, and have 64/256 of their weight until then
+           newcomers decide rounds after 8 final sets, once audits by members that decide show work
+           they have 64/256 of their weight for 8 final sets
            an identity costs a puzzle of 20 bits
 """
 NO_RULE = "no rule against bad updates"

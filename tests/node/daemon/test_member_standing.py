@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.audits.standing import judge
 from atoll.node.daemon.member_standing import MOST, MemberStandings
+from atoll.protocols.audits.standing import judge
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.standing import Standing
 from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.daemon.audits.test_newcomer_weights import PROBATION, Rig
-from tests.node.daemon.audits.test_standing import IDLE, history
+from tests.protocols.audits.test_standing import IDLE, history
 
 OLD = ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7")
 

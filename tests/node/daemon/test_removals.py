@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.epochs import MAX_VOTES, Electorate, EpochBook, Segment
+from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, Electorate, EpochBook, Segment
 from atoll.node.daemon.consensus.types import CorrectionsHeld, Excision, FinalityState
 from atoll.node.daemon.removal.requests import SHOWN, votes_against
 from atoll.node.daemon.removals import Removals

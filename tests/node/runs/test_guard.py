@@ -22,7 +22,7 @@ def made(name="tiny", *changes):
 def test_every_preset_has_all_that_goes_together(name):
     spec = guarded(made(name))
     spec.check()
-    assert defences_of(spec) == Defences("nnm", 3, 8, 64, 0, 0)
+    assert defences_of(spec) == Defences("nnm", 3, 8, 64, 0, 0, True)
     assert spec.reduce is None
     assert left_out(spec) == {"pace.excise_rounds": EXCISIONS}
 
@@ -51,16 +51,16 @@ def test_a_published_method_has_what_goes_with_it(method):
 
 def value_of(spec, key):
     for name in key.split("."):
-        spec = getattr(spec, name)
+        spec = getattr(spec, name, msgspec.UNSET)
     return spec
 
 
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        (("reduce=null", "outer.aggregate=krum"), Defences("krum", 3, 8, 64, 0, 0)),
-        (("reduce=null", 'audit={"each":1}'), Defences("nnm", 1, 8, 64, 0, 0)),
-        (("pace.probation=32",), Defences("nnm", 3, 32, 64, 0, 0)),
+        (("reduce=null", "outer.aggregate=krum"), Defences("krum", 3, 8, 64, 0, 0, True)),
+        (("reduce=null", 'audit={"each":1}'), Defences("nnm", 1, 8, 64, 0, 0, True)),
+        (("pace.probation=32",), Defences("nnm", 3, 32, 64, 0, 0, True)),
         (("reduce=null", "pace.excise_rounds=9"), Defences("nnm", 0, 8, 256, 9, 0)),
         (("reduce.k=64",), Defences("", 0, 8, 256, 0, 0)),
     ],
@@ -71,9 +71,15 @@ def test_what_the_owner_set_stays(changes, found):
     assert bool(spec.reduce) == (changes == ("reduce.k=64",))
 
 
+def test_a_run_with_summaries_is_audited_but_counts_final_sets():
+    spec = guarded(made("tiny", "reduce=null", "history={}"))
+    assert (defences_of(spec).audits, defences_of(spec).voters) == (3, False)
+    assert "history" in left_out(spec)["audit.voters"]
+
+
 def test_a_reduced_run_names_what_it_cannot_have():
     whys = left_out(guarded(made(), {"reduce"}))
-    assert set(whys) == {"outer.aggregate", "audit", "pace.probation_256", "pace.excise_rounds"}
+    assert set(whys) == {"outer.aggregate", "audit", "audit.voters", "pace.probation_256", "pace.excise_rounds"}
     assert whys["audit"].startswith("reduce and audit cannot go together: ")
 
 

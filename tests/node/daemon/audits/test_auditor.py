@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from atoll.node.daemon.audits.auditor import OTHERS, Auditor
-from atoll.node.daemon.audits.standing import audited_by
 from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import AuditedContribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply
 from atoll.protocols.run.sections.audits import AuditSpec
-from tests.node.daemon.audits.test_standing import IDLE, history
 from tests.node.worker.session_home import SPEC
+from tests.protocols.audits.test_standing import IDLE, history
 
 SPEC = msgspec.structs.replace(SPEC, audit=AuditSpec())
 ROUNDS = 24

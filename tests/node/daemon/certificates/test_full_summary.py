@@ -160,7 +160,7 @@ def newcomer(source, ledger, full):
 
 def _begun(node, chosen, full):
     state = machine.begin(
-        RUN, node.peer, ROUNDS, OWNER, lease_s=LEASE, probation=node.probation, chosen=chosen, summary_every=EVERY
+        RUN, node.peer, ROUNDS, OWNER, lease_s=LEASE, tally=node.tally, chosen=chosen, summary_every=EVERY
     )
     return state if full is None else resumed(state, full.summary, chosen)
 

@@ -13,6 +13,7 @@ from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote, sign_entry
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.daemon.consensus.epoch_world import World
 
@@ -83,6 +84,8 @@ def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
     excising.check()
     assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]
     assert not needs_all_records(replace(reduced, history=HistorySpec()))
+    audits = [AuditSpec(), AuditSpec(voters=True)]
+    assert [needs_all_records(replace(plain, audit=audit)) for audit in audits] == [False, True]
 
 
 CERTIFYING = replace(preset("tiny", ME.peer_id, 1), history=HistorySpec(every=8))

@@ -18,7 +18,8 @@ from atoll.node.daemon.certificates.summary import (
     resumed,
     summarize,
 )
-from atoll.node.daemon.consensus import epochs, machine
+from atoll.node.daemon.consensus import machine
+from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalizeRound
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault

@@ -8,6 +8,7 @@ forgets the machine; the ledger stays, as SQLite does.
 import random
 from collections import Counter
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.chosen_path import chosen_path
@@ -31,9 +32,21 @@ from atoll.node.daemon.consensus.types import (
     RoundClosed,
     SwitchEpoch,
 )
+from atoll.protocols.audits.shown_work import ShownWork
+from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
-from atoll.protocols.ledger.records import Contribution, Leave, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import (
+    AuditedContribution,
+    Contribution,
+    Leave,
+    Prepare,
+    Promise,
+    Proposal,
+    Verdict,
+    Vote,
+)
 
 RUN = RunId(digest(b"epochs"))
 PEERS = [Identity(bytes([number + 1]) * 32).peer_id for number in range(8)]
@@ -57,6 +70,7 @@ def state_of(number, names, corrections=()):
 
 class Node:
     def __init__(self, number: int, probation: int = 1, excise_rounds: int = 0) -> None:
+        self.tally = Tally(probation)
         self.probation, self.excise_rounds = probation, excise_rounds
         self.peer = PEERS[number]
         self.ledger: list[tuple] = []
@@ -92,7 +106,7 @@ class Node:
         self.up_since = now
 
     def begin(self, chosen: tuple) -> finality.finality_types.FinalityState:
-        more = {"chosen": chosen, "probation": self.probation, "excise_rounds": self.excise_rounds}
+        more = {"chosen": chosen, "tally": self.tally, "excise_rounds": self.excise_rounds}
         return finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
 
     def go_live(self) -> None:
@@ -200,7 +214,11 @@ class Node:
         self.round = max(self.round, max(self.rounds, default=0))
         if self.peer not in self.rounds.get(self.round, {}):
             payload = digest(self.peer.encode(), self.round.to_bytes(4, "big"))
-            self.write(Contribution(Round(self.round), digest(b"base"), payload, 1, 1, 64, 1.0))
+            self.write(self.contribution(Contribution(Round(self.round), digest(b"base"), payload, 1, 1, 64, 1.0)))
+
+    def contribution(self, plain: Contribution) -> Contribution:
+        """What it writes about its work in a round."""
+        return plain
 
     def close(self) -> None:
         """Close every round before this one; again where late work came."""
@@ -213,6 +231,27 @@ class Node:
     def stop(self) -> None:
         """Leave in good order."""
         self.write(Leave(Round(self.round)))
+
+
+class ShownNode(Node):
+    """Of a run whose voters must have shown work: it audits, and finds work in all that it audits."""
+
+    def __init__(self, number: int, probation: int = 1, excise_rounds: int = 0) -> None:
+        super().__init__(number, probation, excise_rounds)
+        self.tally = ShownWork(probation, owner=OWNER, each=3)
+        self.boot(0.0)
+
+    def contribution(self, plain: Contribution) -> Contribution:
+        """With its verdicts on the newest set that has its work."""
+        mine = {by_author.get(self.peer) for by_author in self.rounds.values()}
+        verdicts: tuple[Verdict, ...] = ()
+        for number in sorted(self.finals, reverse=True)[:4]:
+            names = self.finals[number]
+            own = next((name for name in names if name in mine), None)
+            if own is not None:
+                verdicts = tuple(Verdict(name, 64) for name in audited_by(names, 3).get(own, ()))
+                break
+        return AuditedContribution(*msgspec.structs.astuple(plain), verdicts=verdicts)
 
 
 DECIDED: dict[tuple, tuple] = {}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
 from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.types import (

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.chosen_path import chosen_path
-from atoll.node.daemon.consensus.epochs import Segment
+from atoll.node.daemon.consensus.chains.epochs import Segment
 from atoll.node.daemon.consensus.orphans import MAX_EPOCHS, MAX_FORKS
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import (

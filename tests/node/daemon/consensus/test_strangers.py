@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import forks
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.epochs import EpochBook, add_entry, epoch_id, without
+from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id, without
 from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import voter_order

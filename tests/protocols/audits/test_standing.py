@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.audits.standing import (
+from atoll.protocols.audits.standing import (
     DOUBT,
     ENOUGH,
     Findings,
