@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from atoll.node.daemon.audits.auditor import OTHERS, Auditor
+from atoll.node.daemon.audits.auditor import Auditor
+from atoll.node.daemon.audits.drawing import OTHERS, AuditDraw
 from atoll.node.daemon.audits.standing import audited_by
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.errors import CorruptFault
@@ -67,14 +68,23 @@ class Rig:
         self.prepare = prepare
         self.held, self.known = set(by_entry), set()
         self.number_of = {entry: number for entry, (_, number) in by_entry.items()}
+        contributions = SimpleNamespace(find=find, is_held=self.held.__contains__, later=self.later)
+        self.claims, self.put = {}, []
         self.auditor = Auditor(
             audits=spec.audit,
             context=SimpleNamespace(
                 spec=spec, me=me, now=lambda: 1.0,
                 log=SimpleNamespace(event=lambda name, **facts: self.events.append((name, facts))),
             ),
-            contributions=SimpleNamespace(find=find, is_held=self.held.__contains__, later=self.later),
-            blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
+            contributions=contributions,
+            draws=AuditDraw(
+                each=spec.audit.per_round,
+                contributions=contributions,
+                blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
+            ),
+            net=SimpleNamespace(
+                put_claim=lambda claim, ttl_s: self.put.append(claim), claims=lambda kind: self.claims
+            ),
             queue=SimpleNamespace(
                 post=lambda event: event(), start_task=lambda work, name: self.tasks.append(work)
             ),
@@ -93,12 +103,15 @@ class Rig:
     def finish(self, *numbers):
         for number in numbers:
             self.auditor.on_set(Round(number), self.names(number), True)
-            for work in self.tasks:
-                try:
-                    work.send(None)
-                except StopIteration:
-                    continue
-            self.tasks.clear()
+            self.auditor.on_applied(Round(number))
+            self.run()
+
+    def run(self):
+        while self.tasks:
+            try:
+                self.tasks.pop(0).send(None)
+            except StopIteration:
+                continue
 
     def weight_of(self, author, number):
         (entry,) = (each.entry for each in self.sets[number] if each.author == author)
