@@ -128,7 +128,9 @@ class Adoption:
 
     def miss(self, keys: Iterable[bytes]) -> None:
         """These were waited for in vain: who found none of them is not waited for until it finds something."""
-        self._silent |= {peer for peer in self.believed if not self._said[peer].keys() & set(keys)}
+        missed = set(keys)
+        if missed:
+            self._silent |= {peer for peer in self.believed if not self._said[peer].keys() & missed}
 
     def _compare(self, peer: PeerId, key: bytes) -> None:
         if key not in self._own:

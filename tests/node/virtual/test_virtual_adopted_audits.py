@@ -43,7 +43,7 @@ def begun(w):
 
 
 def trusted(w):
-    return all(auditor(node).adopted >= 3 for node in trainers(w) if node.driver)
+    return all(node.driver and auditor(node).adopted >= 3 for node in trainers(w))
 
 
 def verdicts_of(w, node):
