@@ -100,7 +100,7 @@ class Adoption:
                 continue
             known = self._said.setdefault(peer, {})
             for key, excess in said.found:
-                if key in self._called and key not in known:
+                if peer not in self.liars and key in self._called and key not in known:
                     known[key] = excess
                     self._silent.discard(peer)
                     self._compare(peer, key)

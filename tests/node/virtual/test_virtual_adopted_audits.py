@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import msgspec
+import torch
 
 from atoll.node.config.roles import Work
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.audit_claims import AuditCall
 from atoll.protocols.ledger.records import MAX_EXCESS, AuditedContribution
+from tests.node.virtual.real_worker import RealWorker, Seen
 from tests.node.virtual.test_virtual_audits import (
     IDLE,
     NODES,
@@ -15,6 +17,7 @@ from tests.node.virtual.test_virtual_audits import (
     audited,
     events,
     mark_idle,
+    real,
     unweighed,
 )
 
@@ -69,7 +72,7 @@ def test_trainers_measure_the_checked_share_and_sign_what_they_would_have_found(
                 assert (told.audits_made, told.audits_adopted) == (auditor(node).made, auditor(node).adopted)
                 assert not auditor(node).adoption.liars
                 found = verdicts_of(w, node)
-                assert len(found) > 40
+                assert len({each.contribution for each in found}) > 40, len(found)
                 assert all(each.excess == node.worker.truth[each.contribution] for each in found)
                 assert unweighed(node) == []
             (served,) = evaluator.driver.view().standings.of(evaluator.peer)
@@ -152,5 +155,32 @@ def test_where_trainers_divide_by_gradients_they_call_nobody(world):
             assert evaluator.worker.measured == 0
             assert not w.nodes[0].swarm.live(AuditCall)
             assert w.nodes[IDLE].driver.standings.auditor.made > 0
+
+    run_virtual(story())
+
+
+def real_by_muon(spec):
+    spec = real(spec)
+    inner = msgspec.structs.replace(spec.inner, optimizer="muon")
+    return msgspec.structs.replace(spec, inner=inner, audit=msgspec.structs.replace(spec.audit, each=2))
+
+
+def test_a_real_worker_that_does_not_train_finds_what_trainers_find(world):
+    torch.set_num_threads(1)
+    seen = Seen({}, {}, {}, {})
+
+    async def story() -> None:
+        async with world(6, 3, worker=lambda *args: RealWorker(*args, seen=seen), adjust=real_by_muon) as w:
+            for number in range(3):
+                w.start(number)
+            evaluator = w.start(3, work=EVALUATES)
+            start = evaluator.worker._start
+            evaluator.worker._start = msgspec.structs.replace(start, trains=False)
+            await w.until(lambda: all(w.nodes[number].worker.final >= 5 for number in range(3)))
+            w.check_agreement()
+            agreed = [auditor(w.nodes[number]).adoption._agreed for number in range(3)]
+            assert all(found.get(evaluator.peer, 0) >= 3 for found in agreed), agreed
+            assert not any(auditor(w.nodes[number]).adoption.liars for number in range(3))
+            assert evaluator.driver.standings.for_others.made >= 9
 
     run_virtual(story())

@@ -89,6 +89,16 @@ def test_a_finding_that_comes_after_the_verdict_was_published_shows_nothing():
     assert not adoption.believed
 
 
+def test_a_liar_may_be_found_out_in_the_middle_of_its_register():
+    adoption = Adoption()
+    adoption.call(KEYS[:3])
+    adoption.measured(KEYS[0], 40)
+    adoption.measured(KEYS[1], 40)
+    adoption.hear({ONE: found((KEYS[0], 0), (KEYS[1], 40), (KEYS[2], 40))})
+    assert list(adoption.liars) == [ONE]
+    assert not adoption.is_called_for
+
+
 def test_a_finding_is_not_changed_later():
     adoption = Adoption()
     adoption.call([KEYS[0]])
