@@ -131,10 +131,18 @@ def trains(now: Status) -> bool:
     return not now.roles or "train" in now.roles
 
 
+def audits(now: Status) -> str:
+    """`audits 30 adopted / 12 made`: those for which an evaluator's finding served, and those measured here."""
+    assert now.standing
+    made, adopted = now.standing.audits_made or 0, now.standing.audits_adopted or 0
+    return f"audits {adopted:,} adopted / {made:,} made" if trains(now) else f"made {counted(made, 'audit')}"
+
+
 def gives(now: Status) -> str:
     """`trained 122,880 tokens, validated 3 rounds, served 1.5 MB`: what the node gave since its daemon started."""
     told = [f"trained {counted(now.tokens, 'token')}"] if trains(now) else []
     told += [f"validated {counted(now.validated, 'round')}"] if now.validated or "evaluate" in now.roles else []
+    told += [audits(now)] if now.standing and now.standing.audits_made is not None else []
     told += [f"served {size(now.blob_bytes_up)}"] if now.roles != ("relay",) else []
     told += [f"relayed {size(now.relay.bytes_relayed)}"] if now.relay else []
     return ", ".join(told)

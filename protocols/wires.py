@@ -34,9 +34,9 @@ BLOB = Wire("blob", newest=2, oldest=2)
 FEED = Wire("feed", newest=4, oldest=4)
 """Format of ledger entries. 4: proposals exclude members. 3: exclusions, verdicts, unanswered openings. 2: epochs,
 in ballots too. None of 3, 2 and 1 was released."""
-REGISTER = Wire("register", newest=5, oldest=5)
-"""Format of ephemeral registers. 5: a lease may have a name. 4: it may say `leaving`. 3: it has loss and pace. 2:
-validations. None of 4, 3, 2 and 1 was released."""
+REGISTER = Wire("register", newest=6, oldest=6)
+"""Format of ephemeral registers. 6: audits by evaluators. 5: a lease may have a name. 4: it may say `leaving`. 3:
+it has loss and pace. 2: validations. None of 5 to 1 was released."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)
 """Format of pseudo-gradient payloads. 1: first."""
 REDUCTION = Wire("reduction", newest=3, oldest=3)

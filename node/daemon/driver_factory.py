@@ -1,18 +1,18 @@
 """Builds the driver and all its parts. This is the only place that knows how they are connected."""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
-from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
+from atoll.node.daemon.audits.weighing import Weigh, Weighing, build_weighing
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import machine as finality_machine
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.finalizer import Finalizer
@@ -39,13 +39,9 @@ from atoll.node.daemon.rounds.state import RoundConfig, config_of
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.audits.shown_work import first_tally
-from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.local.contribution_forms import PayloadRecord, legal_size, verification_of
 from atoll.protocols.local.worker_messages import VerifyReply
-
-Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
-OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
 
 
 class _Common(NamedTuple):
@@ -101,10 +97,26 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng,
         )
-    auditor, weigh, on_set, share_of = _build_weights(common, contributions, rng, text, history)
-    sets = _build_sets(common, contributions, payloads, reducer, weigh, lambda: finalizer.applied)
-    evaluator = _build_evaluator(common, work)
-    finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=evaluator.on_final)
+    weighing = build_weighing(
+        context=context,
+        net=net,
+        queue=common.queue,
+        machines=common.machines,
+        worker=common.worker,
+        contributions=contributions,
+        prepare=text.prepare_audit,
+        rng=rng,
+        work=work,
+        summary=history.summary if history is not None else None,
+    )
+
+    def on_applied(number: Round, state: Digest) -> None:
+        weighing.on_applied(number)
+        evaluator.on_final(number, state)
+
+    sets = _build_sets(common, contributions, payloads, reducer, weighing.weigh, lambda: finalizer.applied)
+    evaluator = _build_evaluator(common, work, weighing)
+    finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=on_applied)
     driver = Driver(
         context=context,
         net=net,
@@ -116,11 +128,11 @@ def build_driver(
         sets=sets,
         reducer=reducer,
         finalizer=finalizer,
-        **_build_training(common, contributions, finalizer, reducer, auditor, room, text)._asdict(),
-        on_set=on_set,
+        **_build_training(common, contributions, finalizer, reducer, weighing.auditor, room, text)._asdict(),
+        on_set=weighing.on_set,
         newcomers=NewcomerWatch(context=context, net=net, machines=common.machines, contributions=contributions),
         evaluator=evaluator,
-        standings=_build_standings(common, auditor, share_of, reducer),
+        standings=_build_standings(common, weighing, reducer),
         history=history,
     )
     payloads.subscribe(driver.on_payload_resolved)
@@ -156,20 +168,20 @@ def _build_common(
     )
 
 
-def _build_standings(
-    common: _Common, auditor: Auditor | None, share_of: Callable[[PeerId], int], reducer: RoundReducer
-) -> MemberStandings:
+def _build_standings(common: _Common, weighing: Weighing, reducer: RoundReducer) -> MemberStandings:
     return MemberStandings(
         me=common.context.me,
         finality=lambda: common.machines.finality,
-        auditor=auditor,
-        share_of=share_of,
+        auditor=weighing.auditor,
+        for_others=weighing.for_others,
+        share_of=weighing.share_of,
         distrusted=reducer.distrusted if isinstance(reducer, ReductionCoordinator) else dict,
     )
 
 
-def _build_evaluator(common: _Common, work: Work) -> Evaluator:
+def _build_evaluator(common: _Common, work: Work, weighing: Weighing) -> Evaluator:
     return Evaluator(
+        on_step=weighing.step,
         context=common.context,
         net=common.net,
         worker=common.worker,
@@ -177,25 +189,6 @@ def _build_evaluator(common: _Common, work: Work) -> Evaluator:
         is_newest=lambda number: number >= common.machines.finality.last_final,
         is_paused=lambda: bool(common.machines.round.resting or common.machines.round.held),
         work=work,
-    )
-
-
-def _build_auditor(
-    common: _Common, contributions: ContributionIndex, rng: random.Random, text: RunText
-) -> Auditor | None:
-    audits = common.context.spec.audit
-    if not audits:
-        return None
-    return Auditor(
-        audits=audits,
-        context=common.context,
-        contributions=contributions,
-        blobs=common.net,
-        queue=common.queue,
-        machines=common.machines,
-        worker=common.worker,
-        rng=rng,
-        prepare=text.prepare_audit,
     )
 
 
@@ -218,45 +211,6 @@ def _build_sets(
         applied=applied,
         weigh=weigh,
     )
-
-
-def _build_weights(
-    common: _Common,
-    contributions: ContributionIndex,
-    rng: random.Random,
-    text: RunText,
-    history: LedgerHistory | None,
-) -> tuple[Auditor | None, Weigh, OnSet, Callable[[PeerId], int]]:
-    """The auditor, what weighs a set's contributions, what must learn of each set for that, and probation's share
-    of a member's weight, in 256ths."""
-    summary = history.summary if history is not None else None
-    auditor = _build_auditor(common, contributions, rng, text)
-    weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
-    share_of: Callable[[PeerId], int] = lambda peer: 256  # noqa: E731
-    pace = common.context.spec.pace
-    if pace.probation_256:
-        newcomers = NewcomerWeights(
-            share_256=pace.probation_256,
-            tally=summary.work if summary else Tally(common.context.spec.probation),
-            final=summary.round if summary else -1,
-            context=common.context,
-            contributions=contributions,
-            queue=common.queue,
-            machines=common.machines,
-            claimed=weigh,
-        )
-        weigh, learners, share_of = newcomers.weigh, [*learners, newcomers.on_set], newcomers.share_of
-
-    def on_set(number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
-        for learn in learners:
-            learn(number, names, is_final)
-
-    return auditor, weigh, on_set, share_of
-
-
-def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:
-    """The weights that contributions claim: those of a run without audits."""
-    return {entry: record.weight for entry, _, record in found}
 
 
 def _build_payloads(common: _Common) -> PayloadFetcher:

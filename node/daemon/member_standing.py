@@ -25,8 +25,19 @@ class Audits(Protocol):
 
     judgement: Judgement
     """What verdicts say for the round after the newest final one."""
+    made: int
+    """Audits whose forward passes this node made."""
+    adopted: int
+    """Audits of which an evaluator's finding was adopted."""
     sharers: Mapping[PeerId, int]
     """Contributions to the newest final round with the payload of each of its authors."""
+
+
+class AuditsMade(Protocol):
+    """What an evaluator did for trainers (audits/for_others.py)."""
+
+    made: int
+    """Audits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,8 @@ class MemberStandings:
     finality: Callable[[], FinalityState]
     auditor: Audits | None
     """None in a run without audits."""
+    for_others: AuditsMade | None = None
+    """What an evaluator audits for trainers; None on other nodes."""
     distrusted: Callable[[], Mapping[PeerId, int]]
     """Returns the last round in which no Reduction of a member counts here, of those of whom none does."""
     share_of: Callable[[PeerId], int] = lambda peer: 256
@@ -62,11 +75,18 @@ class MemberStandings:
             votes_in=votes_in,
             weight_16=scaled(weight_16, share_256),
             verdicts=verdicts,
+            audits_made=self._made if peer == self.me else None,
+            audits_adopted=self.auditor.adopted if self.auditor and peer == self.me else None,
             shown=shown,
             usual=usual,
             distrusted_until=until,
             why="; ".join(filter(None, why)),
         )
+
+    @property
+    def _made(self) -> int | None:
+        """Audits that this node made, for itself or for others; None in a run without audits."""
+        return self.for_others.made if self.for_others else self.auditor.made if self.auditor else None
 
     def diminished(self, peers: Iterable[PeerId]) -> tuple[Standing, ...]:
         """Those of the peers that count less than in full, those without weight first; MOST at most."""

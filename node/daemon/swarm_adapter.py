@@ -17,7 +17,7 @@ from atoll.protocols.errors import AtollError, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
-from atoll.protocols.ledger.registers import Holding, Lease, Validation
+from atoll.protocols.ledger.registers import Claim, ClaimKind, Holding, Lease
 from atoll.protocols.wires import REDUCTION
 
 ALONE_S = 8.0
@@ -102,14 +102,14 @@ class SwarmNetwork:
         live = self._swarm.registers.live(Holding, self._now())
         return {peer: holding for peer, holding in live.items() if peer != self._me}
 
-    def put_validation(self, validation: Validation, ttl_s: float) -> None:
+    def put_claim(self, claim: Claim, ttl_s: float) -> None:
         """See Swarm.publish_register."""
-        self._swarm.publish_register(validation, ttl_s)
+        self._swarm.publish_register(claim, ttl_s)
 
-    def validations(self) -> dict[PeerId, Validation]:
-        """Live validations of others."""
-        live = self._swarm.registers.live(Validation, self._now())
-        return {peer: validation for peer, validation in live.items() if peer != self._me}
+    def claims(self, kind: type[ClaimKind]) -> dict[PeerId, ClaimKind]:
+        """Live claims of others."""
+        live = self._swarm.registers.live(kind, self._now())
+        return {peer: claim for peer, claim in live.items() if peer != self._me}
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.publish_register."""

@@ -101,11 +101,10 @@ class Session:
         if start.trains and self._spec.objective:
             objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
         self._random = random
-        self._audit_rng = np.random.default_rng()
         layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
             arena_of(self._spec.model).chunks
         )
-        self._sent = SentPayloads(layout, self._audit_rng)
+        self._sent = SentPayloads(layout, np.random.default_rng())
         self._build(lost, report)
         report("reading the saved state")
         self._state.restore()
@@ -308,16 +307,17 @@ class Session:
 
     def _audit(self, ask: worker_messages.AuditRequest) -> worker_messages.AuditReply:
         with self._spent.within("audit"):
-            return audit(
+            found = audit(
                 ask,
                 self._spec,
                 self._text,
                 self._learner.window_losses,
-                self._fold.view_C4096,
-                self._audit_rng,
+                self._fold.final_C4096,  # not the view: another node repeats the audit at the same state
+                np.random.default_rng(ask.seed),
                 self._learner.squared_gradients(),
                 self._sent,
             )
+        return msgspec.structs.replace(found, at=self._fold.final_round)
 
     def _save_between_rounds(self) -> None:
         """Save now if the budget allows it. A round that is being trained saves everything when it ends.

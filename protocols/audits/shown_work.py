@@ -115,7 +115,7 @@ class ShownWork(Tally, frozen=True):
         """Who may decide from now on, as the verdicts in this tally say."""
         # Nobody that decides stops by verdicts: a few deciders that lie would need luck only once to put an honest
         # one out. Members that do harm are removed (docs/removal.md).
-        deciders = {one.auditor for one in (*self.found, *self.awaited)}
+        deciders = {one.auditor for one in self.found} | {one.auditor for one in self.awaited}
         about: dict[PeerId, list[FinalVerdict]] = {}
         for one in self.found:
             if one.author not in self.shown and self.counts[one.author] >= self.probation:

@@ -4,7 +4,7 @@ Registers are ordered by (epoch, seq), never by wall clock: `epoch` rises by one
 with each write. A receiver counts the time to live from the arrival of the register, on its own clock.
 """
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity, Signature, verify
 from atoll.protocols.ids import DIGEST_BYTES, Digest, Link, PeerId, RecordRound, RunId
+from atoll.protocols.ledger.audit_claims import AuditCall, AuditFindings
 from atoll.protocols.ledger.peer_names import PeerName, name_fault
 from atoll.protocols.run.experts import MAX_EXPERTS
 from atoll.protocols.run.moments import MAX_OFFERED
@@ -24,7 +25,7 @@ MAX_TTL_S = 3600.0
 """Longest legal time to live, in seconds."""
 LOSS_END = 1e6
 """A lease says no loss from here on."""
-_DOMAIN = "register/5"
+_DOMAIN = "register/6"
 
 Activity = Literal["syncing", "training", "paused", "observing", "done", "leaving"]
 """`leaving`: it ends as soon as others have what it alone has. Nobody that leaves too counts on it."""
@@ -85,7 +86,10 @@ class Validation(msgspec.Struct, frozen=True, array_like=True, tag="validation",
     """Bits per byte of the run's validation windows. A claim, not a proof."""
 
 
-Value = Lease | Addresses | Holding | Validation
+Claim: TypeAlias = Validation | AuditCall | AuditFindings
+"""What nodes say of work that others need not repeat."""
+ClaimKind = TypeVar("ClaimKind", Validation, AuditCall, AuditFindings)
+Value = Lease | Addresses | Holding | Claim
 
 
 class Register(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

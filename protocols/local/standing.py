@@ -39,6 +39,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """16ths of the weight that it claims which count: 0 by audits, a share where others sent its payload."""
     verdicts: int | None = None
     """Verdicts on its work that count; null: the run has no audits."""
+    audits_made: int | None = None
+    """Audits that this node measured, for itself or as an evaluator; null: of another node, or no audits."""
+    audits_adopted: int | None = None
+    """Audits for which it adopted what an evaluator measured; null likewise."""
     shown: float | None = None
     """Standard deviations of work that these verdicts show together."""
     usual: float | None = None

@@ -245,12 +245,14 @@ class AuditRequest(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
 
     round: Round
     tokens: int  # that the audited author says it trained on
+    seed: int  # of the windows that are looked at
     audited: Member
     others: tuple[Member, ...]
     """Some of the others of the round's set, at least one: what all of them improve is left out."""
     sent: tuple[Member, ...]
     """All contributions of the set whose payloads are here: those of later rounds must not be like them."""
     before: Round  # rounds below it were final here when the audited contribution came
+    measures: bool = True  # false: only whether its payload was sent before
 
 
 class ReportRequest(msgspec.Struct, frozen=True, array_like=True, tag="report"):
@@ -442,12 +444,13 @@ class EvaluateReply(msgspec.Struct, frozen=True, array_like=True, tag="evaluated
 
 
 class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audited"):
-    """What an audit found."""
+    """What an audit found in `took_s` seconds, at Θ_final after the round `at`."""
 
     excess: int
     """See `Verdict` (protocols/ledger/records.py)."""
     took_s: float
-    """Seconds that it took."""
+    at: int = -1
+    was_sent_before: bool = False
 
 
 class InheritReply(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):

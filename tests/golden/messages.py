@@ -28,7 +28,7 @@ from atoll.protocols import blobs, codec, nat, wires
 from atoll.protocols.data.shard_index import ShardIndex
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, Round, RunId
-from atoll.protocols.ledger import ballots, records, reduction, registers
+from atoll.protocols.ledger import audit_claims, ballots, records, reduction, registers
 from atoll.protocols.local import control_messages
 from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker
@@ -204,6 +204,8 @@ VALUES = (
     registers.Holding(b"\x03", 8, ((2, A),)),
     registers.Addresses((PLACE,)),
     registers.Validation(ROUND, A, 2.5),
+    audit_claims.AuditCall(ROUND, A),
+    audit_claims.AuditFindings(((A[:8], -3), (B[:8], 40))),
 )
 OPENING = reduction.Opening(
     Span(5, 7), b"rows", b"path", (b"before", b"\x00"), b"more", (A, B), b"last", ((b"raw", b"its"),)
@@ -371,7 +373,7 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.SnapshotRequest("/snapshot"),
     worker.InheritRequest(3, "/moments"),
     worker.EvaluateRequest(),
-    worker.AuditRequest(ROUND, 15360, MEMBER, (MEMBER,), (MEMBER, MEMBER), ROUND),
+    worker.AuditRequest(ROUND, 15360, 7, MEMBER, (MEMBER,), (MEMBER, MEMBER), ROUND, False),
     worker.ReportRequest(),
     worker.StopRequest(),
 )
@@ -391,7 +393,7 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgres
     worker.AdoptReply(ROUND, A),
     worker.SnapshotReply(ROUND, A, "/snapshot", 4000),
     worker.EvaluateReply(A, 1.75, 2.5, 0.5),
-    worker.AuditReply(40, 0.5),
+    worker.AuditReply(40, 0.5, 6, True),
     worker.InheritReply(True),
     worker.ReportReply(),
     worker.StopReply(),

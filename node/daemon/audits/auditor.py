@@ -5,15 +5,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec.structs import replace
+
+from atoll.node.daemon.audits.adoption import CHECKED, Adoption, shows_work, vouches
+from atoll.node.daemon.audits.drawing import AuditDraw
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
-from atoll.node.daemon.coordinator.interfaces import BlobSource, RunContext
+from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.audits.standing import (
     NOBODY,
     Judgement,
     Named,
-    audited_by,
     judge,
     named,
     weights,
@@ -21,14 +24,11 @@ from atoll.protocols.audits.standing import (
 )
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, DiskFault
-from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ids import DIGEST_BYTES, Digest, PeerId, Round
+from atoll.protocols.ledger.audit_claims import AuditCall, AuditFindings
 from atoll.protocols.ledger.records import MAX_VERDICTS, Contribution, Verdict
-from atoll.protocols.local.contribution_forms import member_of
-from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
 from atoll.protocols.run.sections.audits import AuditSpec
-
-OTHERS = 8
-"""Most other contributions of the round whose mean an audit leaves out."""
 
 
 @dataclass(kw_only=True)
@@ -38,14 +38,22 @@ class Auditor:
     audits: AuditSpec
     context: RunContext
     contributions: ContributionIndex
-    blobs: BlobSource
+    draws: AuditDraw
+    net: LeaseRegisters
     queue: EventQueue
     machines: Machines
     worker: WorkerClient
     prepare: Callable[[Turn], Awaitable[None]]
     """Fetches what a member's turn read of a packed text. Raises TimeoutError, DiskFault."""
     rng: random.Random
-    """Chooses the others; a set that could be foreseen could be hidden in."""
+    """Draws windows, and audits that are checked; who could foresee them could hide from them."""
+    may_adopt: bool = False
+    """Whether evaluators can make this node's audits."""
+    made: int = 0
+    """Audits whose forward passes this node made, since its start."""
+    adopted: int = 0
+    """Audits of which an evaluator's finding was adopted."""
+    adoption: Adoption = field(default_factory=Adoption)
     judgement: Judgement = NOBODY
     """What verdicts say for the round after the newest final one."""
     sharers: Mapping[PeerId, int] = field(default_factory=dict)
@@ -63,6 +71,12 @@ class Auditor:
     """The first round that became final here after a contribution to a later one was known."""
     _waiting: dict[Digest, Verdict] = field(default_factory=dict)
     """Verdicts that are in no final set yet."""
+    _due: dict[int, dict[bytes, AuditRequest]] = field(default_factory=dict)
+    """Audits of rounds that are not in Θ_final yet, by key."""
+    _awaited: dict[bytes, AuditRequest] = field(default_factory=dict)
+    """Audits that evaluators are waited for with, until the next round is final."""
+    _lent: dict[bytes, tuple[PeerId, AuditRequest]] = field(default_factory=dict)
+    """Adopted findings whose verdicts are in no final set yet."""
 
     def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
         """Return the weight of each of these contributions to a round, for its fold."""
@@ -74,6 +88,7 @@ class Auditor:
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the verdicts for the next contribution: those that are in no final set yet."""
+        self.adoption.publish()
         return tuple(self._waiting.values())
 
     def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
@@ -93,15 +108,54 @@ class Auditor:
         said = (each.verdicts for each in self._sets[number] if each.author == self.context.me)
         for verdict in next(said, ()):
             self._waiting.pop(verdict.contribution, None)
+        self._lent = {key: lent for key, lent in self._lent.items() if lent[1].audited.entry in self._waiting}
         for entry in self.contributions.later(number):
             self._known_before.setdefault(entry, number)
         before = number - self.audits.memory - self.audits.lag
         self._sets = {at: members for at, members in self._sets.items() if at > before}
         self._given = {key: given for key, given in self._given.items() if key[0] > number}
         self._report(number)
-        requests = self._drawn(number, names)
-        if requests:
-            self.queue.start_task(self._audit_all(requests), f"audit {number}")
+        self._measure_late()
+        drawn = self._drawn(number, names)
+        if drawn:
+            self._due[number] = drawn
+
+    def on_applied(self, number: Round) -> None:
+        """Θ_final is that after this round: its audits may begin."""
+        for at in sorted(at for at in self._due if at <= number):
+            self.queue.start_task(self._audit_all(self._due.pop(at)), f"audit {at}")
+
+    def step(self) -> None:
+        """Adopt what evaluators found. Harmless at any time."""
+        if not self.may_adopt:
+            return
+        self.adoption.hear(self.net.claims(AuditFindings))
+        for key, (peer, request) in list(self._lent.items()):
+            if peer in self.adoption.liars:  # no member has counted it yet
+                del self._lent[key]
+                self._waiting.pop(Digest(request.audited.entry), None)
+                self.queue.start_task(self._audit(key, request), f"audit {request.round} again")
+        for key, request in list(self._awaited.items()):
+            found = self.adoption.find(key)
+            if found is not None:
+                del self._awaited[key]
+                self._adopt(key, request, *found)
+
+    def _adopt(self, key: bytes, request: AuditRequest, peer: PeerId, excess: int) -> None:
+        """Sign what an evaluator found as this node's own, or measure what speaks against work."""
+        if not vouches(self.judgement, excess):
+            self.queue.start_task(self._audit(key, request), f"audit {request.round}")
+            return
+        self.adopted += 1
+        self._lent[key] = peer, request
+        self._give(request, excess, adopted_from=peer)
+
+    def _measure_late(self) -> None:
+        """Nobody waits longer than a round for an evaluator."""
+        late, self._awaited = self._awaited, {}
+        self.adoption.miss(late)
+        for key, request in late.items():
+            self.queue.start_task(self._audit(key, request), f"audit {request.round}")
 
     def _set(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Remember a set, and have those open rounds folded again whose weights change by it."""
@@ -129,61 +183,75 @@ class Auditor:
         if self.judgement.gone != before:
             self.context.log.event("unweighed", peers=sorted(self.judgement.gone))
 
-    def _drawn(self, number: Round, names: tuple[Digest, ...]) -> list[AuditRequest]:
-        """The audits that fall to this node; none if it did not contribute, or lacks the payloads."""
-        found = {entry: (author, record) for entry, author, record in self.contributions.find(names)}
-        ours = next((entry for entry, (author, _) in found.items() if author == self.context.me), None)
-        held = [entry for entry in found if self.contributions.is_held(entry)]
-        if ours is None or len(held) < 2 or not self.worker.is_ready:
-            return []
+    def _drawn(self, number: Round, names: tuple[Digest, ...]) -> dict[bytes, AuditRequest]:
+        """The audits that fall to this node, by key; none if it did not contribute, or lacks the payloads."""
+        found = {entry: record for entry, author, record in self.contributions.find(names)}
+        ours = (record for _, author, record in self.contributions.find(names) if author == self.context.me)
+        own = next(ours, None)
+        seed = Digest(self.rng.randbytes(DIGEST_BYTES))
+
+        def before(drawn: Digest) -> Round:
+            # Who sends another's newest payload in a round that is still open was not first.
+            return self._known_before.get(drawn, number)
+
+        drawn = self.draws.draw(number, names, self.context.me, seed, before)
+        if own is None or not drawn or not self.worker.is_ready:
+            return {}
         # An audit takes a slow machine as many times longer as its steps: so it has as many times fewer of them.
-        self._unaudited = min(1.0, self._unaudited + self._work(number, found[ours][1]))
+        self._unaudited = min(1.0, self._unaudited + self._work(number, own))
         if self._unaudited < 1:
-            return []
+            return {}
         self._unaudited = 0.0
-
-        def member(entry: Digest) -> Member:
-            author, record = found[entry]
-            return member_of(entry, author, record.weight, record, self.blobs.blob_path(record.payload))
-
-        requests = []
-        for drawn in audited_by(found, self.audits.per_round).get(ours, ()):
-            others = [entry for entry in held if entry != drawn]
-            chosen = self.rng.sample(others, min(OTHERS, len(others)))
-            if drawn in held:
-                requests.append(
-                    AuditRequest(
-                        round=number,
-                        tokens=found[drawn][1].tokens,
-                        audited=member(drawn),
-                        others=tuple(map(member, chosen)),
-                        sent=tuple(map(member, held)),
-                        # Who sends another's newest payload in a round that is still open was not first.
-                        before=self._known_before.get(drawn, number),
-                    )
-                )
         self._known_before = {at: first for at, first in self._known_before.items() if at not in found}
-        return requests
+        if self.may_adopt and self.adoption.is_called_for and self.draws.is_whole(names):
+            self.adoption.call(drawn)
+            self.net.put_claim(AuditCall(number, seed), self.context.spec.pace.lease_s)
+        return drawn
 
     def _work(self, number: Round, record: Contribution) -> float:
         """A contribution's share of its round's nominal tokens."""
         return record.tokens / self.context.spec.nominal_tokens(number)
 
-    async def _audit_all(self, requests: Sequence[AuditRequest]) -> None:
-        for request in requests:  # one after the other: between two of them the worker takes steps
-            await self._audit(request)
+    async def _audit_all(self, drawn: Mapping[bytes, AuditRequest]) -> None:
+        for key, request in drawn.items():  # one after the other: between two of them the worker takes steps
+            author = PeerId(request.audited.author)
+            may_wait = self.adoption.relieves and self.adoption.is_called(key)
+            if may_wait and shows_work(self.judgement, author) and self.rng.randrange(CHECKED):
+                await self._await_finding(key, request)
+            else:
+                await self._audit(key, request)
 
-    async def _audit(self, request: AuditRequest) -> None:
+    async def _await_finding(self, key: bytes, request: AuditRequest) -> None:
+        """Leave the forward passes to an evaluator. Whether the payload was sent before each trainer finds itself:
+        it knows the rounds that it saw."""
+        done = await self._ask(replace(request, measures=False))
+        if done is not None and done.was_sent_before:
+            self._give(request, done.excess)
+        elif done is not None:
+            self._awaited[key] = request
+
+    async def _audit(self, key: bytes, request: AuditRequest) -> None:
+        done = await self._ask(request)
+        if done is None:
+            return
+        self.made += not done.was_sent_before
+        if done.at == request.round and not done.was_sent_before:
+            self.adoption.measured(key, done.excess)
+        self._give(request, done.excess, took_s=round(done.took_s, 3))
+
+    async def _ask(self, request: AuditRequest) -> AuditReply | None:
         """Ask the worker. A payload that the disk lost is not audited, nor work on a text that nobody sends."""
         try:
             await self.prepare(Turn(request.round, PeerId(request.audited.author)))
-            done = await self.worker.ask(request, AuditReply)
+            return await self.worker.ask(request, AuditReply)
         except (CorruptFault, DecodeError, DiskFault, TimeoutError) as error:
             why = error.line() if isinstance(error, AtollError) else "nobody sends the text that it is about"
             self.context.log.event("not_audited", round=request.round, error=why)
-            return
-        entry, author = request.audited.entry, request.audited.author
-        newest = [*self._waiting.items(), (entry, Verdict(entry, done.excess))]
+            return None
+
+    def _give(self, request: AuditRequest, excess: int, **facts: object) -> None:
+        """Put a verdict into the next contribution."""
+        entry = request.audited.entry
+        newest = [*self._waiting.items(), (entry, Verdict(entry, excess))]
         self._waiting = dict(newest[-MAX_VERDICTS:])
-        took = {"round": request.round, "peer": author, "excess": done.excess, "took_s": round(done.took_s, 3)}
-        self.context.log.event("audited", **took)
+        self.context.log.event("audited", round=request.round, peer=request.audited.author, excess=excess, **facts)

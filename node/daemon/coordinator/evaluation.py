@@ -29,6 +29,8 @@ class Evaluator:
     is_newest: Callable[[Round], bool]
     """Whether no round after this one is known to be final."""
     is_paused: Callable[[], bool]
+    on_step: Callable[[], None]
+    """Called in each step: what else evaluators and trainers do for each other."""
     work: Work
     """Who trains validates what it closed, who does not the newest final round. Evaluators publish it."""
     validated: int = 0
@@ -66,7 +68,8 @@ class Evaluator:
 
     def step(self) -> None:
         """Take over what others found; validate the final round that waits. Harmless at any time."""
-        self.validators.hear(self.net.validations())
+        self.on_step()
+        self.validators.hear(self.net.claims(Validation))
         for peer, said in self.validators.believed.items():
             self.context.log.validated_by(peer, said)
         if self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3:
@@ -104,4 +107,4 @@ class Evaluator:
         """Say it again before it ends. It lives as long as a lease: nobody is to rely on a node that is gone."""
         if self._published is not None:
             self._published_at = self.context.now()
-            self.net.put_validation(self._published, self.context.spec.pace.lease_s)
+            self.net.put_claim(self._published, self.context.spec.pace.lease_s)

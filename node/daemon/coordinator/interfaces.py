@@ -15,7 +15,7 @@ from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
-from atoll.protocols.ledger.registers import Lease, Validation
+from atoll.protocols.ledger.registers import Claim, ClaimKind, Lease
 from atoll.protocols.local.standing import Exclusion, VotesAgainst
 from atoll.protocols.local.worker_messages import Ask, Counted, EvaluateReply, Member, Slice, TrainProgress
 from atoll.protocols.run.run_spec import RunSpec
@@ -144,10 +144,10 @@ class BlobShelf(BlobSource, Protocol):
 class LeaseRegisters(Protocol):
     """The registers in which members announce their activity, and evaluators what they found."""
 
-    def put_validation(self, validation: Validation, ttl_s: float) -> None:
-        """Announce the validation loss of a final round."""
+    def put_claim(self, claim: Claim, ttl_s: float) -> None:
+        """Announce what this node found, or would have found."""
 
-    def validations(self) -> dict[PeerId, Validation]:
+    def claims(self, kind: type[ClaimKind]) -> dict[PeerId, ClaimKind]:
         """Return the live ones of others."""
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:

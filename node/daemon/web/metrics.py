@@ -67,6 +67,8 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
 COUNTERS: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_tokens", "That this node trained on.", lambda s: s.tokens),
     ("atoll_validated_rounds", "That this node validated.", lambda s: s.validated),
+    ("atoll_audits_made", "Measured here.", lambda s: s.standing.audits_made if s.standing else None),
+    ("atoll_audits_adopted", "Of evaluators.", lambda s: s.standing.audits_adopted if s.standing else None),
     ("atoll_worker_restarts", "Workers that died and came back.", lambda s: s.worker_restarts),
     ("atoll_network_restarts", "Network processes that died and came back.", lambda s: s.host_restarts),
     ("atoll_relay_bytes", "Relayed for others.", lambda s: s.relay.bytes_relayed if s.relay else None),

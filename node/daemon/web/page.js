@@ -143,11 +143,15 @@ function shares(now) {
   return whole ? (spent.steps_s / whole * 100).toFixed(1) + " %" : "–";
 }
 
+function auditsText(standing) {
+  return standing && standing.audits_made !== null ? standing.audits_adopted + " / " + standing.audits_made : "–";
+}
+
 function facts(now, goodput) {
   pairs("facts", [
     ["final round", now.final < 0 ? "–" : String(now.final)], ["goodput", goodput],
     ["training loss", exact(now.train_loss, 3)], ["validation, bits/byte", exact(now.val_bpb, 3) + (now.val_by ? " by " + called(now.val_by, now.names[now.val_by]) : "")], ["roles", now.roles.join(", ")],
-    ["validated rounds", String(now.validated)], ["served", short(now.blob_bytes_up, "B")], ["relayed", now.relay ? short(now.relay.bytes_relayed, "B") : "–"],
+    ["validated rounds", String(now.validated)], ["audits adopted / made", auditsText(now.standing)], ["served", short(now.blob_bytes_up, "B")], ["relayed", now.relay ? short(now.relay.bytes_relayed, "B") : "–"],
     ["tokens/s", short(now.tokens_per_s)], ["members", String(now.members)], ["connections", String(now.peers)],
     ["sent", short(now.bytes_up, "B")], ["received", short(now.bytes_down, "B")], ["payload", short(now.payload_bytes, "B")],
     ["device", now.device], ["counts", now.standing ? now.standing.why || "in full" : "–"], ["reachability", now.reachability], ["up for", span(now.uptime_s)],

@@ -42,12 +42,12 @@ def audit(
     spec: RunSpec,
     data: RunText,
     losses_of: WindowLosses,
-    view_C4096: Tensor,
+    theta_C4096: Tensor,
     rng: Generator,
     squares: Mapping[str, Tensor],
     sent: SentPayloads,
 ) -> AuditReply:
-    """Audit a contribution at the int32 view, on windows that `rng` draws. Raises DecodeError, CorruptFault.
+    """Audit a contribution at an int32 state, on windows that `rng` draws. Raises DecodeError, CorruptFault.
 
     `squares`: mean squared gradients of this member, by atom, as Adam has them; of matrices that Muon moves there
     are none. `sent`: the payloads that this member saw.
@@ -56,13 +56,15 @@ def audit(
     assert spec.audit
     sent.add(ask.round, *ask.sent)
     if sent.holds_like(ask.audited, ask.before):
-        return AuditReply(-MAX_EXCESS, time.monotonic() - began)
+        return AuditReply(-MAX_EXCESS, time.monotonic() - began, was_sent_before=True)
+    if not ask.measures:
+        return AuditReply(0, time.monotonic() - began)
     own_W = drawn(spec, data, ask, rng)
     other_W = compared(spec, data, ask, rng, own_W, sent)
     step_C4096 = whitened(difference(spec, ask), arena_of(spec.model), squares)
     found: list[NDArray[np.float64]] = []
     for sign in (1, -1):
-        moved_C4096 = moved(view_C4096, step_C4096, sign)
+        moved_C4096 = moved(theta_C4096, step_C4096, sign)
         found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, other_W])))))
     # The contribution is subtracted from the weights: what it improves is worse with the plus.
     gain_W = found[0] - found[1]
@@ -149,12 +151,12 @@ def whitened(step_C4096: Tensor, arena: Arena, squares: Mapping[str, Tensor]) ->
     return step_C4096.mul_(math.sqrt(before / after)) if after else step_C4096
 
 
-def moved(view_C4096: Tensor, step_C4096: Tensor, sign: int) -> Tensor:
-    """The view ± the step, a new int32 array; saturated, because nothing is folded with it."""
-    out = torch.empty_like(view_C4096)
+def moved(theta_C4096: Tensor, step_C4096: Tensor, sign: int) -> Tensor:
+    """The state ± the step, a new int32 array; saturated, because nothing is folded with it."""
+    out = torch.empty_like(theta_C4096)
     for start in range(0, len(out), SLAB_CHUNKS):
         rows = slice(start, start + SLAB_CHUNKS)
-        scaled = (step_C4096[rows].double() * 2.0**FRACTION_BITS).round_() * sign + view_C4096[rows]
+        scaled = (step_C4096[rows].double() * 2.0**FRACTION_BITS).round_() * sign + theta_C4096[rows]
         out[rows] = scaled.clamp_(_LOW, _HIGH).to(torch.int32)
     return out
 

@@ -17,6 +17,7 @@ from atoll.node.learning.data.dataset import Dataset, RunText
 from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.outer.fixed import clear, to_float
+from atoll.node.runs.presets import preset
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import weight_of
@@ -69,10 +70,21 @@ class AuditTrial(trial.Trial):
     """Honest members first. Idlers do no work, audits included."""
 
     def __init__(
-        self, seed: int, data: Dataset, dirichlet: float | None = None, *, class_W: Ints | None = None
+        self,
+        seed: int,
+        data: Dataset,
+        dirichlet: float | None = None,
+        *,
+        class_W: Ints | None = None,
+        muon: bool = False,
+        each: int = EACH,
     ) -> None:
+        """`muon`: the matrices are moved by Muon, as those of the preset `tiny` are. `each`: audits of a member in
+        a round."""
         idle = trial.MEMBERS - HONEST
-        super().__init__(trial.Case("mean", "free ride", idle, seed), data, audited_spec(seed))
+        super().__init__(
+            trial.Case("mean", "free ride", idle, seed), data, audited_spec(seed, muon=muon, each=each)
+        )
         self._text: RunText = data
         if dirichlet is not None:
             assert class_W is not None, "unlike members need classes"
@@ -161,8 +173,9 @@ class AuditTrial(trial.Trial):
         return torch.stack(found)
 
     def _audit_all(self, number: int, members: list[Named], paths: list[Path]) -> None:
+        assert self.spec.audit
         slots = {each.entry: slot for slot, each in enumerate(members)}
-        for auditor, drawn in audited_by(slots, EACH).items():
+        for auditor, drawn in audited_by(slots, self.spec.audit.per_round).items():
             if slots[auditor] < HONEST:
                 said = {
                     audited: self._audit(number, members, paths, slots[auditor], slots[audited])
@@ -181,6 +194,7 @@ class AuditTrial(trial.Trial):
         ask = AuditRequest(
             Round(number),
             tokens,
+            0,  # windows follow from `self._rng`
             member(slot),
             tuple(member(int(at)) for at in others),
             tuple(map(member, range(MEMBERS))),
@@ -218,15 +232,18 @@ def slot_of(author: str) -> int:
     return int(author.removeprefix("member "))
 
 
-def audited_spec(seed: int) -> RunSpec:
+def audited_spec(seed: int, *, muon: bool = False, each: int = EACH) -> RunSpec:
     """The spec of `trial` with longer rounds and audits of all windows and of three times as many others."""
     spec = trial.spec_of(trial.Case("mean", None, 0, seed))
     replace = msgspec.structs.replace
+    if muon:
+        tiny = preset("tiny", spec.owner, seed).inner
+        spec = replace(spec, inner=replace(spec.inner, optimizer="muon", muon_lr=tiny.muon_lr))
     made: RunSpec = replace(
         spec,
         inner=replace(spec.inner, total_steps=ROUNDS * STEPS, batch=BATCH),
         outer=replace(spec.outer, rounds=ROUNDS, stages=(Stage(0, STEPS),)),
-        audit=AuditSpec(windows=2 * BATCH * STEPS, each=EACH),
+        audit=AuditSpec(windows=2 * BATCH * STEPS, each=each),
     )
     made.check()
     return made

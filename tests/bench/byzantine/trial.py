@@ -16,6 +16,7 @@ from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.data.dataset import Dataset, WindowPlace, windows
 from atoll.node.learning.inner.evaluate import evaluate
+from atoll.node.learning.inner.muon import muon_step
 from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.decoder import Decoder, loss_of
@@ -28,6 +29,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.learning_rate import learning_rate
+from atoll.protocols.run.moments import is_orthogonalized
 from atoll.protocols.run.payload import VALUE_BITS
 from atoll.protocols.run.run_spec import RunSpec, Stage
 from atoll_bench.byzantine.adaptive import ALL, WORKING
@@ -77,13 +79,15 @@ def spec_of(case: Case) -> RunSpec:
 
 
 class Members:
-    """Members that train side by side as one batch: AdamW and its schedule as `inner.loop.Inner` has them."""
+    """Members that train side by side as one batch: optimizer and schedule as `inner.loop.Inner` has them."""
 
     def __init__(self, spec: RunSpec, count: int) -> None:
         self._spec, self.count = spec, count
         self.module = Decoder(spec.model)
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
         """AdamW's, `[M, …]`, by name."""
+        self.momenta: dict[str, Tensor] = {}
+        """Muon's, `[M, …]`, by name."""
         self._losses = vmap(grad(self._loss), in_dims=(0, 0))
 
     def train(self, theta: Mapping[str, Tensor], batches: Iterable[Tensor], first: int) -> dict[str, Tensor]:
@@ -110,6 +114,9 @@ class Members:
 
     def _update(self, name: str, value: Tensor, gradient: Tensor, rate: float, step: int) -> None:
         inner = self._spec.inner
+        if is_orthogonalized(inner.optimizer, name):
+            self._turn(name, value, gradient, rate * inner.muon_lr)
+            return
         if name not in self.moments:
             self.moments[name] = torch.zeros_like(value), torch.zeros_like(value)
         first, second = self.moments[name]
@@ -119,6 +126,19 @@ class Members:
             value.mul_(1 - rate * inner.weight_decay)
         below = (second / (1 - inner.beta2 ** (step + 1))).sqrt_().add_(inner.eps)
         value.addcdiv_(first, below, value=-rate / (1 - inner.beta1 ** (step + 1)))
+
+    def _turn(self, name: str, value: Tensor, gradient: Tensor, rate: float) -> None:
+        inner = self._spec.inner
+        momentum = self.momenta.setdefault(name, torch.zeros_like(value))
+        for at in range(self.count):
+            muon_step(
+                value[at],
+                momentum[at],
+                gradient[at],
+                rate=rate,
+                beta=inner.muon_momentum,
+                decay=inner.weight_decay,
+            )
 
     def _loss(self, values: dict[str, Tensor], window_BT1: Tensor) -> Tensor:
         logits_BTV = functional_call(self.module, values, (window_BT1[:, :-1],))

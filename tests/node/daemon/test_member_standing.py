@@ -21,7 +21,7 @@ def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tal
     return MemberStandings(
         me=me,
         finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally()),
-        auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}) if audits else None,
+        auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}, made=5, adopted=7) if audits else None,
         distrusted=lambda: distrusted or {},
         share_of=lambda peer: share if tally and tally.missing(peer) else 256,
     )

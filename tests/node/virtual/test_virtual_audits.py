@@ -36,17 +36,29 @@ class AuditedWorker(FakeWorker):
     idle: frozenset[str] = frozenset()
     folds = None
     """All folds of a node that some test looks at."""
+    measured = 0
+    """Audits with forward passes."""
+    lie = None
+    """What it finds instead, by the audited author; None: what there is."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.truth = {}
+        """What each audit finds that this node's daemon asked for."""
 
     async def _answer(self, ask):
         match ask:
-            case AuditRequest(number, _, audited, others, sent, before):
+            case AuditRequest(number, _, seed, audited, others, sent, before, measures):
                 assert {audited, *others} <= set(sent)
                 assert before <= number
                 assert audited.author != self.me
                 assert audited.entry not in {other.entry for other in others}
-                luck = random.Random(f"{self.me} {number}")
+                luck = random.Random(seed)
                 found = 0 if audited.author in self.idle else round(16 * luck.gauss(4, 1))
-                return AuditReply(max(-MAX_EXCESS, min(MAX_EXCESS, found)), 0.1)
+                self.truth[audited.entry] = max(-MAX_EXCESS, min(MAX_EXCESS, found))
+                self.measured += measures
+                said = self.truth[audited.entry] if self.lie is None else self.lie(audited.author)
+                return AuditReply(said if measures else 0, 0.1, self.final)
             case FoldRequest() | CheckRequest() | FinalizeRequest():
                 weighed = (
                     msgspec.structs.replace(each, entry=digest(each.entry, bytes([each.weight])))

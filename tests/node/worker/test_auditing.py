@@ -62,9 +62,9 @@ def trained(tmp_path_factory):
     return all_trained(tmp_path_factory)
 
 
-def audit(home, about, others, steps=STEPS):
+def audit(home, about, others, steps=STEPS, seed=SEED):
     tokens = steps * AUDITED.inner.batch * CONTEXT
-    reply = home.ask(AuditRequest(Round(0), tokens, about, tuple(others), (about, *others), Round(0)))
+    reply = home.ask(AuditRequest(Round(0), tokens, seed, about, tuple(others), (about, *others), Round(0)))
     assert isinstance(reply, AuditReply)
     assert reply.took_s > 0
     return reply.excess
@@ -72,11 +72,10 @@ def audit(home, about, others, steps=STEPS):
 
 def test_work_on_the_assigned_windows_stands_out_and_copied_work_does_not(trained):
     homes, (one, two, three) = trained
-    homes[2].session._audit_rng = np.random.default_rng(SEED)
-    honest = np.mean([audit(homes[2], one, [two, three]) for _ in range(3)])
+    honest = np.mean([audit(homes[2], one, [two, three], seed=seed) for seed in range(3)])
     # The same bytes under another name: the windows are those of the copier.
     copy = msgspec.structs.replace(one, author=PEERS[1])
-    copied = np.mean([audit(homes[2], copy, [two, three]) for _ in range(3)])
+    copied = np.mean([audit(homes[2], copy, [two, three], seed=seed) for seed in range(3)])
     assert honest > 16, "a deviation, of a first round with three members"
     assert copied < honest - 24
 
@@ -87,7 +86,7 @@ def test_a_payload_of_an_earlier_round_has_the_lowest_verdict(trained, monkeypat
     monkeypatch.setattr(session, "_sent", SentPayloads(session._sent._layout, np.random.default_rng(1)))
 
     def asked(number, about, others):
-        return AuditRequest(Round(number), STEPS, about, others, (about, *others), Round(number))
+        return AuditRequest(Round(number), STEPS, SEED, about, others, (about, *others), Round(number))
 
     assert homes[2].ask(asked(0, one, (two, three))).excess > -MAX_EXCESS
     again = msgspec.structs.replace(one, author=PEERS[1])
@@ -104,7 +103,7 @@ def test_of_two_contributions_that_are_alike_the_copy_improves_the_windows_of_th
 
     def windows_for(about):
         ask = AuditRequest(
-            Round(0), STEPS * spec.inner.batch * CONTEXT, about, (three,), (one, copy, three), Round(0)
+            Round(0), STEPS * spec.inner.batch * CONTEXT, SEED, about, (three,), (one, copy, three), Round(0)
         )
         return set(compared(spec, data, ask, rng, drawn(spec, data, ask, rng), seen))
 
@@ -112,7 +111,6 @@ def test_of_two_contributions_that_are_alike_the_copy_improves_the_windows_of_th
     assert windows_for(one) == set(turns[PEERS[1]])
     assert windows_for(copy) == set(turns[PEERS[0]])
     assert windows_for(three) != set(turns[PEERS[0]])
-    homes[2].session._audit_rng = np.random.default_rng(SEED)
     found = [audit(homes[2], about, [other, three]) for about, other in ((one, copy), (copy, one))]
     assert found[0] > 16
     assert found[1] < -16
@@ -160,7 +158,7 @@ def test_windows_are_those_that_a_member_trains_on(trained, monkeypatch):
         (1 << 47, 255, -(-509 * AUDITED.steps(3) * AUDITED.inner.batch // 128)),
         (1, 1, 1),
     ):
-        claim = AuditRequest(Round(3), tokens, Member(b"", PEERS[0], weight, b"", ""), (), (), Round(0))
+        claim = AuditRequest(Round(3), tokens, SEED, Member(b"", PEERS[0], weight, b"", ""), (), (), Round(0))
         assert claimed_windows(AUDITED, claim) == count
         found = drawn(AUDITED, data, claim, np.random.default_rng(1))
         assert len(set(found)) == min(count, AUDITED.audit.windows)
@@ -177,7 +175,7 @@ def test_what_the_others_sent_too_and_embeddings_are_left_out(trained):
     homes, (one, two, three) = trained
     arena = arena_of(AUDITED.model)
     like = torch.zeros((arena.chunks, 4096))
-    ask = AuditRequest(Round(0), STEPS, one, (two, three), (), Round(0))
+    ask = AuditRequest(Round(0), STEPS, SEED, one, (two, three), (), Round(0))
     values = [said(home.pending, like, AUDITED) for home in homes]
     expected = values[0] - (values[1] + values[2]) / 2
     found = difference(AUDITED, ask)
@@ -193,7 +191,7 @@ def test_what_the_others_sent_too_and_embeddings_are_left_out(trained):
 def test_a_step_is_divided_by_the_size_of_its_gradients_and_stays_as_long_in_losses(trained):
     homes, (one, two, three) = trained
     arena, session = arena_of(AUDITED.model), homes[0].session
-    plain = difference(AUDITED, AuditRequest(Round(0), STEPS, one, (two, three), (), Round(0)))
+    plain = difference(AUDITED, AuditRequest(Round(0), STEPS, SEED, one, (two, three), (), Round(0)))
     assert torch.equal(whitened(plain.clone(), arena, {}), plain), "a member without moments looks at it as it is"
     squares = session._learner.squared_gradients()
     size = bridge.gather(squares, arena).sqrt()
@@ -216,7 +214,7 @@ def test_members_whose_matrices_muon_moves_audit_too(tmp_path_factory):
     homes, (one, two, three) = all_trained(tmp_path_factory, msgspec.structs.replace(AUDITED, inner=inner))
     squares = homes[0].session._learner.squared_gradients()
     assert squares, "AdamW moves the rest"
-    plain = difference(AUDITED, AuditRequest(Round(0), STEPS, one, (two, three), (), Round(0)))
+    plain = difference(AUDITED, AuditRequest(Round(0), STEPS, SEED, one, (two, three), (), Round(0)))
     assert torch.equal(whitened(plain.clone(), arena_of(AUDITED.model), squares), plain)
     found = [audit(homes[1], about, others) for about, others in ((one, (two, three)), (three, (one, two)))]
     assert sum(found) > 0, found
@@ -227,7 +225,7 @@ def test_where_the_round_has_few_windows_random_ones_make_up_for_them(trained, m
     homes, (one, two, three) = trained
     seen, session = [], homes[0].session
     spec = msgspec.structs.replace(AUDITED, audit=AuditSpec(windows=windows))
-    ask = AuditRequest(Round(0), STEPS * AUDITED.inner.batch * CONTEXT, one, (two, three), (), Round(0))
+    ask = AuditRequest(Round(0), STEPS * AUDITED.inner.batch * CONTEXT, SEED, one, (two, three), (), Round(0))
 
     def losses_of(view, windows_WT1):
         seen.append(len(windows_WT1))

@@ -34,7 +34,7 @@ ADDRESSES = Addresses(("/ip4/192.0.2.1/tcp/4001", "/ip4/192.0.2.1/udp/4001/quic-
 def forged(value, **changes):
     """A register that is signed but was never checked."""
     draft = replace(Register(REGISTER_VERSION, RUN, AUTHOR.peer_id, 1, 2, 30.0, value, b""), **changes)
-    return codec.encode(replace(draft, signature=AUTHOR.sign("register/5", unsigned(draft))))
+    return codec.encode(replace(draft, signature=AUTHOR.sign("register/6", unsigned(draft))))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from atoll.node.daemon.audits.auditor import OTHERS, Auditor
+from atoll.node.daemon.audits.auditor import Auditor
+from atoll.node.daemon.audits.drawing import OTHERS, AuditDraw
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.errors import CorruptFault
 from atoll.protocols.ids import Round, digest
-from atoll.protocols.ledger.records import AuditedContribution, Verdict
+from atoll.protocols.ledger.audit_claims import AuditCall, AuditFindings
+from atoll.protocols.ledger.records import MAX_EXCESS, AuditedContribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply
 from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.worker.session_home import SPEC
@@ -51,7 +53,7 @@ class Rig:
             self.asked.append(request)
             if isinstance(self.answer, Exception):
                 raise self.answer
-            return self.answer
+            return self.answer(request) if callable(self.answer) else self.answer
 
         def find(names):
             members = ((name, *by_entry[name]) for name in names)
@@ -67,14 +69,23 @@ class Rig:
         self.prepare = prepare
         self.held, self.known = set(by_entry), set()
         self.number_of = {entry: number for entry, (_, number) in by_entry.items()}
+        contributions = SimpleNamespace(find=find, is_held=self.held.__contains__, later=self.later)
+        self.claims, self.put = {}, []
         self.auditor = Auditor(
             audits=spec.audit,
             context=SimpleNamespace(
                 spec=spec, me=me, now=lambda: 1.0,
                 log=SimpleNamespace(event=lambda name, **facts: self.events.append((name, facts))),
             ),
-            contributions=SimpleNamespace(find=find, is_held=self.held.__contains__, later=self.later),
-            blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
+            contributions=contributions,
+            draws=AuditDraw(
+                each=spec.audit.per_round,
+                contributions=contributions,
+                blobs=SimpleNamespace(blob_path=lambda blob: f"/blobs/{blob.hex()}"),
+            ),
+            net=SimpleNamespace(
+                put_claim=lambda claim, ttl_s: self.put.append(claim), claims=lambda kind: self.claims
+            ),
             queue=SimpleNamespace(
                 post=lambda event: event(), start_task=lambda work, name: self.tasks.append(work)
             ),
@@ -93,12 +104,15 @@ class Rig:
     def finish(self, *numbers):
         for number in numbers:
             self.auditor.on_set(Round(number), self.names(number), True)
-            for work in self.tasks:
-                try:
-                    work.send(None)
-                except StopIteration:
-                    continue
-            self.tasks.clear()
+            self.auditor.on_applied(Round(number))
+            self.run()
+
+    def run(self):
+        while self.tasks:
+            try:
+                self.tasks.pop(0).send(None)
+            except StopIteration:
+                continue
 
     def weight_of(self, author, number):
         (entry,) = (each.entry for each in self.sets[number] if each.author == author)
@@ -264,3 +278,121 @@ def test_all_payloads_of_a_set_that_are_here_are_remembered():
     (ask,) = rig.asked
     assert {each.entry for each in ask.sent} == {*rig.names(0)} - {gone}
     assert len(ask.others) == OTHERS
+
+
+class Beside(Rig):
+    """An auditor beside an evaluator that is believed and found nothing about round TRUSTED yet."""
+
+    def __init__(self, **more):
+        super().__init__(answer=lambda request: AuditReply(40, 0.5, request.round), **more)
+        self.auditor.may_adopt = True
+        self.find()
+        for number in range(TRUSTED):
+            self.finish(number)
+            self.find(40)
+        assert self.auditor.adoption.believed == [EVALUATOR]
+        self.asked.clear()
+
+    def find(self, *excess):
+        """The evaluator finds this in all audits that it was called for."""
+        found = ((key, one) for key in self.auditor.adoption._called for one in excess)
+        self.claims = {EVALUATOR: AuditFindings(tuple(found))}
+        self.auditor.step()
+        self.run()
+
+    def measured(self):
+        """Rounds and authors of the audits with forward passes of this node."""
+        return [(ask.round, ask.audited.author) for ask in self.asked if ask.measures]
+
+
+EVALUATOR, TRUSTED = "evaluator", 12
+
+
+def test_one_in_four_audits_is_measured_beside_an_evaluator_that_is_believed():
+    rig, each = Beside(spec=msgspec.structs.replace(SPEC, audit=AuditSpec(each=3))), 3
+    before = rig.auditor.made, rig.auditor.adopted
+    for number in range(TRUSTED, ROUNDS):
+        rig.finish(number)
+        rig.find(40)
+    made, adopted = rig.auditor.made - before[0], rig.auditor.adopted - before[1]
+    assert made + adopted == each * (ROUNDS - TRUSTED)
+    checked = [author for _, author in rig.measured() if author != IDLE]
+    assert 0.1 < len(checked) / (len(checked) + adopted) < 0.4
+    assert [author for _, author in rig.measured() if author == IDLE], "nobody is believed about it"
+    assert made == len(rig.measured())
+    calls = [claim for claim in rig.put if isinstance(claim, AuditCall)]
+    assert [call.round for call in calls] == list(range(ROUNDS))
+    assert len({call.seed for call in calls}) == ROUNDS
+
+
+def test_without_an_evaluator_no_seed_is_published():
+    rig = Rig()
+    rig.auditor.may_adopt = True
+    rig.finish(*range(4))
+    rig.auditor.step()
+    assert rig.put == []
+    assert rig.auditor.made == 4
+
+
+def test_what_an_evaluator_does_not_find_the_trainer_measures_a_round_later():
+    rig = Beside()
+    for number in range(TRUSTED, ROUNDS):
+        rig.finish(number)
+        rig.auditor.step()
+    assert [number for number, _ in rig.measured()] == list(range(TRUSTED, ROUNDS))
+    late = [ask.round for ask in rig.asked if not ask.measures]
+    assert len(late) == 1, "it is not waited for again"
+
+
+def test_a_low_finding_is_measured_and_not_adopted():
+    rig = Beside()
+    adopted = rig.auditor.adopted
+    number = TRUSTED
+    while not rig.auditor._awaited:
+        rig.finish(number)
+        number += 1
+    rig.asked.clear()
+    rig.find(-MAX_EXCESS)
+    assert rig.measured()
+    assert rig.auditor.adopted == adopted
+    assert {verdict.excess for verdict in rig.auditor.verdicts()} == {40}
+    assert list(rig.auditor.adoption.liars) == [EVALUATOR], "what was measured shows that it lied"
+
+
+def test_what_was_adopted_from_a_liar_is_measured_again():
+    rig = Beside()
+    number = TRUSTED
+    while not rig.auditor._awaited:
+        rig.finish(number)
+        number += 1
+    rig.find(60)
+    assert 60 in {verdict.excess for verdict in rig.auditor.verdicts()}
+    rig.auditor.adoption.liars[EVALUATOR] = None
+    rig.auditor.step()
+    rig.run()
+    assert {verdict.excess for verdict in rig.auditor.verdicts()} == {40}
+
+
+def test_measurements_at_another_state_are_not_compared():
+    rig = Rig(answer=AuditReply(40, 0.5, 999))
+    rig.auditor.may_adopt = True
+    for number in range(4):
+        rig.claims = {EVALUATOR: AuditFindings(tuple((key, -90) for key in rig.auditor.adoption._called))}
+        rig.auditor.step()
+        rig.finish(number)
+    assert rig.auditor.made == 4
+    assert not rig.auditor.adoption.liars
+
+
+def test_a_payload_that_was_sent_before_is_found_without_an_evaluator():
+    rig = Beside()
+    rig.answer = lambda request: AuditReply(-MAX_EXCESS, 0.1, request.round, True)
+    number, made = TRUSTED, rig.auditor.made
+    while not any(not ask.measures for ask in rig.asked):
+        rig.finish(number)
+        number += 1
+    rig.find(40)
+    assert rig.auditor.made == made, "no forward passes"
+    assert -MAX_EXCESS in {verdict.excess for verdict in rig.auditor.verdicts()}
+    assert not rig.auditor._awaited
+    assert not rig.auditor.adoption.liars

@@ -72,7 +72,8 @@ def test_what_is_found_on_own_data_is_told_nobody(privacy, told):
     said = []
     evaluator = Evaluator(
         context=SimpleNamespace(spec=replace(SPEC, privacy=privacy), now=lambda: 1.0),
-        net=SimpleNamespace(put_validation=lambda found, lives_s: said.append(found)),
+        net=SimpleNamespace(put_claim=lambda found, lives_s: said.append(found)),
+        on_step=lambda: None,
         worker=SimpleNamespace(is_ready=True),
         start_task=lambda work, name: None,
         is_newest=lambda number: True,

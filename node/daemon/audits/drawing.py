@@ -1,0 +1,89 @@
+"""Which audits of a final set fall to a member, as requests to a worker.
+
+All of a request follows from the set, the member and a seed, so an evaluator makes the same audit as the member.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
+from atoll.node.daemon.coordinator.interfaces import BlobSource
+from atoll.protocols.audits.standing import audited_by
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.audit_claims import audit_key, audit_seed
+from atoll.protocols.local.contribution_forms import member_of
+from atoll.protocols.local.worker_messages import AuditRequest, Member
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.moments import is_orthogonalized
+from atoll.protocols.run.run_spec import RunSpec
+
+OTHERS = 8
+"""Most other contributions of the round whose mean an audit leaves out."""
+
+
+def is_repeatable(spec: RunSpec) -> bool:
+    """Whether a node that does not train measures in an audit what a trainer does.
+
+    A trainer divides by the gradients' sizes, as its own Adam has them. Without them the same windows showed 1.7
+    deviations instead of 2.2, and single verdicts differed by up to 2.4. Muon has no sizes, so nobody divides.
+    """
+    matrices = (
+        place.name
+        for place in arena_of(spec.model).placements
+        if len(place.shape) == 2 and place.name.startswith("model.layers.")
+    )
+    return all(is_orthogonalized(spec.inner.optimizer, name) for name in matrices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditDraw:
+    """Draws audits of the contributions that are known here."""
+
+    each: int
+    """Contributions of a round that each of its authors audits."""
+    contributions: ContributionIndex
+    blobs: BlobSource
+
+    def is_whole(self, names: tuple[Digest, ...]) -> bool:
+        """Return whether all payloads of a set are here: another node with all of them draws the same."""
+        return all(map(self.contributions.is_held, names))
+
+    def draw(
+        self,
+        number: Round,
+        names: tuple[Digest, ...],
+        member: PeerId,
+        seed: Digest,
+        before: Callable[[Digest], Round] = lambda entry: Round(0),
+    ) -> dict[bytes, AuditRequest]:
+        """The audits that fall to a member of a set, by key; none if it did not contribute, or if all is missing.
+
+        `before`: rounds below it were final here when a contribution came. By default no payload was sent before.
+        """
+        found = {entry: (author, record) for entry, author, record in self.contributions.find(names)}
+        own = next((entry for entry, (author, _) in found.items() if author == member), None)
+        held = [entry for entry in found if self.contributions.is_held(entry)]
+        if own is None or len(held) < 2:
+            return {}
+
+        def named(entry: Digest) -> Member:
+            author, record = found[entry]
+            return member_of(entry, author, record.weight, record, self.blobs.blob_path(record.payload))
+
+        requests = {}
+        for drawn in audited_by(found, self.each).get(own, ()):
+            others = sorted(entry for entry in held if entry != drawn)
+            chance = audit_seed(seed, drawn)
+            chosen = random.Random(chance).sample(others, min(OTHERS, len(others)))
+            if drawn in held:
+                requests[audit_key(seed, drawn)] = AuditRequest(
+                    round=number,
+                    tokens=found[drawn][1].tokens,
+                    seed=chance,
+                    audited=named(drawn),
+                    others=tuple(map(named, chosen)),
+                    sent=tuple(map(named, held)),
+                    before=before(drawn),
+                )
+        return requests

@@ -1,0 +1,120 @@
+"""Builds what gives contributions their weights, and audits them."""
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from atoll.node.config.roles import Work
+from atoll.node.daemon.audits.auditor import Auditor
+from atoll.node.daemon.audits.drawing import AuditDraw, is_repeatable
+from atoll.node.daemon.audits.for_others import AuditsForOthers
+from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
+from atoll.node.daemon.certificates.summary import Summary
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
+from atoll.node.daemon.coordinator.interfaces import Network, RunContext
+from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
+from atoll.protocols.data.shard_order import Turn
+from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.ledger.probation import Tally
+
+Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
+OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
+
+
+def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:
+    """The weights that contributions claim: those of a run without audits."""
+    return {entry: record.weight for entry, _, record in found}
+
+
+@dataclass(slots=True)
+class Weighing:
+    """The parts that weigh, and those that must learn of sets for it."""
+
+    auditor: Auditor | None = None
+    """None in a run without audits."""
+    for_others: AuditsForOthers | None = None
+    """On an evaluator in a run whose audits it can make."""
+    weigh: Weigh = _claimed
+    """Returns the weight of each contribution of a set."""
+    share_of: Callable[[PeerId], int] = lambda peer: 256
+    """Returns 256ths of its weight that the work of a member has that may be on probation."""
+    learners: list[OnSet] = field(default_factory=list)
+
+    def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
+        """The view has this set of a round, or it is final."""
+        for learn in self.learners:
+            learn(number, names, is_final)
+
+    def on_applied(self, number: Round) -> None:
+        """Θ_final is that after this round."""
+        if self.for_others:
+            self.for_others.on_applied(number)
+        elif self.auditor:
+            self.auditor.on_applied(number)
+
+    def step(self) -> None:
+        """Perform what is due at this time."""
+        if self.for_others:
+            self.for_others.step()
+        elif self.auditor:
+            self.auditor.step()
+
+
+def build_weighing(
+    *,
+    context: RunContext,
+    net: Network,
+    queue: EventQueue,
+    machines: Machines,
+    worker: WorkerClient,
+    contributions: ContributionIndex,
+    prepare: Callable[[Turn], Awaitable[None]],
+    rng: random.Random,
+    work: Work,
+    summary: Summary | None,
+) -> Weighing:
+    """Return the parts of one node. `prepare` fetches what a member's turn read; `summary`: of old records."""
+    made = Weighing()
+    if audits := context.spec.audit:
+        draws = AuditDraw(each=audits.per_round, contributions=contributions, blobs=net)
+        made.auditor = Auditor(
+            audits=audits,
+            context=context,
+            contributions=contributions,
+            draws=draws,
+            net=net,
+            queue=queue,
+            machines=machines,
+            worker=worker,
+            rng=rng,
+            prepare=prepare,
+            may_adopt=work.trains and is_repeatable(context.spec),
+        )
+        made.weigh, made.learners = made.auditor.weigh, [made.auditor.on_set]
+        if work.evaluates and not work.trains and is_repeatable(context.spec):
+            made.for_others = AuditsForOthers(
+                context=context,
+                net=net,
+                draws=draws,
+                worker=worker,
+                prepare=prepare,
+                start_task=queue.start_task,
+                is_paused=lambda: bool(machines.round.resting or machines.round.held),
+            )
+            made.learners.append(made.for_others.on_set)
+    pace = context.spec.pace
+    if pace.probation_256:
+        newcomers = NewcomerWeights(
+            share_256=pace.probation_256,
+            tally=summary.work if summary else Tally(context.spec.probation),
+            final=summary.round if summary else -1,
+            context=context,
+            contributions=contributions,
+            queue=queue,
+            machines=machines,
+            claimed=made.weigh,
+        )
+        made.weigh, made.share_of = newcomers.weigh, newcomers.share_of
+        made.learners.append(newcomers.on_set)
+    return made
