@@ -65,6 +65,10 @@ def save_shard(
             f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
             hint="export the weights: atoll model export",
         )
+    if spec.compress.sizes:
+        raise ConfigError(
+            "shards have no place for the table of compress.sizes", hint="export the weights: atoll model export"
+        )
     if is_scalar(spec):
         raise ConfigError(
             "a run with inner.optimizer spsa has no moments to save beside its weights",

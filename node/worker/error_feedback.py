@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.checkpoint.local import LocalBody, PastPayload
-from atoll.node.learning.compress.codecs import Codec, Encoder, codec_of
+from atoll.node.learning.compress.codecs import Codec, Encoder
 from atoll.node.learning.compress.feedback.choice import feedback_rule_of
 from atoll.node.learning.compress.feedback.memory import Memory, load_rows
 from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.outer.fixed import padding_of
 from atoll.node.worker.encoding.slab_encoder import SlabEncoder
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
+from atoll.node.worker.sizes.codec import SizedCodec, codec_of_round
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest
@@ -25,6 +27,7 @@ from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
+from atoll.protocols.run.sized_payload import SizedLayout
 
 _PAYLOAD = ".payload"
 LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
@@ -77,24 +80,33 @@ class ErrorFeedback:
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
-    def encode(self, number: int, weights: LocalWeights) -> bytearray:
+    def encode(self, number: int, weights: LocalWeights, k_T: tuple[int, ...] = ()) -> bytearray:
         """Payload of β·e + (A − L) on what of the round is trained here, which is in flight from now on.
+
+        `k_T`: k of each tensor in a run with `compress.sizes`; empty: `compress.k`.
 
         What the payload could not hold stays in e; other rows of e are not touched. A rule of the error feedback
         sends and keeps other sums. Raises Divergence for weights that are NaN or from 2⁶⁴ on; nothing has changed.
         """
-        cover, layout = cover_of(self._spec, number, weights.experts), self.layout(number, weights.experts)
+        cover = cover_of(self._spec, number, weights.experts)
+        codec = self._codec_of(number)
+        layout: Layout | SizedLayout
+        if isinstance(codec, SizedCodec):
+            layout = msgspec.structs.replace(codec.sizes, chosen_T=k_T)
+        else:
+            layout = codec.layout(size_of(cover))
         payload = self._slab_encoder.encode(number, weights, cover, layout, self.residual_C4096)
         weights.sent = number
         weights.sent_experts = weights.experts
         return payload
 
     def layout(self, number: int, experts: bytes) -> Layout:
-        """Layout of a payload of this round that covers these experts; empty: all."""
-        return self._codec_of(number).layout(size_of(cover_of(self._spec, number, experts)))
+        """Layout of a payload of this round that covers these experts; empty: all. Of one k for all tensors."""
+        compress, cover = self._spec.compress, cover_of(self._spec, number, experts)
+        return Layout(compress.codec, size_of(cover), compress.k_of(number))
 
-    def _codec_of(self, number: int) -> Codec:
-        return codec_of(self._spec.compress.codec, self._spec.compress.k_of(number))
+    def _codec_of(self, number: int) -> Codec | SizedCodec:
+        return codec_of_round(self._spec, number)
 
     def path_of(self, blob: Digest) -> Path:
         """Path of a payload of ours until its round is final."""

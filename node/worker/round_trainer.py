@@ -17,6 +17,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.privacy.uses import PrivacyAccount
 from atoll.node.worker.schedule.time_account import TimeAccount
+from atoll.node.worker.sizes.table import k_in_state
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.data.shard_order import Turn
@@ -150,7 +151,8 @@ class RoundTrainer:
     def _encoded(self, number: Round) -> bytearray:
         if self.scalars is not None:
             return self.scalars.payload(self.feedback.layout(number, self.learner.experts))
-        return self.feedback.encode(number, self.learner.weights)
+        k_T = k_in_state(self.spec, self.fold.final_state_S4096) if self.spec.compress.sizes else ()
+        return self.feedback.encode(number, self.learner.weights, k_T)
 
     def _now_s(self) -> float:
         """Seconds of a clock that stands still in audits and evaluations: they say nothing of a round's speed."""
