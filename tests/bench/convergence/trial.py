@@ -26,6 +26,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.node.worker.set_update import SetUpdate
+from atoll.node.worker.sizes.table import k_in_state
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.local.worker_messages import Member
@@ -168,7 +169,9 @@ class _Rounds:
             self._sent_exactly[str(path)] = weights.anchor_C4096 - local_C4096
             size_bytes = 4 * self._task.spec.model.parameters
         else:
-            payload = self._feedback[slot].encode(number, weights)
+            spec = self._task.spec
+            k_T = k_in_state(spec, self.fold.final_state_S4096) if spec.compress.sizes else ()
+            payload = self._feedback[slot].encode(number, weights, k_T)
             path.write_bytes(payload)
             size_bytes = len(payload)
         name = digest(bytes([slot]))
