@@ -1,6 +1,6 @@
 """Which k each tensor has: L-GreCo's dynamic program, in whole numbers, so that all machines choose the same.
 
-Source: L-GreCo, arXiv 2210.17357: the fewest bytes under the error of the uniform choice, on a grid of errors. Here
+Source: L-GreCo, arXiv 2210.17357: the fewest bytes under the error of the uniform choice, on a grid. Here
 the errors are the lower median of what the members of a round measured, so half of them must lie to move it. What
 they can move is which tensors have the bytes: the sum is never above that of `compress.k` everywhere.
 """
