@@ -1,7 +1,7 @@
 """Payloads with a k for each tensor are checked, folded, and given back: tensor by tensor, by the codec of one k.
 
 Members of a round may have another k in a tensor: one of them began the round before the newest table. Then the
-tensor is folded by the definition of the outer step, which has the bits of the compiled fold.
+tensor is folded from decoded values (`mixed_fold`), with the same bits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,8 @@ from torch import Tensor
 from atoll.node.learning.compress import folding
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep, Payload
+from atoll.node.learning.compress.mixed_fold import fold_mixed
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
-from atoll.node.learning.outer.fixed import plus
-from atoll.node.learning.outer.mean import outer_update
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sized_payload import CODEC, Head, SizedLayout, part_layout, read_head, sized_layout
 
@@ -54,10 +53,9 @@ class SizedCodec:
                     out[rows], theta_S4096[rows], weights, data, whole, layout, step, threads=threads
                 )
             else:
+                out[rows] = theta_S4096[rows]
                 tables = [folding.decode(part, part_layout(chunks, k)) for k, part in parts]
-                named = [(w, *table) for w, table in zip(weights, tables, strict=True)]
-                update = outer_update(named, chunks, step.alpha_256, step.floor_256)
-                out[rows] = plus(theta_S4096[rows], update)
+                fold_mixed(out[rows], weights, tables, step)
         behind = sum(self.sizes.chunks_T)
         out[behind:] = theta_S4096[behind:]
         return out

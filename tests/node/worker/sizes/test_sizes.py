@@ -18,13 +18,13 @@ from atoll.node.worker.sizes.codec import SizedCodec
 from atoll.node.worker.sizes.payload import SizedPayload, error_of, log_of
 from atoll.node.worker.sizes.table import k_in_state
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.ids import PeerId, digest
-from atoll.protocols.local.worker_messages import Member
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, Member, SnapshotRequest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.sizes import SizesSpec
 from atoll.protocols.run.sized_payload import part_bytes, part_layout, read_head, sized_layout, tensors_of
-from tests.node.worker.session_home import SPEC
+from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 
 torch.set_num_threads(1)
 SIZES = SizesSpec(goal="bytes", every=2, ks=(16, 64, 256))
@@ -221,6 +221,20 @@ def test_one_member_that_lies_does_not_move_the_table(tmp_path, lie):
     wanted = table_of(spec, honest)
     assert len(set(wanted)) > 1
     assert table_of(spec, [*honest, sender.member(bytes(data), "liar")]) == wanted
+
+
+def test_a_late_joiner_has_the_table_from_a_snapshot_and_sends_by_it(tmp_path):
+    spec = spec_of(every=4)
+    home, late = (Home(tmp_path / name, peer, spec) for name, peer in (("home", ME), ("late", OTHER)))
+    home.ask(FinalizeRequest(Round(0), (member(home.train(0).pending),)))
+    k_T = k_in_state(spec, home.session._fold.final_state_S4096)
+    assert len(set(k_T)) > 1
+    reply = home.ask(SnapshotRequest(str(tmp_path / "snapshot")))
+    late.ask(AdoptRequest(reply.round, reply.path, reply.state, ()))
+    sent = Path(late.train(1).pending.path).read_bytes()
+    assert read_head(sent, sized_layout(spec, 1)).k_T == k_T
+    home.restart()
+    assert k_in_state(spec, home.session._fold.final_state_S4096) == k_T
 
 
 @pytest.mark.parametrize("goal", ["bytes", "error"])
