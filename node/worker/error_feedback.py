@@ -67,6 +67,8 @@ class ErrorFeedback:
         self._keeps = not is_scalar(spec)
         """Whether what was not sent, or missed its final set, is kept. Scalars say all, and are lost then."""
         self.residual_C4096 = untouched_zeros(arena.chunks if self._keeps else 0, encoder.device)
+        self.chosen_T: tuple[int, ...] = ()
+        """k of each tensor in the next payload of a run with `compress.sizes`; empty: `compress.k`."""
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
         """The newest payloads of final rounds."""
@@ -80,10 +82,8 @@ class ErrorFeedback:
         with disk(spool):
             spool.mkdir(parents=True, exist_ok=True)
 
-    def encode(self, number: int, weights: LocalWeights, k_T: tuple[int, ...] = ()) -> bytearray:
+    def encode(self, number: int, weights: LocalWeights) -> bytearray:
         """Payload of β·e + (A − L) on what of the round is trained here, which is in flight from now on.
-
-        `k_T`: k of each tensor in a run with `compress.sizes`; empty: `compress.k`.
 
         What the payload could not hold stays in e; other rows of e are not touched. A rule of the error feedback
         sends and keeps other sums. Raises Divergence for weights that are NaN or from 2⁶⁴ on; nothing has changed.
@@ -92,7 +92,7 @@ class ErrorFeedback:
         codec = self._codec_of(number)
         layout: Layout | SizedLayout
         if isinstance(codec, SizedCodec):
-            layout = msgspec.structs.replace(codec.sizes, chosen_T=k_T)
+            layout = msgspec.structs.replace(codec.sizes, chosen_T=self.chosen_T)
         else:
             layout = codec.layout(size_of(cover))
         payload = self._slab_encoder.encode(number, weights, cover, layout, self.residual_C4096)

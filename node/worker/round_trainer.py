@@ -151,8 +151,9 @@ class RoundTrainer:
     def _encoded(self, number: Round) -> bytearray:
         if self.scalars is not None:
             return self.scalars.payload(self.feedback.layout(number, self.learner.experts))
-        k_T = k_in_state(self.spec, self.fold.final_state_S4096) if self.spec.compress.sizes else ()
-        return self.feedback.encode(number, self.learner.weights, k_T)
+        if self.spec.compress.sizes:
+            self.feedback.chosen_T = k_in_state(self.spec, self.fold.final_state_S4096)
+        return self.feedback.encode(number, self.learner.weights)
 
     def _now_s(self) -> float:
         """Seconds of a clock that stands still in audits and evaluations: they say nothing of a round's speed."""

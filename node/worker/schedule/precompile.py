@@ -13,11 +13,11 @@ import torch
 
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
-from atoll.node.learning.compress.mixed_fold import fold_mixed
 from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.edit import shorten_step
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
+from atoll.node.learning.outer.mixed_fold import fold_mixed
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.learning.zeroth_order.directions import WALSH, perturb
 from atoll.node.learning.zeroth_order.scalar_fold import ScalarStep, apply_scalars, write_scalars
@@ -65,7 +65,7 @@ def parts(codec: Codec, *, judges: bool, mixes: bool = False, rules: tuple[Step,
         shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
         yield "aggregation"
     if mixes:
-        fold_mixed(nothing, [1], [decode(payload, codec.layout(1))], OuterStep(256, 0))
+        fold_mixed(nothing, [(1, *decode(payload, codec.layout(1)))], 256, 0)
         yield "fold of another k"
     yield from _rule_parts(rules)
     codec.give_back(residual, payload)

@@ -12,8 +12,8 @@ from torch import Tensor
 from atoll.node.learning.compress import folding
 from atoll.node.learning.compress.codecs import Codec, codec_of
 from atoll.node.learning.compress.folding import OuterStep, Payload
-from atoll.node.learning.compress.mixed_fold import fold_mixed
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
+from atoll.node.learning.outer.mixed_fold import fold_mixed
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sized_payload import CODEC, Head, SizedLayout, part_layout, read_head, sized_layout
 
@@ -55,7 +55,8 @@ class SizedCodec:
             else:
                 out[rows] = theta_S4096[rows]
                 tables = [folding.decode(part, part_layout(chunks, k)) for k, part in parts]
-                fold_mixed(out[rows], weights, tables, step)
+                named = [(weight, *table) for weight, table in zip(weights, tables, strict=True)]
+                fold_mixed(out[rows], named, step.alpha_256, step.floor_256)
         behind = sum(self.sizes.chunks_T)
         out[behind:] = theta_S4096[behind:]
         return out

@@ -169,9 +169,9 @@ class _Rounds:
             self._sent_exactly[str(path)] = weights.anchor_C4096 - local_C4096
             size_bytes = 4 * self._task.spec.model.parameters
         else:
-            spec = self._task.spec
-            k_T = k_in_state(spec, self.fold.final_state_S4096) if spec.compress.sizes else ()
-            payload = self._feedback[slot].encode(number, weights, k_T)
+            if self._task.spec.compress.sizes:
+                self._feedback[slot].chosen_T = k_in_state(self._task.spec, self.fold.final_state_S4096)
+            payload = self._feedback[slot].encode(number, weights)
             path.write_bytes(payload)
             size_bytes = len(payload)
         name = digest(bytes([slot]))

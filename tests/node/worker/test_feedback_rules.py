@@ -154,9 +154,9 @@ def given_of(home):
     weights, kept = home.session._learner.weights, {}
     encode = home.session._feedback.encode
 
-    def listen(number, own, k_T):
+    def listen(number, own):
         kept["delta"] = given(0, weights, home.session._feedback.residual_C4096, home.spec)
-        return encode(number, own, k_T)
+        return encode(number, own)
 
     home.session._feedback.encode = listen
     home.train(0)

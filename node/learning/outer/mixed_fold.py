@@ -10,20 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.node.learning.compress.folding import OuterStep, Tables
 from atoll.node.learning.kernels.compiled import Ints, Ints32, compiled
+from atoll.node.learning.outer.mean import Weighted
 from atoll.protocols.errors import MODEL_LOST, Divergence
 from atoll.protocols.run.arena import CHUNK
 
 
-def fold_mixed(out_N4096: Tensor, weights: Sequence[int], tables: Sequence[Tables], step: OuterStep) -> None:
+def fold_mixed(out_N4096: Tensor, members: Sequence[Weighted], alpha_256: int, floor_256: int) -> None:
     """Add U to θ, int32, in place. Raises Divergence where a weight leaves ±128; rows are then undefined."""
-    index = torch.cat([table.index_Ck for table in tables], 1).numpy()
-    moved = torch.cat([table.q_Ck * weight for weight, table in zip(weights, tables, strict=True)], 1).numpy()
-    weight_K = np.repeat(np.array(weights, np.int64), [table.index_Ck.shape[1] for table in tables])
-    least = max(1, -(-step.floor_256 * sum(weights) // 256))
+    index = torch.cat([places for _, places, _ in members], 1).numpy()
+    moved = torch.cat([q * weight for weight, _, q in members], 1).numpy()
+    weight = np.repeat(*np.array([(weight, q.shape[1]) for weight, _, q in members], np.int64).T)
+    # Of the whole set: the floor is a share of all weight, wherever it was sent.
+    least = max(1, -(-floor_256 * sum(each for each, _, _ in members) // 256))
     sums = np.zeros((2, CHUNK), np.int64)
-    if not _add_means(out_N4096.numpy(), index, moved, weight_K, (step.alpha_256, least), sums):
+    if not _add_means(out_N4096.numpy(), index, moved, weight, (alpha_256, least), sums):
         raise Divergence("a weight left its range of -128 … 128", hint=MODEL_LOST)
 
 
