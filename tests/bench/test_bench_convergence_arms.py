@@ -165,7 +165,7 @@ METHOD_OF = {
     "nesterov-muon": "muloco",
     "blend": "streaming",
     "isotropic": "isoloco",
-    **{name: name for name in ("average", "slowmo", "edit", "co2", "econtrol", "dgc")},
+    **{name: name for name in ("average", "slowmo", "edit", "co2", "econtrol", "dgc", "lgreco")},
 }
 """By name of the bench, the one of `run new --method`."""
 DENSE_BYTES = {"nesterov", "average", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"}
