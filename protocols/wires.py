@@ -39,6 +39,8 @@ REGISTER = Wire("register", newest=6, oldest=6)
 it has loss and pace. 2: validations. None of 5 to 1 was released."""
 PAYLOAD = Wire("payload", newest=1, oldest=1)
 """Format of pseudo-gradient payloads. 1: first."""
+SIZED_PAYLOAD = Wire("sized-payload", newest=1, oldest=1)
+"""Format of what lies around the parts of a payload with a k for each tensor. 1: first."""
 REDUCTION = Wire("reduction", newest=3, oldest=3)
 """Rows of payloads, openings of reductions, proofs of faults. 3: `planned`. 2: neighbours open together.
 None of 2 and 1 was released."""

@@ -32,6 +32,7 @@ METHODS = {
     f" outer.momentum_256=255 outer.floor_256=256 pace.least_256=256 {_UNREDUCED}",
     "dgc": f"{_SPARSE} compress.feedback_rule=dgc compress.feedback=1 compress.warmup=[[4,1024],[8,256]]"
     f" outer.alpha_256=26 {_UNREDUCED}",
+    "lgreco": f'{_SPARSE} compress.feedback=0.95 compress.sizes={{"goal":"bytes"}} {_UNREDUCED}',
 }
 """By name, what makes a run of any preset the published method."""
 

@@ -33,6 +33,7 @@ from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.run.arena import arena_of, state_arena_of
 from atoll.protocols.run.model_spec import ModelSpec, atoms
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, DataSpec, RunSpec
+from atoll.protocols.run.sized_payload import table_numbers
 
 STATE = "state"
 """Folder of the worker's saved generations, below the run's."""
@@ -108,7 +109,8 @@ def chosen_weights(spec: RunSpec, run_folder: Path, snapshot: Path | None, *, av
         return saved_weights(spec, run_folder, average=average)
     if average:
         raise ConfigError("--average is kept beside the newest state", hint="drop --average or --snapshot")
-    return read_own_snapshot(snapshot, state_arena_of(spec.model, spec.outer.momenta), state_digest)
+    arena = state_arena_of(spec.model, spec.outer.momenta, table_numbers(spec))
+    return read_own_snapshot(snapshot, arena, state_digest)
 
 
 def tokenizer_json(data: DataSpec, path: str, blobs: Path) -> str:

@@ -60,9 +60,10 @@ def save_shard(
     CorruptFault, DiskFault, LocalFault while the node runs; then nothing of this node is there.
     """
     spec = open_run(run_file)
-    if spec.outer.momenta:
+    if spec.outer.momenta or spec.compress.sizes:
+        what = f"the momentum of outer.rule {spec.outer.rule}" if spec.outer.momenta else "compress.sizes"
         raise ConfigError(
-            f"shards have no place for the momentum of outer.rule {spec.outer.rule}",
+            f"shards have no place for {what}",
             hint="export the weights: atoll model export",
         )
     if is_scalar(spec):

@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import TEMPORARY, map_file, write_file
 from atoll.node.checkpoint.local import LocalBody, PastPayload
-from atoll.node.learning.compress.codecs import Codec, Encoder, codec_of
+from atoll.node.learning.compress.codecs import Codec, Encoder
 from atoll.node.learning.compress.feedback.choice import feedback_rule_of
 from atoll.node.learning.compress.feedback.memory import Memory, load_rows
 from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.outer.fixed import padding_of
 from atoll.node.worker.encoding.slab_encoder import SlabEncoder
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
+from atoll.node.worker.sizes.codec import SizedCodec, codec_of_round
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest
@@ -25,6 +27,7 @@ from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
+from atoll.protocols.run.sized_payload import SizedLayout
 
 _PAYLOAD = ".payload"
 LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
@@ -64,6 +67,8 @@ class ErrorFeedback:
         self._keeps = not is_scalar(spec)
         """Whether what was not sent, or missed its final set, is kept. Scalars say all, and are lost then."""
         self.residual_C4096 = untouched_zeros(arena.chunks if self._keeps else 0, encoder.device)
+        self.chosen_T: tuple[int, ...] = ()
+        """k of each tensor in the next payload of a run with `compress.sizes`; empty: `compress.k`."""
         self.pending: tuple[Pending, ...] = ()
         self.past: tuple[PastPayload, ...] = ()
         """The newest payloads of final rounds."""
@@ -83,18 +88,25 @@ class ErrorFeedback:
         What the payload could not hold stays in e; other rows of e are not touched. A rule of the error feedback
         sends and keeps other sums. Raises Divergence for weights that are NaN or from 2⁶⁴ on; nothing has changed.
         """
-        cover, layout = cover_of(self._spec, number, weights.experts), self.layout(number, weights.experts)
+        cover = cover_of(self._spec, number, weights.experts)
+        codec = self._codec_of(number)
+        layout: Layout | SizedLayout
+        if isinstance(codec, SizedCodec):
+            layout = msgspec.structs.replace(codec.sizes, chosen_T=self.chosen_T)
+        else:
+            layout = codec.layout(size_of(cover))
         payload = self._slab_encoder.encode(number, weights, cover, layout, self.residual_C4096)
         weights.sent = number
         weights.sent_experts = weights.experts
         return payload
 
     def layout(self, number: int, experts: bytes) -> Layout:
-        """Layout of a payload of this round that covers these experts; empty: all."""
-        return self._codec_of(number).layout(size_of(cover_of(self._spec, number, experts)))
+        """Layout of a payload of this round that covers these experts; empty: all. Of one k for all tensors."""
+        compress, cover = self._spec.compress, cover_of(self._spec, number, experts)
+        return Layout(compress.codec, size_of(cover), compress.k_of(number))
 
-    def _codec_of(self, number: int) -> Codec:
-        return codec_of(self._spec.compress.codec, self._spec.compress.k_of(number))
+    def _codec_of(self, number: int) -> Codec | SizedCodec:
+        return codec_of_round(self._spec, number)
 
     def path_of(self, blob: Digest) -> Path:
         """Path of a payload of ours until its round is final."""

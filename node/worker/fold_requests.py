@@ -16,7 +16,6 @@ import torch
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.snapshot import Snapshot, read_snapshot, write_snapshot
 from atoll.node.checkpoint.tensorfile import write_atom
-from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.model.genesis import genesis_atom
 from atoll.node.learning.model.merging import merge_after_round
@@ -27,6 +26,8 @@ from atoll.node.learning.zeroth_order.scalar_fold import read_scalars
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.set_update import SetUpdate, require_slices
+from atoll.node.worker.sizes.codec import codec_of_round
+from atoll.node.worker.sizes.table import table_after
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import DecodeError, LocalFault, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -36,6 +37,7 @@ from atoll.protocols.local import worker_messages
 from atoll.protocols.run.arena import CHUNK, Arena, Span, arena_of, state_arena_of
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sized_payload import table_numbers
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +48,9 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: F
     `fresh` makes the arrays of its states.
     """
     arena, number = arena_of(spec.model), -1
-    # Every momentum is zero at the start.
-    rows = arena.chunks * (1 + spec.outer.momenta)
+    # Every momentum is zero at the start, and so is a table of k: each tensor has that of the run.
+    table_rows = -(-table_numbers(spec) // CHUNK)
+    rows = arena.chunks * (1 + spec.outer.momenta) + table_rows
     state_S4096 = fresh(torch.empty((1, CHUNK), dtype=torch.int32).expand(rows, CHUNK)).zero_()
     if spec.start:
         number = worker_messages.NOTHING_YET
@@ -60,7 +63,19 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: F
     more: dict[str, InOnePass] = {}
     if rule is not None and isinstance(apply_update, SetUpdate):
         more["in_one_pass"] = partial(apply_update.in_one_pass, rule)
-    return Fold(state_S4096, arena, apply_update, covers, number, after=moves, rule=rule, fresh=fresh, **more)
+    return Fold(
+        state_S4096,
+        arena,
+        apply_update,
+        covers,
+        number,
+        after=moves,
+        rule=rule,
+        fresh=fresh,
+        table_after=partial(table_after, spec),
+        table_rows=table_rows,
+        **more,
+    )
 
 
 @dataclass(slots=True)
@@ -131,7 +146,7 @@ class FoldRequests:
 
     @property
     def _state_arena(self) -> Arena:
-        return state_arena_of(self.spec.model, self.spec.outer.momenta)
+        return state_arena_of(self.spec.model, self.spec.outer.momenta, table_numbers(self.spec))
 
     def _verify(self, ask: worker_messages.VerifyRequest) -> worker_messages.VerifyReply:
         if ask.reduced:
@@ -141,7 +156,7 @@ class FoldRequests:
         if layout.is_scalar:
             read_scalars(payload, layout)
         else:
-            codec_of(layout.codec, layout.k).check(payload, layout.chunks)
+            codec_of_round(self.spec, ask.round).check(payload, layout.chunks)
         if ask.rows:
             check_root(payload, layout, ask.rows)
         return worker_messages.VerifyReply()

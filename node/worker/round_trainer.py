@@ -17,6 +17,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.privacy.uses import PrivacyAccount
 from atoll.node.worker.schedule.time_account import TimeAccount
+from atoll.node.worker.sizes.table import k_in_state
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.data.shard_order import Turn
@@ -150,6 +151,8 @@ class RoundTrainer:
     def _encoded(self, number: Round) -> bytearray:
         if self.scalars is not None:
             return self.scalars.payload(self.feedback.layout(number, self.learner.experts))
+        if self.spec.compress.sizes:
+            self.feedback.chosen_T = k_in_state(self.spec, self.fold.final_state_S4096)
         return self.feedback.encode(number, self.learner.weights)
 
     def _now_s(self) -> float:

@@ -7,7 +7,6 @@ from msgspec import UNSET
 from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
-from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.compress.folding import OuterStep, Rows, rows_of
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.outer.aggregation import Aggregation, aggregation_of
@@ -17,6 +16,7 @@ from atoll.node.learning.outer.isotropic import isotropic
 from atoll.node.learning.outer.rules.landing import PLAIN, Landing, landing_of
 from atoll.node.learning.outer.rules.momentum import MomentumRule
 from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.sizes.codec import SizedCodec, codec_of_round
 from atoll.node.worker.zeroth_order.scalar_update import moved_by_scalars
 from atoll.protocols.errors import AtollError
 from atoll.protocols.ledger.coverage import cover_of
@@ -77,11 +77,17 @@ class SetUpdate:
         judge: Aggregation | None,
         landing: Landing = PLAIN,
     ) -> Tensor:
-        compress = self._spec.compress
-        return codec_of(compress.codec, compress.k_of(number)).apply_update(
+        codec = codec_of_round(self._spec, number)
+        weights = [member.weight for member in members]
+        payloads = [map_payload(member.path) for member in members]
+        if isinstance(codec, SizedCodec):
+            return codec.apply_update(
+                theta_N4096, weights, payloads, self._step, threads=self._threads, fresh=self._fresh
+            )
+        return codec.apply_update(
             theta_N4096,
-            [member.weight for member in members],
-            [map_payload(member.path) for member in members],
+            weights,
+            payloads,
             self._step,
             rows=[self._rows(number, member) for member in members],
             judge=judge,

@@ -19,6 +19,7 @@ from atoll.protocols.run.experts import experts_in
 from atoll.protocols.run.model_spec import ModelSpec, expert_of
 from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sized_payload import sized_layout
 
 Cover = tuple[Span, ...]
 """Spans in rising order that neither overlap nor touch. A payload holds the rows of its cover in this order."""
@@ -112,12 +113,15 @@ def cover_of(spec: RunSpec, number: int, experts: bytes = b"") -> Cover:
 def payload_size(spec: RunSpec, number: int, experts: bytes = b"") -> int:
     """The only legal size, in bytes, of the payload of such a contribution; a node requests no more than that.
 
-    This runs for each contribution that a peer writes, so a bitmap that was never seen must be cheap.
+    With `compress.sizes` it is the largest of several. This runs for each contribution that a peer writes, so a
+    bitmap that was never seen must be cheap.
     """
     return _payload_size(spec, number, experts, spec.compress.k_of(number))
 
 
 def _payload_size(spec: RunSpec, number: int, experts: bytes, k: int) -> int:
+    if spec.compress.sizes:
+        return sized_layout(spec, number).most_bytes
     count = spec.outer.fragments
     common, *each = _sizes(spec.model, count)[number % count]
     chunks = common + sum(each[expert] for expert in experts_in(experts, len(each)))

@@ -96,10 +96,10 @@ def arena_of(model: ModelSpec) -> Arena:
 
 
 @lru_cache(maxsize=32)
-def state_arena_of(model: ModelSpec, momenta: int) -> Arena:
+def state_arena_of(model: ModelSpec, momenta: int, table: int = 0) -> Arena:
     """Layout of a state: the model's arena, then as many others of this shape, one for each momentum.
 
-    The atoms of the first momentum are named `momentum1.ATOM`.
+    The atoms of the first momentum are named `momentum1.ATOM`. `table`: numbers of a table of k behind all.
     """
     arena = arena_of(model)
     placed = list(arena.placements)
@@ -108,8 +108,10 @@ def state_arena_of(model: ModelSpec, momenta: int) -> Arena:
             Placement(f"momentum{at}.{one.name}", one.shape, one.first_chunk + at * arena.chunks, one.offset)
             for one in arena.placements
         ]
-    copies = 1 + momenta
-    return Arena(tuple(placed), copies * arena.chunks, copies * arena.values)
+    chunks, values = (1 + momenta) * arena.chunks, (1 + momenta) * arena.values
+    if table:
+        placed.append(Placement("sizes", (table,), chunks, 0))
+    return Arena(tuple(placed), chunks - (-table // CHUNK), values + table)
 
 
 def edges(arena: Arena) -> tuple[Edge, ...]:

@@ -5,6 +5,7 @@ import math
 from atoll.protocols.run.model_spec import ModelSpec, atoms
 from atoll.protocols.run.moments import file_of
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sized_payload import table_numbers
 
 
 def moments_max_bytes(spec: RunSpec, number: int) -> int:
@@ -15,7 +16,8 @@ def moments_max_bytes(spec: RunSpec, number: int) -> int:
 
 def snapshot_max_bytes(spec: RunSpec) -> int:
     """Return an upper bound of a snapshot: 4 bytes a value and a header entry per atom, again for a momentum."""
-    return _snapshot_bytes(spec.model, 1 + spec.outer.momenta)
+    table = 4 * table_numbers(spec) + 512 if spec.compress.sizes else 0
+    return _snapshot_bytes(spec.model, 1 + spec.outer.momenta) + table
 
 
 def base_max_bytes(spec: RunSpec) -> int:

@@ -27,6 +27,8 @@ IS = {
     "muon-parallel": MUON,
     "sgd": PLAIN | SPARSE | ADAMW | {"outer.floor_256": 64, "outer.overlap_steps": 0},
     "sgd-muon": PLAIN | SPARSE | MUON,
+    "lgreco": PLAIN | SPARSE | ADAMW | {"compress.sizes.goal": "bytes"},
+    "lgreco-error": PLAIN | SPARSE | ADAMW | {"compress.sizes.goal": "error"},
     "sgd-overlap": PLAIN | SPARSE | ADAMW | {"outer.overlap_steps": 4, "outer.late": UNSET},
     # ω of the gradient's share is what its trials change.
     "sgd-slow": PLAIN
@@ -163,7 +165,7 @@ METHOD_OF = {
     "nesterov-muon": "muloco",
     "blend": "streaming",
     "isotropic": "isoloco",
-    **{name: name for name in ("average", "slowmo", "edit", "co2", "econtrol", "dgc")},
+    **{name: name for name in ("average", "slowmo", "edit", "co2", "econtrol", "dgc", "lgreco")},
 }
 """By name of the bench, the one of `run new --method`."""
 DENSE_BYTES = {"nesterov", "average", "nesterov-muon", "slowmo", "edit", "co2", "isotropic"}

@@ -67,6 +67,8 @@ CASES = [
         ),
         FEEDBACK,
     ),
+    # L-GreCo: k of each tensor from every third final set.
+    slow("sgd", ('compress.sizes={"goal":"bytes","every":3}', "compress.k=64"), FEEDBACK),
     slow(
         "nesterov",
         (*DENSE, "outer.spectrum=isotropic", "outer.alpha_256=461", "outer.momentum_256=205", "inner.lr=0.001"),

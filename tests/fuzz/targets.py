@@ -26,11 +26,13 @@ from atoll.protocols.ledger.registers import decode_register
 from atoll.protocols.local import control_lines, control_messages
 from atoll.protocols.run.invite import read_invite, read_short
 from atoll.protocols.run.run_spec import open_run
+from atoll.protocols.run.sized_payload import SizedLayout, part_bytes, read_head, write_head
 from tests.golden.__main__ import recorded
 from tests.golden.messages import CASES, PLACE, RUN, UNIX_S
 
 MAX_BYTES = 1 << 20
 HEAD = b"GET /data.json HTTP/1.1\r\nHost: localhost:8080\r\nAccept: */*\r\n\r\n"
+SIZED = SizedLayout((3, 1, 2), (16, 64), 64, True, (16, 64, 64))
 BLOB = manifest_of_bytes(b"blob")
 
 
@@ -84,6 +86,7 @@ def targets() -> Mapping[str, Target]:
             frames.parse, tuple(bytes.fromhex(other[name]) for name in ("request", "reply", "failure", "notice"))
         ),
         "unpack_bits": Target(lambda data: unpack_bits(data, 100), (b"", b"\xff" * 13)),
+        "read_head, a k for each tensor": Target(lambda data: read_head(data, SIZED), (_sized(),)),
         "unpacked, error feedback": Target(unpacked, (_feedback(0), _feedback(3))),
         "read_header, safetensors": Target(
             lambda data: read_header(io.BytesIO(data), 1 << 16), (len(header).to_bytes(8, "little") + header,)
@@ -105,6 +108,11 @@ def _feedback(scale: int) -> bytes:
     import torch  # takes a second
 
     return packed(torch.arange(4096, dtype=torch.int32) % 7 * scale)
+
+
+def _sized() -> bytes:
+    parts = sum(part_bytes(chunks, k) for chunks, k in zip(SIZED.chunks_T, SIZED.chosen_T, strict=True))
+    return write_head(SIZED, [[500, 400]] * 3) + bytes(parts)
 
 
 def check(target: Target, data: bytes) -> bool:

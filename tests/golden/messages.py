@@ -54,6 +54,7 @@ from atoll.protocols.run.sections.objective import ObjectiveSpec
 from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
 from atoll.protocols.run.sections.privacy import PrivacySpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.sizes import SizesSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -168,6 +169,7 @@ DGC = _run(
         warmup=(WarmUp(4, 1024), WarmUp(8, 256)),
     ),
 )  # fmt: skip
+SIZED = _run(compress=CompressSpec(codec="sparse2", k=64, feedback=0.95, sizes=SizesSpec(goal="bytes")))
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -286,6 +288,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "lora": LORA,
         "econtrol": ECONTROL,
         "dgc": DGC,
+        "a k for each tensor": SIZED,
     }.items():
         spec.check()
         yield f"RunSpec: {name}", Case(spec, RunSpec)

@@ -62,6 +62,7 @@ NOT_SENT = {
     "protocols/run/model_spec.py:Atom": "a value in memory",
     "protocols/run/payload.py:Layout": "a value in memory",
     "protocols/run/run_spec.py:_Versioned": "the version in front of a RunSpec",
+    "protocols/run/sized_payload.py": "values in memory; the bytes are in test_sizes.py",
     "protocols/run/slices.py:SlicePlan": "a value in memory",
 }
 """Structs that are in no message or record with a version, by room, path, or path and name, with the reason."""

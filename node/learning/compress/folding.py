@@ -175,9 +175,7 @@ def _arrays_of(
     weights: Sequence[int], payloads: Sequence[Payload], rows: Sequence[Rows | None], layout: Layout
 ) -> PayloadArrays:
     """The payloads with room behind each. Raises DecodeError for a wrong length or header, or an illegal set."""
-    # The bounds of `outer.mean` rest on these two: more members or weight could overflow a sum.
-    if len(weights) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight in weights):
-        raise DecodeError("a set with too many members, or with an illegal weight")
+    check_weights(weights)
     layouts = [msgspec.structs.replace(layout, chunks=size_covered(each, layout.chunks)) for each in rows]
     largest = max((each.size_bytes for each in layouts), default=0)
     bytes_PB = np.empty((len(payloads), largest + SPARE), np.uint8)
@@ -200,6 +198,12 @@ def _arrays_of(
         clip_PA=np.full((len(rows), 1), WHOLE, np.int64),
         atom_C=np.zeros(layout.chunks, np.int32),
     )
+
+
+def check_weights(weights: Sequence[int]) -> None:
+    """Raise DecodeError for an illegal set: more members or weight could overflow a sum of `outer.mean`."""
+    if len(weights) > MAX_SET or not all(1 <= weight <= MAX_WEIGHT for weight in weights):
+        raise DecodeError("a set with too many members, or with an illegal weight")
 
 
 def _raise(faults: list[int]) -> None:

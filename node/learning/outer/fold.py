@@ -56,6 +56,9 @@ Divergence, CorruptFault for a payload that is not there."""
 After = Callable[[int], Callable[[Tensor], None] | None]
 """What moves Θ, int32 `[C, 4096]`, in place after a round that is not empty; None: nothing does."""
 
+TableAfter = Callable[[int], Callable[[Tensor, RoundSet], None] | None]
+"""What writes the table of a state `[S, 4096]`, in place, from a round's set that is not empty; None: it stays."""
+
 
 InOnePass = Callable[[RoundSet, Tensor], Tensor | None]
 """The state of a rule after a round, a new array, but for its padding; None where Θ + U must be made first."""
@@ -116,22 +119,26 @@ class Fold:
         rule: OuterRule | None = None,
         fresh: Fresh = fresh_like,
         in_one_pass: InOnePass = lambda _, __: None,
+        table_after: TableAfter = lambda _: None,
+        table_rows: int = 0,
     ) -> None:
         """Start at the int32 state Θ_final(number), −1 for Θ₀. `cover_of`: chunks that payloads of a round cover.
 
         `rule`: None for Θ + U, where a state is Θ alone. With one, `apply_update` gives U for α = 1. `fresh` makes
         the arrays of states and of U; those of `apply_update` and of the rule are their own. `in_one_pass` gives
-        the bits of the rule's step of `apply_update`.
+        the bits of the rule's step of `apply_update`. `table_rows` are behind all, for `table_after`.
         """
         self._in_one_pass = in_one_pass
         self._fresh = fresh
         self._rule = rule
-        self._rows = arena.chunks * (1 + (rule.momenta if rule else 0))
+        self._arrays = 1 + (rule.momenta if rule else 0)
+        self._rows = arena.chunks * self._arrays + table_rows
         self._padding = padding_of(arena)
         self._chunks = arena.chunks
         self._apply_update = apply_update
         self._cover_of = cover_of
         self._after = after
+        self._table_after = table_after
         self._open: dict[int, RoundSet] = {}
         self._known_rounds: set[int] = set()
         self.final_round = number
@@ -250,7 +257,7 @@ class Fold:
         """The state + Σ (U(after) − U(before)). Raises Divergence in a run where a sum is no exact correction."""
         if not shrunk:
             return state
-        if self._rule is not None or any(self._after(before.number) is not None for before, _ in shrunk):
+        if self._rule is not None or any(self._is_followed(before.number) for before, _ in shrunk):
             raise Divergence("what a rule with momentum, or a merge, made of a round cannot be taken out")
         out = state.values_S4096
         for before, after in shrunk:
@@ -286,13 +293,18 @@ class Fold:
 
     def _moves_from(self, number: int) -> bool:
         """Whether some open round from this one on is followed by a move."""
-        return any(self._after(at) is not None for at in self._open.keys() | {number} if at >= number)
+        return any(self._is_followed(at) for at in self._open.keys() | {number} if at >= number)
+
+    def _is_followed(self, number: int) -> bool:
+        """Whether something that is no sum comes after the round."""
+        return self._after(number) is not None or self._table_after(number) is not None
 
     def _exchanged(self, known: RoundSet, fresh: RoundSet) -> Tensor:
         """The view + U(fresh) − U(known), a new array."""
         # One pass with both terms: view + U(fresh) alone might leave int32 where the result does not.
         gain_N4096, loss_N4096 = self._update(fresh), self._update(known)
-        return plus(self.view_C4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number), fresh=self._fresh)
+        view_S4096 = self._view.values_S4096
+        return plus(view_S4096, gain_N4096, loss_N4096, cover=self._cover_of(fresh.number), fresh=self._fresh)
 
     def _replayed(self, rounds: Mapping[int, RoundSet]) -> Tensor:
         state_S4096 = self._final.values_S4096
@@ -319,6 +331,9 @@ class Fold:
         move = self._after(fresh.number)
         if move is not None:
             move(out[: self._chunks])
+        write = self._table_after(fresh.number)
+        if write is not None:
+            write(out, fresh)
         return out
 
     def _update(self, fresh: RoundSet) -> Tensor:
@@ -353,6 +368,6 @@ class Fold:
 
     def _whole(self, state_S4096: Tensor) -> Tensor:
         """A state whose padding is made zero, in place."""
-        for first in range(0, self._rows, self._chunks):
+        for first in range(0, self._arrays * self._chunks, self._chunks):
             clear(state_S4096[first : first + self._chunks], self._padding)
         return state_S4096

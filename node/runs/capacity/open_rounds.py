@@ -37,7 +37,8 @@ def open_rounds_of(spec: RunSpec, disk_bytes: int) -> OpenRounds:
     """The bound of a node that gives so many bytes of its disk to the payloads of open rounds."""
     # Where what a round does depends on the rounds before it, a late contribution has all open rounds after it
     # weighed or applied again: a member that returns to many of them would cost their square.
-    is_chained = any((spec.outer.momenta, spec.outer.merge, spec.audit, spec.pace.probation_256))
+    each = (spec.outer.momenta, spec.outer.merge, spec.audit, spec.pace.probation_256, spec.compress.sizes)
+    is_chained = any(each)
     payloads = min(MOST_PAYLOADS, disk_bytes // largest_payload(spec))
     return OpenRounds(most=LEAST_ROUNDS if is_chained else MOST_ROUNDS, payloads=payloads)
 

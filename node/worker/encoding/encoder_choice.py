@@ -24,11 +24,11 @@ def encoder_for(spec: RunSpec, start: StartRequest) -> Encoder:
     cannot.
 
     `auto`: on a GPU whose free memory is twice what that and training need. `device`: wherever it has the room. A
-    zeroth-order run encodes nothing, so there is nothing to choose.
+    zeroth-order run encodes nothing, so there is nothing to choose. A k for each tensor is measured on the host.
     """
     device, wanted = devices_of(start.device)[0], start.exchange_on
     host = OnHost(max(1, start.threads))
-    if is_scalar(spec) or wanted == "host" or (wanted == "auto" and device == "cpu"):
+    if is_scalar(spec) or spec.compress.sizes or wanted == "host" or (wanted == "auto" and device == "cpu"):
         return host
     found = _why_not(spec, start, torch.device(device)) or _tried(spec, torch.device(device))
     if isinstance(found, str):

@@ -15,10 +15,12 @@ from atoll.node.learning.compress.codecs import Encoder, UnfinishedPayload
 from atoll.node.learning.compress.feedback.memory import FeedbackRule
 from atoll.node.learning.outer.fixed import Padding, clear
 from atoll.node.worker.local_weights import LocalWeights
+from atoll.node.worker.sizes.payload import SizedPayload
 from atoll.protocols.errors import TRAIN_AGAIN, Divergence
 from atoll.protocols.ledger.coverage import Cover, cut_in, size_of, slabs
 from atoll.protocols.run.arena import CHUNK, Arena
 from atoll.protocols.run.payload import Layout
+from atoll.protocols.run.sized_payload import SizedLayout
 
 T = TypeVar("T")
 Work = Callable[[int, Cover, Tensor | Blocks], T]
@@ -46,16 +48,21 @@ class SlabEncoder:
     rule: FeedbackRule | None
 
     def encode(
-        self, number: int, weights: LocalWeights, cover: Cover, layout: Layout, residual_C4096: Tensor
+        self,
+        number: int,
+        weights: LocalWeights,
+        cover: Cover,
+        layout: Layout | SizedLayout,
+        residual_C4096: Tensor,
     ) -> bytearray:
         """Payload of β·e + (A − L), or of what the rule makes of them; e becomes what the rule leaves.
 
         Raises Divergence for weights that are NaN or from 2⁶⁴ on, with everything as it was.
         """
-        found = self._slabs(weights, cover, layout)
+        found = self._slabs(weights, cover, in_place=isinstance(layout, Layout) and not layout.has_table)
         if not all(self._each(found, weights, lambda _, span, local: self.encoder.is_sound(local))):
             raise Divergence("the local weights hold NaN or infinity", hint=TRAIN_AGAIN)
-        payload = self.encoder.begin(layout, tensors_of(self.arena, cover) if layout.has_table else None)
+        payload = self._begun(layout, cover)
         if self.rule is None:
             work = self._plain(weights, payload, residual_C4096)
         else:
@@ -63,10 +70,15 @@ class SlabEncoder:
             work = self._ruled(self.rule, number, weights, payload, residual_C4096, left)
         self._each(found, weights, work)
         data = payload.whole()
-        if layout.has_table:  # only now anything left e, its padding too
+        if isinstance(layout, Layout) and layout.has_table:  # only now anything left e, its padding too
             for _, span in slabs(cover, self.encoder.slab_chunks):
                 clear(residual_C4096[span.start : span.stop], self.padding, span.start)
         return data
+
+    def _begun(self, layout: Layout | SizedLayout, cover: Cover) -> UnfinishedPayload:
+        if isinstance(layout, SizedLayout):
+            return SizedPayload(self.encoder, layout)
+        return self.encoder.begin(layout, tensors_of(self.arena, cover) if layout.has_table else None)
 
     def _plain(self, weights: LocalWeights, payload: UnfinishedPayload, residual_C4096: Tensor) -> Work[None]:
         def work(at: int, cover: Cover, local: Tensor | Blocks) -> None:
@@ -124,11 +136,14 @@ class SlabEncoder:
         # Rounded down to 256ths: sums of another order, on another device, give the same share.
         return 1.0 if norm <= most else math.floor(256 * most / norm) / 256
 
-    def _slabs(self, weights: LocalWeights, cover: Cover, layout: Layout) -> list[_Slab]:
-        """One for each thread where the encoder reads weights in place, else as large as it likes them."""
+    def _slabs(self, weights: LocalWeights, cover: Cover, *, in_place: bool) -> list[_Slab]:
+        """One for each thread where the encoder reads weights in place, else as large as it likes them.
+
+        Not `in_place` where slabs are cut once more, because blocks cannot be.
+        """
         size, threads = size_of(cover), self.encoder.threads
         # A rule needs the anchor after the encoder has read it, so nothing becomes the anchor in passing.
-        if self.encoder.reads_blocks and weights.are_readable and self.rule is None and not layout.has_table:
+        if in_place and self.encoder.reads_blocks and weights.are_readable and self.rule is None:
             # A share of a mixture has many spans. All of a thread's are one slab: a call after weights that filled
             # the caches finds nothing there, and seven took a tenth of the time of encoding them.
             cut = cut_in(cover, max(1, -(-size // threads)))

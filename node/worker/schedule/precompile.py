@@ -12,17 +12,19 @@ import numpy as np
 import torch
 
 from atoll.node.learning.compress.codecs import Codec, codec_of
-from atoll.node.learning.compress.folding import OuterStep
+from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.outer.aggregation import Aggregation
 from atoll.node.learning.outer.edit import shorten_step
 from atoll.node.learning.outer.fixed import plus
 from atoll.node.learning.outer.judging import RULES
+from atoll.node.learning.outer.mixed_fold import fold_mixed
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.learning.zeroth_order.directions import WALSH, perturb
 from atoll.node.learning.zeroth_order.scalar_fold import ScalarStep, apply_scalars, write_scalars
 from atoll.protocols.run.arena import CHUNK, Span
 from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, SCALAR
 from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
+from atoll.protocols.run.sized_payload import CODEC
 
 PART_COUNT = len(NUMBERS) * (4 + len(MOMENTA)) + 2 + len(MOMENTA)
 """Parts of all codecs: encoding, fold, aggregation, late work, rules; of SCALAR perturbations, fold, rules."""
@@ -30,7 +32,7 @@ PART_COUNT = len(NUMBERS) * (4 + len(MOMENTA)) + 2 + len(MOMENTA)
 
 def warm(codec: Codec, report: Callable[[str], None] = lambda part: None) -> None:
     """Put one chunk through all functions of codec and fold; `report` is given the name of each part then."""
-    for name in parts(codec, judges=True, rules=tuple(MOMENTA)):
+    for name in parts(codec, judges=True, mixes=codec.name == CODEC, rules=tuple(MOMENTA)):
         report(name)
 
 
@@ -39,10 +41,11 @@ def all_codecs() -> Iterator[Codec]:
     return (codec_of(name, CHUNK if name in DENSE_BLOCK else 64) for name in (*NUMBERS, SCALAR))
 
 
-def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[str]:
+def parts(codec: Codec, *, judges: bool, mixes: bool = False, rules: tuple[Step, ...]) -> Iterator[str]:
     """Compile part by part, the encoding first; the name of each when it is there.
 
-    `judges`: also the fold with `outer.aggregate`; `rules`: of the outer step with momentum.
+    `judges`: also the fold with `outer.aggregate`; `mixes`: of members with another k each, in a run with
+    `compress.sizes`; `rules`: of the outer step with momentum.
     """
     if codec.name == SCALAR:
         yield from _scalar_parts(codec, rules)
@@ -61,6 +64,9 @@ def parts(codec: Codec, *, judges: bool, rules: tuple[Step, ...]) -> Iterator[st
         codec.apply_update(nothing, [1], [payload], OuterStep(256, 256), judge=judge)
         shorten_step(torch.ones((1, CHUNK), dtype=torch.int32), nothing, judge.atom_C, 0)
         yield "aggregation"
+    if mixes:
+        fold_mixed(nothing, [(1, *decode(payload, codec.layout(1)))], 256, 0)
+        yield "fold of another k"
     yield from _rule_parts(rules)
     codec.give_back(residual, payload)
     yield "late work"
@@ -98,6 +104,7 @@ class KernelsBeside:
         self._parts = parts(
             codec,
             judges=bool(spec.outer.aggregate),
+            mixes=bool(spec.compress.sizes),
             rules=(rule,) if rule in MOMENTA and spec.outer.momenta else (),
         )
         next(self._parts)

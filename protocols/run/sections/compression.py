@@ -8,6 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.payload import DENSE_BLOCK, check_codec
 from atoll.protocols.run.sections.refusals import Refusal, refuse
+from atoll.protocols.run.sections.sizes import SizesSpec
 
 FeedbackName: TypeAlias = Literal["ef", "econtrol", "dgc"]
 DEFAULT_CONTROL = 0.1
@@ -60,6 +61,8 @@ class CompressSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     by (rate × steps × √values); unset: DEFAULT_CLIP."""
     warmup: Annotated[tuple[WarmUp, ...], Meta(min_length=1, max_length=16)] | UnsetType = UNSET
     """Larger k of the first rounds, by stage; unset: all rounds have `k`."""
+    sizes: SizesSpec | UnsetType = UNSET
+    """A k for each tensor (docs/sizes.md); unset: all tensors have `k`."""
 
     @property
     def stages(self) -> tuple[WarmUp, ...]:

@@ -33,6 +33,8 @@ _ESTIMATED = ("outer.rule=slowmo", "outer.momentum_256=255", "outer.floor_256=25
 """What makes the fold move by EControl's estimate (docs/feedback.md)."""
 _AS_CODED = ("outer.floor_256=1", "outer.aggregate=clip", "outer.most_256=65536")
 """What SparseLoCo's authors do beside their quantiser (docs/feedback.md)."""
+_SIZES = 'compress.sizes={{"goal":"{}"}}'
+"""A k for each tensor (docs/sizes.md)."""
 Settings = tuple[str, ...]
 
 
@@ -175,6 +177,8 @@ _BESIDE = {
         ),
         sparse=True,
     ),
+    "lgreco": Method("sgd, L-GreCo: fewest bytes", (_SIZES.format("bytes"),), sparse=True, tuned_as="sgd"),
+    "lgreco-error": Method("sgd, L-GreCo: least error", (_SIZES.format("error"),), sparse=True, tuned_as="sgd"),
     "sgd-overlap": Method("sgd, sparse2, τ = 4", ("outer.overlap_steps=4",), sparse=True, tuned_as="sgd"),
 }
 

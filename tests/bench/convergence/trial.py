@@ -26,6 +26,7 @@ from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.node.worker.set_update import SetUpdate
+from atoll.node.worker.sizes.table import k_in_state
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.local.worker_messages import Member
@@ -168,6 +169,8 @@ class _Rounds:
             self._sent_exactly[str(path)] = weights.anchor_C4096 - local_C4096
             size_bytes = 4 * self._task.spec.model.parameters
         else:
+            if self._task.spec.compress.sizes:
+                self._feedback[slot].chosen_T = k_in_state(self._task.spec, self.fold.final_state_S4096)
             payload = self._feedback[slot].encode(number, weights)
             path.write_bytes(payload)
             size_bytes = len(payload)

@@ -24,6 +24,7 @@ from atoll.protocols.local.worker_messages import (
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.sizes import SizesSpec
 from tests.node.worker.session_home import OTHER, SPEC, Home, given, member
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]
@@ -47,6 +48,8 @@ CASES = [
     ({"feedback_rule": "dgc", "warmup": WARM}, {"alpha_256": 64, "floor_256": 64}),
     ({"feedback_rule": "dgc", "clip": 1e-3}, {"alpha_256": 64, "fragments": 2, "overlap_steps": 1}),
     ({"feedback": 0.95, "warmup": WARM}, {"rule": "nesterov"}),
+    ({"feedback": 0.95, "sizes": SizesSpec(goal="bytes", every=2)}, {"floor_256": 64, "overlap_steps": 1}),
+    ({"feedback_rule": "dgc", "sizes": SizesSpec(goal="error", every=1)}, {"alpha_256": 64}),
     ({"feedback": 0.95, "codec": "lookup2"}, {"floor_256": 1, "aggregate": "clip"}),
     ({"feedback": 0.95, "codec": "lookup2", "warmup": WARM}, {"fragments": 2, "overlap_steps": 1}),
 ]
