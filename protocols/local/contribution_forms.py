@@ -65,7 +65,7 @@ def contribution_of(
     Without `tells_loss` its loss is 0: that of the member's own sequences has no noise. `is_planned`: the round's
     reducers are known here.
     """
-    # No run has two of these: reduced rounds, shared experts, audits.
+    # No run has two of these: reduced rounds, shared experts, audits, work of an old base.
     common = records.Contribution(
         round=pending.round,
         base=pending.base,
@@ -78,6 +78,8 @@ def contribution_of(
     fields = msgspec.structs.asdict(common)
     if verdicts is not None:
         return records.AuditedContribution(**fields, verdicts=verdicts)
+    if pending.age:
+        return records.StaleContribution(**fields, age=pending.age)
     if pending.experts:
         return records.PartContribution(**fields, experts=pending.experts)
     sliced = records.PlannedContribution if is_planned else records.SlicedContribution

@@ -291,6 +291,8 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     """Bitmap of the experts that the payload covers; empty: all."""
     rows: bytes = b""
     """Merkle root over the payload's rows; empty in runs whose rounds are never reduced."""
+    age: int = 0
+    """Rounds by which its base is older than `round`: the steps began in round `round - age`."""
 
 
 class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):

@@ -104,6 +104,7 @@ class TrainingDone(msgspec.Struct, frozen=True):
     """The worker's answer to StartTraining. TrainingSaved follows when the work is safe on the disk."""
 
     round: Round
+    """As asked for. `pending` is of a later one where its base is older than its round."""
     pending: Pending
     train_s: float
     """Seconds, without the time that the worker waited for the fold of the round before."""
@@ -117,7 +118,8 @@ class TrainingDone(msgspec.Struct, frozen=True):
 def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
     lag = lag_of(done.overlapped, done.held_s, done.train_s, done.pending.steps) if after >= 0 else None
-    return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
+    began = Round(done.pending.round - done.pending.age)
+    return TrainingDone(began, done.pending, done.train_s, now, lag, left_out)
 
 
 class TrainingRefused(msgspec.Struct, frozen=True):
@@ -284,6 +286,14 @@ class PublishAck(msgspec.Struct, frozen=True):
     """State digest of the view with this set."""
 
 
+class LeaveRound(msgspec.Struct, frozen=True):
+    """Send RoundClosed(round, members) to finality: the others left the round, and this node still trains."""
+
+    round: Round
+    members: tuple[Digest, ...]
+    """Entry ids, sorted."""
+
+
 class PublishLease(msgspec.Struct, frozen=True):
     """Announce this activity and round in our lease."""
 
@@ -296,5 +306,14 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Action: TypeAlias = (
-    StartTraining | Announce | Discard | FetchPayload | FoldRound | ResolveSet | PublishAck | PublishLease | Finish
+    StartTraining
+    | Announce
+    | Discard
+    | FetchPayload
+    | FoldRound
+    | ResolveSet
+    | PublishAck
+    | LeaveRound
+    | PublishLease
+    | Finish
 )

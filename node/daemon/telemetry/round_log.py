@@ -117,7 +117,8 @@ class RoundLog:
         self.newest_payload = (row.round, row.payload_bytes)
         self.tokens += row.tokens
         self._save(row.round)
-        self.event("trained", round=row.round, steps=row.steps)
+        older = {"age": done.pending.age} if done.pending.age else {}
+        self.event("trained", round=row.round, steps=row.steps, **older)
 
     def chain_changed(self, started: StartReply, ours: Iterable[Round]) -> None:
         """Record that the worker left a chain, if it did; `ours`: our contributions to what is open again."""
