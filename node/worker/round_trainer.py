@@ -135,7 +135,10 @@ class RoundTrainer:
             number = self._counts_in(ask.round)
             payload = self._encoded(number)
         tokens = budget.taken * self.spec.model.context
-        done = self._pending(number, number - ask.round, base, losses, payload, tokens)
+        form = bytes([number - ask.round] if number > ask.round else [])
+        if self.spec.reduce:
+            form = RowTree(memoryview(payload), self.feedback.layout(number, self.learner.experts)).root
+        done = self._pending(number, form, base, losses, payload, tokens)
         trained = TrainReply(
             pending=done,
             payload_bytes=len(payload),
@@ -220,12 +223,10 @@ class RoundTrainer:
         return self.data.windows_of(self.spec, turn, np.arange(first, first + count))
 
     def _pending(
-        self, number: Round, age: int, base: Digest, losses: list[float], payload: bytearray, tokens: int
+        self, number: Round, form: bytes, base: Digest, losses: list[float], payload: bytearray, tokens: int
     ) -> Pending:
         blob = manifest_of_bytes(payload).id
         weight = weight_of(tokens, self.spec.nominal_tokens(number))
-        experts = self.learner.experts
-        layout = self.feedback.layout(number, experts)
         return Pending(
             round=number,
             base=base,
@@ -235,9 +236,8 @@ class RoundTrainer:
             tokens=tokens,
             weight=weight,
             loss=sum(losses) / len(losses),
-            experts=experts,
-            rows=RowTree(memoryview(payload), layout).root if self.spec.reduce else b"",
-            age=age,
+            experts=self.learner.experts,
+            form=form,
         )
 
 

@@ -57,6 +57,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
@@ -368,4 +369,4 @@ class Session:
 
 def _is_of(pending: worker_messages.Pending, number: Round) -> bool:
     """Whether this work was trained in round `number`: it spans several where its base is older than its round."""
-    return pending.round - pending.age <= number <= pending.round
+    return pending.round - age_of(pending) <= number <= pending.round

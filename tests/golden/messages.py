@@ -54,6 +54,7 @@ from atoll.protocols.run.sections.objective import ObjectiveSpec
 from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
 from atoll.protocols.run.sections.privacy import PrivacySpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
+from atoll.protocols.run.sections.staleness import StaleSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -168,6 +169,7 @@ DGC = _run(
         warmup=(WarmUp(4, 1024), WarmUp(8, 256)),
     ),
 )  # fmt: skip
+STALE = _run(pace=msgspec.structs.replace(_run().pace, stale=StaleSpec(most=8, weights="fedfix")))
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -177,6 +179,7 @@ TOKEN = admission.make_token(RUN, ME, bytes(range(64, 96)), UNIX_S, "friends", 5
 BODIES: tuple[records.Body, ...] = (
     WORK,
     records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
+    records.StaleContribution(ROUND, A, B, 15, 122880, 64, 2.5, age=3),
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.PlannedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.AuditedContribution(
@@ -283,6 +286,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "steps without gradients": SCALARS,
         "lora": LORA,
         "econtrol": ECONTROL,
+        "stale": STALE,
         "dgc": DGC,
     }.items():
         spec.check()

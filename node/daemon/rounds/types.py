@@ -14,6 +14,7 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Seniority
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 
@@ -118,7 +119,7 @@ class TrainingDone(msgspec.Struct, frozen=True):
 def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
     lag = lag_of(done.overlapped, done.held_s, done.train_s, done.pending.steps) if after >= 0 else None
-    began = Round(done.pending.round - done.pending.age)
+    began = Round(done.pending.round - age_of(done.pending))
     return TrainingDone(began, done.pending, done.train_s, now, lag, left_out)
 
 

@@ -387,8 +387,9 @@ class FakeWorker:
         tokens = CONTEXT * budget.taken
         weight = weight_of(tokens, CONTEXT * STEPS * self.spec.inner.batch)
         blob = manifest_of_bytes(data).id
-        rows = b"" if self.slices is None else RowTree(data, self.layout).root
-        words = (number, base, blob, str(path), done, tokens, weight, 1.0, ask.experts, rows, number - ask.round)
+        age = bytes([number - ask.round] if number > ask.round else [])
+        form = age if self.slices is None else RowTree(data, self.layout).root
+        words = (number, base, blob, str(path), done, tokens, weight, 1.0, ask.experts, form)
         pending = Pending(*words)
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from atoll.protocols.ids import Round
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, SnapshotRequest, TrainReply
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
 from atoll.protocols.run.sections.staleness import StaleSpec
@@ -75,20 +76,21 @@ def test_it_counts_in_the_oldest_open_round_and_finals_meanwhile_leave_it_alone(
     finalize(fast, slow, BEGAN, [member(fast.train(BEGAN).pending, ME)])
     assert all(torch.equal(value, before[name]) for name, value in local(slow).items()), "no rebase on the way"
     *_, done = steps
-    assert (done.pending.round, done.pending.age, done.pending.steps) == (BEGAN + 1, 1, 4)
+    assert (done.pending.round, age_of(done.pending), done.pending.steps) == (BEGAN + 1, 1, 4)
     assert done.pending.base == base
     assert [one.round for one in slow.session._feedback.pending] == [BEGAN + 1], "of no round that is final"
 
 
 def test_without_a_final_round_meanwhile_it_is_of_its_own_round(tmp_path):
     fast, slow = begun(tmp_path)
-    assert (slow_work(fast, slow, 0).round, slow_work(fast, slow, 0).age) == (BEGAN, 0)
+    pending = slow_work(fast, slow, 0)
+    assert (pending.round, age_of(pending)) == (BEGAN, 0)
 
 
 def test_it_counts_once_and_none_of_it_returns(tmp_path):
     fast, slow = begun(tmp_path)
     pending = slow_work(fast, slow, 3)
-    assert (pending.round, pending.age) == (BEGAN + 3, 3)
+    assert (pending.round, age_of(pending)) == (BEGAN + 3, 3)
     residual = slow.session._feedback.residual_C4096.clone()
     members = [member(fast.train(pending.round).pending, ME), member(pending, OTHER)]
     finalize(fast, slow, pending.round, members)
@@ -113,7 +115,7 @@ def test_what_misses_its_final_set_returns_once(tmp_path):
 def test_at_the_last_round_that_may_take_it_the_steps_end(tmp_path):
     fast, slow = begun(tmp_path, most=2)
     pending = slow_work(fast, slow, 2)
-    assert (pending.round, pending.age) == (BEGAN + 2, 2)
+    assert (pending.round, age_of(pending)) == (BEGAN + 2, 2)
     assert pending.steps == 3, "the step at hand is the last"
     assert pending.tokens < slow.spec.nominal_tokens(BEGAN)
     assert pending.weight == 48
@@ -128,7 +130,7 @@ def test_past_it_the_work_returns_to_the_error_feedback(tmp_path):
         finalize(fast, slow, number, [member(fast.train(number).pending, ME)])
     *_, done = steps
     slow.keep(done.pending.round)
-    assert (done.pending.round, done.pending.age) == (BEGAN + 2, 2)
+    assert (done.pending.round, age_of(done.pending)) == (BEGAN + 2, 2)
     assert done.pending.round <= slow.session._fold.final_round, "it is not announced"
     before = slow.session._feedback.residual_C4096.clone()
     number = BEGAN + 4
