@@ -1,5 +1,9 @@
 """Real nodes with rules of the outer step, the error feedback and the pace: a kill, a late join, one digest."""
 
+import json
+import os
+import signal
+
 import pytest
 
 from tests.e2e.conftest import stop_all
@@ -12,6 +16,8 @@ SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",6
 WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 
+STALE = "tests/node/virtual/test_virtual_stale.py::test_{}"
+OLD = ("outer.overlap_steps=0", "pace.least_256=256", "pace.quorum_256=64", "pace.grace_256=32")
 ARRIVAL = "tests/node/virtual/test_virtual_arrival.py::test_a_group_arrives_together_and_the_slowest_is_in_it"
 
 
@@ -77,6 +83,16 @@ CASES = [
         ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9"),
         "tests/node/learning/inner/test_slow_momentum.py::test_a_saved_state_goes_on_with_the_same_bits",
     ),
+    slow(
+        "sgd",
+        ('pace.stale={"most":32,"weights":"fedbuff"}', *OLD),
+        STALE.format("fedbuff_weighs_by_age_and_slow_work_is_in_the_final_sets_once"),
+    ),
+    slow(
+        "nesterov",
+        ('pace.stale={"most":32,"weights":"fedfix"}', *OLD, *DENSE, "outer.alpha_256=179"),
+        STALE.format("fedfix_weighs_by_how_seldom_a_member_is_in_time"),
+    ),
     slow("sgd", (SIGREG,), "tests/node/worker/test_objective.py::test_a_kill_and_a_late_join_give_one_digest"),
     slow(
         "sgd",
@@ -97,6 +113,8 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     second.start(*join).up()
     until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
     kill_and_join(until, owner, second, late, join)
+    if any(key.startswith("pace.stale") for key in more):
+        until("old work of the slow member counts", lambda: old_work_counts(until, owner, second))
 
     def states():
         """What each computed itself from the final set, of the rounds that all three folded."""
@@ -109,3 +127,18 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     until("all three folded a round", states)
     assert all(len(found) == 1 for found in states())
     stop_all(late, second, owner)
+
+
+def old_work_counts(until, owner, slow):
+    """Halt a member's worker for two rounds; whether work of it, begun in an older round, is in a final set."""
+    worker, at = slow.status()["worker_pid"], owner.final()
+    os.kill(worker, signal.SIGSTOP)
+    try:
+        until("the others go on", lambda: owner.final() >= at + 2)
+    finally:
+        os.kill(worker, signal.SIGCONT)
+    until("it goes on", lambda: slow.final() >= at + 3)
+    peer = slow.status()["peer"]
+    events = map(json.loads, (slow.run_folder / "events.jsonl").read_text().splitlines())
+    old = {row["round"] for row in events if row["event"] == "trained" and row.get("age")}
+    return any(row["final"] and row["round"] in old and peer in row["contributors"] for row in owner.rows())
