@@ -290,8 +290,8 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     experts: bytes = b""
     """Bitmap of the experts that the payload covers; empty: all."""
     form: bytes = b""
-    """Merkle root over the payload's rows in runs whose rounds may be reduced; with `pace.stale` the age of its base
-    in one byte, if not 0 (`contribution_forms.age_of`); else empty."""
+    """Merkle root over the payload's rows in runs whose rounds may be reduced; with `pace.stale` the age of its
+    base in one byte, if not 0 (`contribution_forms.age_of`); else empty."""
 
 
 class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+from contextlib import contextmanager
 
 import pytest
 
@@ -114,7 +116,8 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
     kill_and_join(until, owner, second, late, join)
     if any(key.startswith("pace.stale") for key in more):
-        until("old work of the slow member counts", lambda: old_work_counts(until, owner, second))
+        with slowed(second):
+            until("old work of the slow member counts", lambda: old_work_counts(owner, second))
 
     def states():
         """What each computed itself from the final set, of the rounds that all three folded."""
@@ -129,16 +132,23 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     stop_all(late, second, owner)
 
 
-def old_work_counts(until, owner, slow):
-    """Halt a member's worker for two rounds; whether work of it, begun in an older round, is in a final set."""
-    worker, at = slow.status()["worker_pid"], owner.final()
-    os.kill(worker, signal.SIGSTOP)
+@contextmanager
+def slowed(node):
+    """Inside, the node's worker runs for a tenth of the time: it is slow, and answers all the same."""
+    worker = node.status()["worker_pid"]
+    turns = f"while kill -STOP {worker}; do sleep 0.9; kill -CONT {worker}; sleep 0.1; done"
+    process = subprocess.Popen(["sh", "-c", turns])
     try:
-        until("the others go on", lambda: owner.final() >= at + 2)
+        yield
     finally:
+        process.kill()
+        process.wait()
         os.kill(worker, signal.SIGCONT)
-    until("it goes on", lambda: slow.final() >= at + 3)
-    peer = slow.status()["peer"]
+
+
+def old_work_counts(owner, slow):
+    """Whether work that the slow member began in an older round is in a final set."""
     events = map(json.loads, (slow.run_folder / "events.jsonl").read_text().splitlines())
     old = {row["round"] for row in events if row["event"] == "trained" and row.get("age")}
+    peer = slow.status()["peer"]
     return any(row["final"] and row["round"] in old and peer in row["contributors"] for row in owner.rows())
