@@ -19,7 +19,13 @@ WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_giv
 FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 
 STALE = "tests/node/virtual/test_virtual_stale.py::test_{}"
-OLD = ("outer.overlap_steps=0", "pace.least_256=256", "pace.quorum_256=64", "pace.grace_256=32")
+OLD = (
+    "outer.stages=[[0,8]]",
+    "outer.overlap_steps=0",
+    "pace.least_256=256",
+    "pace.quorum_256=64",
+    "pace.grace_256=32",
+)
 ARRIVAL = "tests/node/virtual/test_virtual_arrival.py::test_a_group_arrives_together_and_the_slowest_is_in_it"
 
 
@@ -134,9 +140,9 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
 
 @contextmanager
 def slowed(node):
-    """Inside, the node's worker runs for a tenth of the time: it is slow, and answers all the same."""
+    """Inside, the node's worker runs for a quarter of the time: it is slow, and answers all the same."""
     worker = node.status()["worker_pid"]
-    turns = f"while kill -STOP {worker}; do sleep 0.9; kill -CONT {worker}; sleep 0.1; done"
+    turns = f"while kill -STOP {worker}; do sleep 0.15; kill -CONT {worker}; sleep 0.05; done"
     process = subprocess.Popen(["sh", "-c", turns])
     try:
         yield
