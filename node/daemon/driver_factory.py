@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -11,7 +10,7 @@ from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
-from atoll.node.daemon.audits.stale_weights import RarityWeights, by_age
+from atoll.node.daemon.audits.stale_weights import weights_of
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets, Found
@@ -235,18 +234,8 @@ def _build_weights(
     weigh, learners = (auditor.weigh, [auditor.on_set]) if auditor else (_claimed, [])
     share_of: Callable[[PeerId], int] = lambda peer: 256  # noqa: E731
     pace = common.context.spec.pace
-    if pace.stale and pace.stale.weights == "fedbuff":
-        weigh = partial(by_age, weigh)
-    elif pace.stale and pace.stale.weights == "fedfix":
-        rarity = RarityWeights(
-            most=pace.stale.most,
-            context=common.context,
-            contributions=contributions,
-            queue=common.queue,
-            machines=common.machines,
-            claimed=weigh,
-        )
-        weigh, learners = rarity.weigh, [rarity.on_set]
+    if pace.stale:
+        weigh, learners = weights_of(common, contributions, weigh)
     if pace.probation_256:
         newcomers = NewcomerWeights(
             share_256=pace.probation_256,

@@ -9,10 +9,11 @@ it follows from the final sets, and of open rounds from those of the view (newco
 Rules: docs/staleness.md.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import isqrt
+from typing import Protocol
 
 from atoll.node.daemon.audits.newcomer_weights import KEPT
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
@@ -25,8 +26,36 @@ from atoll.protocols.ledger.records import age_of
 
 WINDOWS = 4
 """Sets that say how often a member is in time, over those of which the slowest legal one is in one."""
-Claimed = Callable[[Round, Found], Mapping[Digest, int]]
-"""Returns the weights that contributions claim."""
+
+
+class Weigh(Protocol):
+    """Weighs the contributions of a set."""
+
+    def __call__(self, number: Round, found: Found) -> Mapping[Digest, int]:
+        """Return the weight of each, by entry id."""
+
+
+class OnSet(Protocol):
+    """Learns the sets of rounds."""
+
+    def __call__(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
+        """The view has this set of a round, or it is final."""
+
+
+class Parts(Protocol):
+    """What the weights of a run need of its driver."""
+
+    @property
+    def context(self) -> RunContext:
+        """The run."""
+
+    @property
+    def queue(self) -> EventQueue:
+        """What calls the machines."""
+
+    @property
+    def machines(self) -> Machines:
+        """What is told of rounds whose weights change."""
 
 
 def share_of_age(age: int) -> int:
@@ -34,7 +63,7 @@ def share_of_age(age: int) -> int:
     return isqrt(65536 // (1 + age))
 
 
-def by_age(claimed: Claimed, number: Round, found: Found) -> Mapping[Digest, int]:
+def by_age(claimed: Weigh, number: Round, found: Found) -> Mapping[Digest, int]:
     """Return FedBuff's weight of each of these contributions to a round."""
     weights = claimed(number, found)
     return {entry: scaled(weights[entry], share_of_age(age_of(record))) for entry, _, record in found}
@@ -58,7 +87,7 @@ class RarityWeights:
     contributions: ContributionIndex
     queue: EventQueue
     machines: Machines
-    claimed: Claimed
+    claimed: Weigh
     final: int = -1
     """The newest final round."""
     _authors: dict[int, frozenset[PeerId]] = field(default_factory=dict)
@@ -92,3 +121,21 @@ class RarityWeights:
         sets = [self._authors.get(at, frozenset()) for at in range(first, number)]
         weights = self.claimed(number, found)
         return {entry: by_rarity(weights[entry], sets, author, self.most) for entry, author, _ in found}
+
+
+def weights_of(parts: Parts, index: ContributionIndex, claimed: Weigh) -> tuple[Weigh, list[OnSet]]:
+    """Return what weighs the sets of a run with `pace.stale`, and what must learn of each set for that."""
+    stale = parts.context.spec.pace.stale
+    if not stale or stale.weights == "equal":
+        return claimed, []
+    if stale.weights == "fedbuff":
+        return partial(by_age, claimed), []
+    rarity = RarityWeights(
+        most=stale.most,
+        context=parts.context,
+        contributions=index,
+        queue=parts.queue,
+        machines=parts.machines,
+        claimed=claimed,
+    )
+    return rarity.weigh, [rarity.on_set]
