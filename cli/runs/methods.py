@@ -14,6 +14,7 @@ _DENSE = f"compress.codec=int8 compress.k=4096 compress.feedback=0 {_AT_ONCE} {_
 """Stands for float32: its error is small, and no error feedback is kept."""
 _SPARSE = f"compress.k=64 {_ADAMW} {_AT_ONCE}"
 _DILOCO = "outer.rule=nesterov outer.alpha_256=179"
+_STALE = f"{_ADAMW} {_DENSE} pace.least_256=256 pace.stale="
 METHODS = {
     "sparseloco": f"{_SPARSE} compress.feedback=0.95",
     "sparseloco-code": f"{_SPARSE} compress.feedback=0.95 compress.codec=lookup2 outer.floor_256=1"
@@ -33,6 +34,8 @@ METHODS = {
     "dgc": f"{_SPARSE} compress.feedback_rule=dgc compress.feedback=1 compress.warmup=[[4,1024],[8,256]]"
     f" outer.alpha_256=26 {_UNREDUCED}",
     "lgreco": f'{_SPARSE} compress.feedback=0.95 compress.sizes={{"goal":"bytes"}} {_UNREDUCED}',
+    "fedbuff": f'{_STALE}{{"most":8,"weights":"fedbuff"}} pace.quorum_256=64 pace.grace_256=32',
+    "fedfix": f'{_STALE}{{"most":8,"weights":"fedfix"}} pace.quorum_256=1 pace.grace_256=64',
 }
 """By name, what makes a run of any preset the published method."""
 

@@ -9,7 +9,8 @@ from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
-from atoll.node.daemon.audits.weighing import Weigh, Weighing, build_weighing
+from atoll.node.daemon.audits.newcomer_weights import Weigh
+from atoll.node.daemon.audits.weighing import Weighing, build_weighing
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets

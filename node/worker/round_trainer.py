@@ -124,6 +124,8 @@ class RoundTrainer:
             self.steps_taken += 1
             trained_s = max(1e-9, self._now_s() - began - overlap.held_s)
             budget.took_step(len(losses), trained_s)
+            if self._is_oldest(ask.round):
+                budget.steps = len(losses)
             overlap.most = min(overlap.most, budget.steps)
             if len(losses) == budget.steps:  # now: a fold may still be merged before the round ends
                 self.learner.agree()
@@ -131,8 +133,13 @@ class RoundTrainer:
             yield TrainProgress(ask.round, len(losses), budget.steps, losses[-1], speed, self.uses)
         train_s = self._now_s() - began - overlap.held_s
         with self.spent.within("encode"):
-            payload = self._encoded(ask.round)
-        done = self._pending(ask.round, base, losses, payload, budget.taken * self.spec.model.context)
+            number = self._counts_in(ask.round)
+            payload = self._encoded(number)
+        tokens = budget.taken * self.spec.model.context
+        form = bytes([number - ask.round] if number > ask.round else [])
+        if self.spec.reduce:
+            form = RowTree(memoryview(payload), self.feedback.layout(number, self.learner.experts)).root
+        done = self._pending(number, form, base, losses, payload, tokens)
         trained = TrainReply(
             pending=done,
             payload_bytes=len(payload),
@@ -142,6 +149,18 @@ class RoundTrainer:
             uses=self.uses,
         )
         return trained, payload
+
+    def _counts_in(self, began: Round) -> Round:
+        """The round that takes work which ends now."""
+        stale = self.spec.pace.stale
+        if not stale:
+            return began
+        return min(stale.counts_in(began, self.fold.final_round), Round(self.spec.outer.rounds - 1))
+
+    def _is_oldest(self, began: Round) -> bool:
+        """Whether work that began in this round must end now: no later round may take it."""
+        stale = self.spec.pace.stale
+        return self.fold.final_round + 1 >= began + stale.most if stale else False
 
     @property
     def uses(self) -> int:
@@ -207,12 +226,10 @@ class RoundTrainer:
         return self.data.windows_of(self.spec, turn, np.arange(first, first + count))
 
     def _pending(
-        self, number: Round, base: Digest, losses: list[float], payload: bytearray, tokens: int
+        self, number: Round, form: bytes, base: Digest, losses: list[float], payload: bytearray, tokens: int
     ) -> Pending:
         blob = manifest_of_bytes(payload).id
         weight = weight_of(tokens, self.spec.nominal_tokens(number))
-        experts = self.learner.experts
-        layout = self.feedback.layout(number, experts)
         return Pending(
             round=number,
             base=base,
@@ -222,8 +239,8 @@ class RoundTrainer:
             tokens=tokens,
             weight=weight,
             loss=sum(losses) / len(losses),
-            experts=experts,
-            rows=RowTree(memoryview(payload), layout).root if self.spec.reduce else b"",
+            experts=self.learner.experts,
+            form=form,
         )
 
 

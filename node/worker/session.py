@@ -57,6 +57,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
@@ -235,8 +236,8 @@ class Session:
             raise AtollError("this worker was started without training")
         self._requests.check_begun()
         self._requests.recognise(ask.said)
-        if self._trained is not None and self._trained.pending.round == ask.round:
-            if self._async_save.holds(ask.round):  # the disk did not take it
+        if self._trained is not None and _is_of(self._trained.pending, ask.round):
+            if self._async_save.holds(self._trained.pending.round):  # the disk did not take it
                 self._begin_save()
             yield self._trained
             return
@@ -364,3 +365,8 @@ class Session:
             self._spent.confirm_saved()
         elif went_well is not None:
             self._is_saved = False
+
+
+def _is_of(pending: worker_messages.Pending, number: Round) -> bool:
+    """Whether this work was trained in round `number`: it spans several where its base is older than its round."""
+    return pending.round - age_of(pending) <= number <= pending.round

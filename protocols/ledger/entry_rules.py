@@ -7,11 +7,13 @@ from atoll.protocols.ledger import records
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.experts import check_bitmap
 from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.sections.staleness import legal_age
 
 
 def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     """Return whether an entry counts in this run.
 
+    The base of a contribution is older than its round by no more than `pace.stale` allows.
     A run that may reduce rounds needs the root of each payload's rows, so only sliced contributions count there;
     a run with audits needs verdicts, so only audited ones do.
     Other runs cannot fold a set that holds a Reduction. A bitmap of experts must name experts of the run.
@@ -22,6 +24,8 @@ def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:
     match entry.body:
         case records.PartContribution(experts=experts):
             return _is_bitmap(experts, splits(spec))
+        case records.StaleContribution(round=number, age=age):
+            return legal_age(spec.pace.stale, number, age)
         case records.Contribution():
             is_audited = isinstance(entry.body, records.AuditedContribution)
             is_sliced = isinstance(entry.body, records.SlicedContribution)

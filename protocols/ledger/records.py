@@ -27,6 +27,7 @@ from atoll.protocols.ids import (
 from atoll.protocols.run.admission import Permit, check_name
 from atoll.protocols.run.arena import ChunkIndex, Span
 from atoll.protocols.run.experts import MAX_EXPERTS
+from atoll.protocols.run.sections.staleness import MAX_STALE
 from atoll.protocols.wires import FEED
 
 FEED_VERSION = FEED.newest
@@ -71,6 +72,13 @@ class PartContribution(Contribution, frozen=True, array_like=True, tag="part", f
 
     experts: Annotated[bytes, Meta(min_length=1, max_length=MAX_EXPERTS // 8)]
     """Bitmap of the covered experts (protocols/run/experts.py), never empty."""
+
+
+class StaleContribution(Contribution, frozen=True, array_like=True, tag="stale", forbid_unknown_fields=True):
+    """A Contribution whose base is older than its round; legal in runs with `pace.stale`."""
+
+    age: Annotated[int, Meta(ge=1, le=MAX_STALE)]
+    """Rounds by which it is older: its steps began in round `round - age`. A claim, not a proof."""
 
 
 class SlicedContribution(Contribution, frozen=True, array_like=True, tag="sliced", forbid_unknown_fields=True):
@@ -327,6 +335,7 @@ EpochBody: TypeAlias = Leave | Epoch | Follow | Exclude | Excise
 Body: TypeAlias = (
     Contribution
     | PartContribution
+    | StaleContribution
     | SlicedContribution
     | PlannedContribution
     | AuditedContribution
@@ -472,6 +481,11 @@ def epoch_id(body: Epoch) -> Digest:
 def experts_of(body: Contribution) -> bytes:
     """Bitmap of the experts that a contribution covers; empty: all experts."""
     return body.experts if isinstance(body, PartContribution) else b""
+
+
+def age_of(body: Contribution) -> int:
+    """Rounds by which a contribution's base is older than its round, as it claims."""
+    return body.age if isinstance(body, StaleContribution) else 0
 
 
 def set_digest(entries: list[Digest]) -> Digest:

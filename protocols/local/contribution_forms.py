@@ -53,6 +53,11 @@ def member_of(entry: Digest, author: PeerId, weight: int, record: records.Contri
     )
 
 
+def age_of(pending: Pending) -> int:
+    """Return by how many rounds the base of trained work is older than its round: it began in `round - age`."""
+    return pending.form[0] if len(pending.form) == 1 else 0
+
+
 def contribution_of(
     pending: Pending,
     verdicts: tuple[records.Verdict, ...] | None = None,
@@ -65,7 +70,7 @@ def contribution_of(
     Without `tells_loss` its loss is 0: that of the member's own sequences has no noise. `is_planned`: the round's
     reducers are known here.
     """
-    # No run has two of these: reduced rounds, shared experts, audits.
+    # No run has two of these: reduced rounds, shared experts, audits, work of an old base.
     common = records.Contribution(
         round=pending.round,
         base=pending.base,
@@ -78,7 +83,9 @@ def contribution_of(
     fields = msgspec.structs.asdict(common)
     if verdicts is not None:
         return records.AuditedContribution(**fields, verdicts=verdicts)
+    if age := age_of(pending):
+        return records.StaleContribution(**fields, age=age)
     if pending.experts:
         return records.PartContribution(**fields, experts=pending.experts)
     sliced = records.PlannedContribution if is_planned else records.SlicedContribution
-    return sliced(**fields, rows=Digest(pending.rows)) if pending.rows else common
+    return sliced(**fields, rows=Digest(pending.form)) if pending.form else common

@@ -291,8 +291,9 @@ class Pending(msgspec.Struct, frozen=True, array_like=True):
     """Mean training loss of the steps, nats per token."""
     experts: bytes = b""
     """Bitmap of the experts that the payload covers; empty: all."""
-    rows: bytes = b""
-    """Merkle root over the payload's rows; empty in runs whose rounds are never reduced."""
+    form: bytes = b""
+    """Merkle root over the payload's rows in runs whose rounds may be reduced; with `pace.stale` the age of its
+    base in one byte, if not 0 (`contribution_forms.age_of`); else empty."""
 
 
 class StartReply(msgspec.Struct, frozen=True, array_like=True, tag="started"):

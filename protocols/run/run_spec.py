@@ -29,6 +29,7 @@ from atoll.protocols.run.sections.plugin import check_plugin
 from atoll.protocols.run.sections.privacy import PrivacySpec, check_privacy
 from atoll.protocols.run.sections.serving import ServingSpec
 from atoll.protocols.run.sections.sizes import check_sizes
+from atoll.protocols.run.sections.staleness import StaleSpec, check_staleness
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -245,6 +246,8 @@ class PaceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Share of its weight that a member's work has until then (docs/aggregation.md); unset: all of it."""
     excise_rounds: Annotated[int, Meta(ge=1, le=MAX_EXCISE_ROUNDS)] | msgspec.UnsetType = msgspec.UNSET
     """Newest final rounds that an excluded member's work can be taken out of (docs/removal.md); unset: none."""
+    stale: StaleSpec | msgspec.UnsetType = msgspec.UNSET
+    """Work of an older base (docs/staleness.md); unset: it counts in its own round or nowhere."""
 
 
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -340,7 +343,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
             self.serving.check(self.model.vocab)
         _check_reduce(self)
         _check_audit(self)
-        for check in (check_excision, check_lora, check_privacy, check_estimates, check_sizes):
+        for check in (check_excision, check_lora, check_privacy, check_estimates, check_sizes, check_staleness):
             check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
             raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")

@@ -1,4 +1,4 @@
-"""Trials of what the product does not have: gossip with one merge, and weights for work of an old base."""
+"""Trials: gossip with one merge, which the product does not have, and weights for work of an old base."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,6 @@ from atoll_bench.convergence.unequal import (
     Unequal,
     Way,
     by_age,
-    by_rarity,
     by_steps,
     even,
 )
@@ -89,7 +88,6 @@ def test_one_round_and_the_merge_are_a_round_of_averaging(neighbours, tmp_path):
 def test_weights_are_whole_numbers_of_steps_and_ages():
     assert [even(4, 3), by_steps(STEPS, 0), by_steps(4, 0)] == [64, 64, 16]
     assert [by_age(STEPS, age) for age in range(4)] == [64, 45, 36, 32]
-    assert [by_rarity(STEPS, 0), by_rarity(STEPS, 3)] == [64, 256]
 
 
 def test_equally_fast_members_are_rounds_of_averaging(tmp_path):
@@ -118,6 +116,21 @@ def seen_by(way, rounds, tmp_path):
 def test_slow_members_are_in_a_round_by_turns_with_work_of_three_steps_before(tmp_path):
     *_, last = seen_by(WAYS["old work, weight 1"], 6, tmp_path)
     assert sorted(last) == [(STEPS, 0)] * FAST + [(STEPS, 3)]
+
+
+def test_fedfix_weighs_slow_members_four_times_as_much_as_fast_ones(tmp_path):
+    seen = []
+
+    class Seen(Unequal):
+        def _weight(self, work):
+            seen.append((self.fold.final_round + 1, work.slot, super()._weight(work)))
+            return seen[-1][2]
+
+    arm = Seen(task_of(9, STEPS), tmp_path, WAYS["old work, FedFix"])
+    for number in range(9):
+        arm.round(number)
+    last = {slot: weight for at, slot, weight in seen if at == 8}
+    assert sorted(last.values()) == [7] * FAST + [28]
 
 
 def test_parts_of_rounds_are_a_quarter_of_the_steps_and_never_old(tmp_path):

@@ -1,5 +1,11 @@
 """Real nodes with rules of the outer step, the error feedback and the pace: a kill, a late join, one digest."""
 
+import json
+import os
+import signal
+import subprocess
+from contextlib import contextmanager
+
 import pytest
 
 from tests.e2e.conftest import stop_all
@@ -12,6 +18,14 @@ SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",6
 WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 
+STALE = "tests/node/virtual/test_virtual_stale.py::test_{}"
+OLD = (
+    "outer.stages=[[0,8]]",
+    "outer.overlap_steps=0",
+    "pace.least_256=256",
+    "pace.quorum_256=64",
+    "pace.grace_256=32",
+)
 ARRIVAL = "tests/node/virtual/test_virtual_arrival.py::test_a_group_arrives_together_and_the_slowest_is_in_it"
 
 
@@ -79,6 +93,16 @@ CASES = [
         ("inner.beta1=0.995", "inner.beta2=0.999", "inner.momentum_share=0.9"),
         "tests/node/learning/inner/test_slow_momentum.py::test_a_saved_state_goes_on_with_the_same_bits",
     ),
+    slow(
+        "sgd",
+        ('pace.stale={"most":32,"weights":"fedbuff"}', *OLD),
+        STALE.format("fedbuff_weighs_by_age_and_slow_work_is_in_the_final_sets_once"),
+    ),
+    slow(
+        "nesterov",
+        ('pace.stale={"most":32,"weights":"fedfix"}', *OLD, *DENSE, "outer.alpha_256=179"),
+        STALE.format("fedfix_weighs_by_how_seldom_a_member_is_in_time"),
+    ),
     slow("sgd", (SIGREG,), "tests/node/worker/test_objective.py::test_a_kill_and_a_late_join_give_one_digest"),
     slow(
         "sgd",
@@ -99,6 +123,9 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     second.start(*join).up()
     until("rounds of both are final", lambda: min(owner.final(), second.final()) >= 1)
     kill_and_join(until, owner, second, late, join)
+    if any(key.startswith("pace.stale") for key in more):
+        with slowed(second):
+            until("old work of the slow member counts", lambda: old_work_counts(owner, second))
 
     def states():
         """What each computed itself from the final set, of the rounds that all three folded."""
@@ -111,3 +138,25 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     until("all three folded a round", states)
     assert all(len(found) == 1 for found in states())
     stop_all(late, second, owner)
+
+
+@contextmanager
+def slowed(node):
+    """Inside, the node's worker runs for a quarter of the time: it is slow, and answers all the same."""
+    worker = node.status()["worker_pid"]
+    turns = f"while kill -STOP {worker}; do sleep 0.15; kill -CONT {worker}; sleep 0.05; done"
+    process = subprocess.Popen(["sh", "-c", turns])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+        os.kill(worker, signal.SIGCONT)
+
+
+def old_work_counts(owner, slow):
+    """Whether work that the slow member began in an older round is in a final set."""
+    events = map(json.loads, (slow.run_folder / "events.jsonl").read_text().splitlines())
+    old = {row["round"] for row in events if row["event"] == "trained" and row.get("age")}
+    peer = slow.status()["peer"]
+    return any(row["final"] and row["round"] in old and peer in row["contributors"] for row in owner.rows())

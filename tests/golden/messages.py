@@ -55,6 +55,7 @@ from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
 from atoll.protocols.run.sections.privacy import PrivacySpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
 from atoll.protocols.run.sections.sizes import SizesSpec
+from atoll.protocols.run.sections.staleness import StaleSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))
@@ -170,6 +171,7 @@ DGC = _run(
     ),
 )  # fmt: skip
 SIZED = _run(compress=CompressSpec(codec="sparse2", k=64, feedback=0.95, sizes=SizesSpec(goal="bytes")))
+STALE = _run(pace=msgspec.structs.replace(_run().pace, stale=StaleSpec(most=8, weights="fedfix")))
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -179,6 +181,7 @@ TOKEN = admission.make_token(RUN, ME, bytes(range(64, 96)), UNIX_S, "friends", 5
 BODIES: tuple[records.Body, ...] = (
     WORK,
     records.PartContribution(ROUND, A, B, 15, 122880, 64, 2.5, experts=b"\x06"),
+    records.StaleContribution(ROUND, A, B, 15, 122880, 64, 2.5, age=3),
     records.SlicedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.PlannedContribution(ROUND, A, B, 15, 122880, 64, 2.5, rows=A),
     records.AuditedContribution(
@@ -287,6 +290,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "steps without gradients": SCALARS,
         "lora": LORA,
         "econtrol": ECONTROL,
+        "stale": STALE,
         "dgc": DGC,
         "a k for each tensor": SIZED,
     }.items():

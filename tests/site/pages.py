@@ -14,7 +14,17 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, privacy, serving
+from atoll.protocols.run.sections import (
+    audits,
+    compression,
+    history,
+    merging,
+    objective,
+    plugin,
+    privacy,
+    serving,
+    staleness,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -41,6 +51,7 @@ SPECS = (
     slices.ReduceSpec,
     run_spec.StartSpec,
     serving.ServingSpec,
+    staleness.StaleSpec,
     serving.TokensSpec,
     serving.SamplingSpec,
     audits.AuditSpec,

@@ -8,6 +8,7 @@ set changes, the rounds after it are folded again; equal sets give equal views. 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import RunContext
@@ -15,6 +16,11 @@ from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally, scaled
+
+Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
+"""Returns the weight of each of these contributions to a round, by entry id."""
+OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
+"""The view has this set of a round, or it is final."""
 
 KEPT = 1024
 """Final rounds whose newcomers are remembered: a worker may be so far behind."""
@@ -37,7 +43,7 @@ class NewcomerWeights:
     contributions: ContributionIndex
     queue: EventQueue
     machines: Machines
-    claimed: Callable[[Round, Found], Mapping[Digest, int]]
+    claimed: Weigh
     """Returns the weights without probation: those that contributions claim, or what audits leave of them."""
     tally: Tally
     """Of all final sets."""

@@ -3,13 +3,13 @@
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from atoll.node.config.roles import Work
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.drawing import AuditDraw, is_repeatable
 from atoll.node.daemon.audits.for_others import AuditsForOthers
-from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights
+from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, Weigh
+from atoll.node.daemon.audits.stale_weights import weights_of
 from atoll.node.daemon.certificates.summary import Summary
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
@@ -17,9 +17,6 @@ from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerCl
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
-
-Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
-OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
 
 
 def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:
@@ -104,6 +101,11 @@ def build_weighing(
             )
             made.learners.append(made.for_others.on_set)
     pace = context.spec.pace
+    if pace.stale:
+        made.weigh, learners = weights_of(
+            context=context, queue=queue, machines=machines, contributions=contributions, claimed=made.weigh
+        )
+        made.learners += learners
     if pace.probation_256:
         newcomers = NewcomerWeights(
             share_256=pace.probation_256,

@@ -366,6 +366,8 @@ class Driver:
                 self.reducer.close_round(number)
             case round_types.PublishAck():
                 self._acknowledge(action)
+            case round_types.LeaveRound(number, names):
+                self.machines.feed_finality(finality_types.RoundClosed(number, names))
             case round_types.PublishLease(activity, number):
                 self.leases.announce(activity, number)
                 # Who waits for the next round closes this one, too: its view of the set still grows.

@@ -92,8 +92,9 @@ class LocalTraining:
         self.moments.offer(done.parted)
         left_out = max(0, self._tempo.chosen - request.steps)
         self.machines.feed_round(trained_of(done, action.after, self.context.now(), left_out))
-        await self.worker.ask_until_saved(worker_messages.SaveRequest(action.round), worker_messages.SaveReply)
-        self.context.log.saved(action.round)
+        number = done.pending.round
+        await self.worker.ask_until_saved(worker_messages.SaveRequest(number), worker_messages.SaveReply)
+        self.context.log.saved(number)
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
     def recover(self, started: worker_messages.StartReply) -> None:

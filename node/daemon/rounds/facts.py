@@ -175,15 +175,17 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
 def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:
     """The node goes on at once; the work is announced when it is safe on the disk."""
     at_hand = state.phase is Phase.TRAIN and event.round == state.round
+    number = event.pending.round  # a later one than was trained, where the base may be older
     step_s = event.train_s / max(1, event.pending.steps)
     # With the steps that were left out: graces and patience are shares of the time that a whole round takes.
     state = replace(state, train_s=event.train_s + event.left_out * step_s, step_s=step_s)
     if event.lag is not None:
         state = replace(state, ahead=overlap_depth.measured(state.ahead, event.lag))
-    if event.round <= state.final:
+    if number <= state.final:
         return enter(state, Phase.FOLD, state.round) if at_hand else state
-    state = replace(state, saving=state.saving | {event.round})
+    state = replace(state, saving=state.saving | {number})
     if at_hand:
+        state = replace(state, round=number)
         # A round in flight is collected before the one that was just trained.
         state = collect(state, state.collecting if in_flight(state) else state.round)
     return state
@@ -255,6 +257,7 @@ def _finalized(state: RoundState, number: int) -> RoundState:
         folded=_above(number, state.folded),
         settled=_above(number, state.settled),
         acked=_above(number, state.acked),
+        left=_above(number, state.left),
         reduced=_above(number, state.reduced),
         resolving=_above(number, state.resolving),
     )

@@ -72,7 +72,8 @@ def step(state: RoundState, *events: round_types.Event) -> Out:
         state, more = apply_event(state, event)
         actions += more
     # In these steps of a round nobody waits for anything: all moves would find that, and most events come then.
-    trains = state.phase is Phase.TRAIN and state.collecting < 0 and not state.config.overlap_steps
+    config = state.config
+    trains = state.phase is Phase.TRAIN and state.collecting < 0 and not (config.overlap_steps or config.most_age)
     for moves in () if trains else _PASSES:
         before = state
         for move in moves:
@@ -134,6 +135,23 @@ def _close(state: RoundState) -> Out:
         state, closed=state.collecting, absent=((state.absent | awaited) - there) & state.members.keys()
     )
     return (state if in_flight(state) else enter(state, Phase.FOLD, state.round)), []
+
+
+def _note_left_rounds(state: RoundState) -> Out:
+    """Tell finality of rounds that the others left while this node trains on: it votes for their sets.
+
+    Else a third of slow members would stop finality for as long as their steps take. Nothing is folded.
+    """
+    if state.phase is not Phase.TRAIN or not state.config.most_age:
+        return state, []
+    actions: list[round_types.Action] = []
+    left = dict(state.left)
+    for number in range(state.final + 1, next_round(state)):
+        names = own_set(state, number)
+        if names and left.get(number) != names:
+            left[number] = names
+            actions.append(round_types.LeaveRound(Round(number), names))
+    return (replace(state, left=left) if actions else state), actions
 
 
 def _fold_changed_sets(state: RoundState) -> Out:
@@ -264,7 +282,7 @@ def _end_rest(state: RoundState) -> Out:
     return enter(state, Phase.FOLD, state.round), []
 
 
-_PASS = (_fold_changed_sets, _overlap_next, _close, _fold_changed_sets, _go_on_when_folded)
+_PASS = (_note_left_rounds, _fold_changed_sets, _overlap_next, _close, _fold_changed_sets, _go_on_when_folded)
 # Two passes, because the first may end in a phase that its earlier moves act upon: a rest that ends goes to FOLD,
 # and a round of which all is here already is collected, closed and folded within the event. Folds stand on both
 # sides of the close, so that late contributions to closed rounds are folded before a new round trains on. A third

@@ -108,7 +108,8 @@ def has_joined_in_vain(state: RoundState) -> bool:
 
 def comes_too_late(state: RoundState, number: int) -> bool:
     """Without overlap: whether the others are so far in round `number` that this node begins with the next one."""
-    if state.config.overlap_steps or has_joined_in_vain(state):
+    # Where work may be of an older base it does not come too late.
+    if state.config.overlap_steps or state.config.most_age or has_joined_in_vain(state):
         return False
     took_s, _, count = _at_work(state, number)
     # They would close it before this node's work is there. After a start the node can choose: it begins if the

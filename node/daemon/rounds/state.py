@@ -88,6 +88,8 @@ class RoundConfig:
     """The most such steps where the node's link needs more; below `overlap_steps`: no more than these."""
     least_256: int = 256
     """The least share of a round's steps that a member may take, in 256ths."""
+    most_age: int = 0
+    """Rounds by which the base of work may be older than its round; 0: it counts where it began, or nowhere."""
     observes: str = ""
     """What this node does instead of training, in one line; empty: it trains."""
     run: RunId = NO_RUN
@@ -114,6 +116,7 @@ def config_of(
         grace_256=pace.grace_256,
         lease_s=pace.lease_s,
         least_256=pace.least_256,
+        most_age=pace.stale.most if pace.stale else 0,
         min_members=pace.min_members,
         overlap_steps=overlap_steps,
         overlap_most=overlap_most,
@@ -199,6 +202,8 @@ class RoundState(msgspec.Struct, frozen=True):
     looked at again; without it the machine does the same, in a time that grows with the open rounds."""
     acked: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
     """The set of each open round that our feed acknowledged last."""
+    left: Mapping[int, FoldSet] = msgspec.field(default_factory=dict)
+    """The set of each open round that the others left while this node trains on, as finality was told."""
     reduced: Mapping[int, FoldSet | None] = msgspec.field(default_factory=dict)
     """Rounds that are reduced, with the set that can be folded; None: it is not known yet."""
     resolving: Mapping[int, bool] = msgspec.field(default_factory=dict)

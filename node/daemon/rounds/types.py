@@ -14,6 +14,7 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Seniority
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
 
@@ -104,6 +105,7 @@ class TrainingDone(msgspec.Struct, frozen=True):
     """The worker's answer to StartTraining. TrainingSaved follows when the work is safe on the disk."""
 
     round: Round
+    """As asked for. `pending` is of a later one where its base is older than its round."""
     pending: Pending
     train_s: float
     """Seconds, without the time that the worker waited for the fold of the round before."""
@@ -117,7 +119,8 @@ class TrainingDone(msgspec.Struct, frozen=True):
 def trained_of(done: TrainReply, after: int, now: float, left_out: int) -> TrainingDone:
     """The event for the worker's answer; `after`: round that was in flight meanwhile, -1: none."""
     lag = lag_of(done.overlapped, done.held_s, done.train_s, done.pending.steps) if after >= 0 else None
-    return TrainingDone(done.pending.round, done.pending, done.train_s, now, lag, left_out)
+    began = Round(done.pending.round - age_of(done.pending))
+    return TrainingDone(began, done.pending, done.train_s, now, lag, left_out)
 
 
 class TrainingRefused(msgspec.Struct, frozen=True):
@@ -284,6 +287,14 @@ class PublishAck(msgspec.Struct, frozen=True):
     """State digest of the view with this set."""
 
 
+class LeaveRound(msgspec.Struct, frozen=True):
+    """Send RoundClosed(round, members) to finality: the others left the round, and this node still trains."""
+
+    round: Round
+    members: tuple[Digest, ...]
+    """Entry ids, sorted."""
+
+
 class PublishLease(msgspec.Struct, frozen=True):
     """Announce this activity and round in our lease."""
 
@@ -296,5 +307,14 @@ class Finish(msgspec.Struct, frozen=True):
 
 
 Action: TypeAlias = (
-    StartTraining | Announce | Discard | FetchPayload | FoldRound | ResolveSet | PublishAck | PublishLease | Finish
+    StartTraining
+    | Announce
+    | Discard
+    | FetchPayload
+    | FoldRound
+    | ResolveSet
+    | PublishAck
+    | LeaveRound
+    | PublishLease
+    | Finish
 )

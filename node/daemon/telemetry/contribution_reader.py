@@ -14,9 +14,17 @@ from atoll.protocols.ledger.records import (
     PartContribution,
     PlannedContribution,
     SlicedContribution,
+    StaleContribution,
 )
 
-KINDS = (Contribution, PartContribution, SlicedContribution, PlannedContribution, AuditedContribution)
+KINDS = (
+    Contribution,
+    PartContribution,
+    StaleContribution,
+    SlicedContribution,
+    PlannedContribution,
+    AuditedContribution,
+)
 """The ledger finds entries by their exact kind."""
 AUTHORS_MAX = 256
 """Most authors that are shown of one round."""

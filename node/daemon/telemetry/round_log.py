@@ -19,6 +19,7 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import counted
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Validation
+from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, TimeShares
 from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
@@ -117,7 +118,8 @@ class RoundLog:
         self.newest_payload = (row.round, row.payload_bytes)
         self.tokens += row.tokens
         self._save(row.round)
-        self.event("trained", round=row.round, steps=row.steps)
+        older = {"age": age} if (age := age_of(done.pending)) else {}
+        self.event("trained", round=row.round, steps=row.steps, **older)
 
     def chain_changed(self, started: StartReply, ours: Iterable[Round]) -> None:
         """Record that the worker left a chain, if it did; `ours`: our contributions to what is open again."""

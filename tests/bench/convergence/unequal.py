@@ -4,9 +4,9 @@
 
 Eight members, four of which take a quarter of the steps in the same time. All arms take the same steps at the same
 times. They differ in when a member's work counts and in its weight, a whole number that follows from the number of
-its steps and from the age of its base in outer steps. In other arms all members are equally fast, and now and then
-late for their round. Work is float32, and the outer step is the product's. There is no such rule:
-docs/decisions/0029-no-weights-for-staleness.md.
+its steps and from the age of its base in outer steps, or from the sets before: the product's (`pace.stale`). In
+other arms all members are equally fast, and now and then late for their round. Work is float32. The outer step is
+the product's; that of a buffer divides by the number of works, as published. Results: docs/staleness.md.
 """
 
 import tempfile
@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from atoll.node.daemon.audits.stale_weights import WINDOWS, by_rarity, share_of_age
 from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.outer.fixed import plus, to_fixed, to_float
 from atoll.node.learning.outer.fold import RoundSet, round_set
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.ids import PeerId, digest
+from atoll.protocols.ledger.probation import scaled
 from atoll.protocols.local.worker_messages import Member
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.experts import ALL
@@ -38,6 +40,8 @@ TICKS = 4
 """Parts of a round. A slow member takes one step while a fast one takes STEPS // TICKS."""
 STEPS = 16
 FAST = MEMBERS // 2
+MOST = 8
+"""`pace.stale.most` of `run new --method fedfix`."""
 LATE, BETA = 0.25, 0.95
 """How often a member is late, and the factor on work that returns to it."""
 Weigh = Callable[[int, int], int]
@@ -55,12 +59,7 @@ def by_steps(steps: int, age: int) -> int:
 
 def by_age(steps: int, age: int) -> int:
     """FedBuff's 1/√(1 + s)."""
-    return int(WEIGHT_UNIT / (1 + age) ** 0.5)
-
-
-def by_rarity(steps: int, age: int) -> int:
-    """FedFix's: the inverse of how often a member is in time, so that all have the same share in the long run."""
-    return WEIGHT_UNIT * (1 + age)
+    return scaled(WEIGHT_UNIT, share_of_age(age))
 
 
 class Way(NamedTuple):
@@ -69,6 +68,8 @@ class Way(NamedTuple):
     weigh: Weigh
     slow_ticks: int = TICKS
     """Time of a slow member's work; that of a fast one is a round."""
+    is_fedfix: bool = False
+    """Whether weights follow from the sets before, instead of `weigh`."""
     buffer: int = 0
     """Works that make an outer step; 0: what there is at the end of each round."""
     alpha_256: int = 256
@@ -84,7 +85,7 @@ WAYS = {
     "parts of rounds, equal weights": Way(even),
     "old work, weight 1": Way(even, OLD),
     "old work, 1/√(1+s)": Way(by_age, OLD),
-    "old work, FedFix": Way(by_rarity, OLD),
+    "old work, FedFix": Way(even, OLD, is_fedfix=True),
     "FedBuff of 5": Way(by_age, OLD, buffer=5),
     "FedBuff of 5, weight 1": Way(even, OLD, buffer=5),
     "FedBuff of 2": Way(by_age, OLD, buffer=2),
@@ -113,6 +114,7 @@ class Unequal(_Rounds):
         self._version = 0
         """Outer steps so far."""
         self._waiting: list[_Work] = []
+        self._sets: list[frozenset[PeerId]] = []
         self._began = [(0, 0)] * task.members
         """Tick and version at which each member's work began."""
         speeds = {slot: 1 if slot in way.slow else STEPS // TICKS for slot in way.members}
@@ -183,12 +185,18 @@ class Unequal(_Rounds):
         """One outer step of all work that waits."""
         members = []
         for at, work in enumerate(self._waiting):  # a buffer may hold two works of one member
-            weight = self._way.weigh(work.steps, self._version - work.base)
+            weight = self._weight(work)
             members.append(_member(f"{work.slot}, {at}", weight))
             self._sent_exactly[members[-1].path] = work.delta_C4096
+        self._sets.append(frozenset(PeerId(str(work.slot)) for work in self._waiting))
         self._waiting = []
         self.fold.prepare_final(round_set(self._version, members))()
         self._version += 1
+
+    def _weight(self, work: _Work) -> int:
+        if self._way.is_fedfix:
+            return by_rarity(WEIGHT_UNIT, self._sets[-WINDOWS * (MOST + 1) :], PeerId(str(work.slot)), MOST)
+        return self._way.weigh(work.steps, self._version - work.base)
 
     def _exact_update(self, fresh: RoundSet, theta_N4096: Tensor) -> Tensor:
         """θ + U of weighted float32 work. A buffer divides by the number of works, as published."""

@@ -378,14 +378,18 @@ class FakeWorker:
             self._check_life(now)
         done, trained_s = await self._steps(ask.steps, budget, now, done, trained_s)
         self.experts = self.owned[ask.round] = ask.experts
+        stale, number = self.spec.pace.stale, ask.round
+        if stale:
+            number = min(stale.counts_in(ask.round, self.final), self.spec.outer.rounds - 1)
         data = self._payload(ask)
         path = self.folder / f"{ask.round}.payload"
         path.write_bytes(data)
         tokens = CONTEXT * budget.taken
         weight = weight_of(tokens, CONTEXT * STEPS * self.spec.inner.batch)
         blob = manifest_of_bytes(data).id
-        rows = b"" if self.slices is None else RowTree(data, self.layout).root
-        words = (ask.round, base, blob, str(path), done, tokens, weight, 1.0, ask.experts, rows)
+        age = bytes([number - ask.round] if number > ask.round else [])
+        form = age if self.slices is None else RowTree(data, self.layout).root
+        words = (number, base, blob, str(path), done, tokens, weight, 1.0, ask.experts, form)
         pending = Pending(*words)
         self.unsafe = (*self.unsafe, pending)
         self.trained.append(ask.round)
