@@ -16,6 +16,7 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.privacy.uses import PrivacyAccount
+from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
@@ -97,6 +98,8 @@ class RoundTrainer:
     """What takes the steps of a zeroth-order run and makes its payloads; None in other runs."""
     privacy: PrivacyAccount | None = None
     """What counts the uses of the data in a run with privacy; None in other runs."""
+    mixing: NeighbourMixing | None = None
+    """What mixes differences of neighbours into the local weights; None in runs without gossip."""
     batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
@@ -131,6 +134,8 @@ class RoundTrainer:
         train_s = self._now_s() - began - overlap.held_s
         with self.spent.within("encode"):
             payload = self._encoded(ask.round)
+        if self.mixing is not None:
+            self.mixing.end(ask.round, payload)
         done = self._pending(ask.round, base, losses, payload, budget.taken * self.spec.model.context)
         trained = TrainReply(
             pending=done,
@@ -139,6 +144,7 @@ class RoundTrainer:
             overlapped=overlap.steps,
             held_s=overlap.held_s,
             uses=self.uses,
+            pulls=self.mixing.pulls if self.mixing is not None else 0,
         )
         return trained, payload
 
@@ -169,6 +175,8 @@ class RoundTrainer:
             weights.start(self.fold.view_C4096)
         if self.scalars is not None:
             self.scalars.begin(ask.round, self.fold.view_C4096)
+        if self.mixing is not None:
+            self.mixing.begin(ask.round)
         return Overlap(due, min(ask.ahead, ask.steps))
 
     def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:

@@ -30,6 +30,7 @@ from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.inner.private_passes import Random
 from atoll.node.learning.outer.average import StateAverage
+from atoll.node.learning.outer.fixed import padding_of
 from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
@@ -45,6 +46,7 @@ from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.privacy.uses import PrivacyAccount
+from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.async_save import AsyncSave, WorkerState
@@ -57,6 +59,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
+from atoll.protocols.pulls.requests import DifferenceRequest, MixRequest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
@@ -158,6 +161,11 @@ class Session:
             moments=InitialMoments(spec, start.moments),
             scalars=ScalarSteps(spec, start.peer, self._learner) if is_scalar(spec) else None,
         )
+        if spec.outer.gossip and start.trains:
+            padding = padding_of(arena_of(spec.model))
+            self._rounds.mixing = NeighbourMixing(
+                spec=spec, gossip=spec.outer.gossip, encoder=encoder, padding=padding
+            )
         self._requests = FoldRequests(
             spec, start.peer, self._fold, self._feedback, self._slices, self._async_save.payloads
         )
@@ -215,6 +223,10 @@ class Session:
                 return self._evaluate()
             case worker_messages.AuditRequest():
                 return self._audit(ask)
+            case DifferenceRequest() if self._rounds.mixing is not None:
+                return self._rounds.mixing.write(ask, self._learner.weights)
+            case MixRequest() if self._rounds.mixing is not None:
+                return self._rounds.mixing.mix(ask, self._learner.weights)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:
@@ -258,6 +270,10 @@ class Session:
         self._trained = trained
         self._begin_save()
         yield trained
+
+    def is_reported(self, step: int) -> bool:
+        """Whether progress at this step of a round must reach the daemon, however soon after other progress."""
+        return self._rounds.mixing is not None and self._rounds.mixing.is_reported(step)
 
     def finish_save(self, ask: worker_messages.SaveRequest) -> worker_messages.SaveReply | None:
         """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""
