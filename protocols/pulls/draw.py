@@ -1,7 +1,7 @@
 """Who pulls from whom at a tick of a round: a pure function of run, round, tick and members.
 
-At each tick the members are in an order that follows from their hashes. The first and the second are a pair, then
-the third and the fourth; the last of an odd number has no neighbour. A pair pulls with the chance of the tick, both
+At each tick the members are in an order that follows from hashes. The first and the second are a pair, then the
+third and the fourth; the last of an odd number has no neighbour. A pair pulls with the chance of the tick, both
 ways. So a member has one neighbour at most, and c·2⌊M/2⌋/M on average at a tick with the chance c.
 """
 

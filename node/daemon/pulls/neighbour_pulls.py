@@ -26,6 +26,7 @@ from atoll.protocols.run.sections.gossip import GossipSpec
 A = TypeVar("A")
 PULL_S = 10.0
 """Deadline of a pull, beside the time that its payload takes on the slowest link that is waited for."""
+NO_ROUND = Round(-1)
 SLOWEST_BYTES_S = 125_000
 """One megabit a second."""
 
@@ -63,7 +64,7 @@ class NeighbourPulls:
     start_task: Callable[[Coroutine[Any, Any, None], str], None]
     folder: Path
     """For payloads on their way to and from the worker."""
-    _round: Round = Round(-1)
+    _round: Round = NO_ROUND
     _members: tuple[PeerId, ...] = ()
     """Among whom neighbours are drawn in this round."""
     _tick: int = 0
@@ -115,7 +116,7 @@ class NeighbourPulls:
             return b""  # the worker died, or the disk refused: the neighbour's tick is lost, and nothing else
 
     def _begin(self, number: Round) -> None:
-        if self._round >= 0:
+        if self._round != NO_ROUND:
             self.log.event(
                 "pulls", round=self._round, asked=self._asked, pulled=self._pulled, given=len(self._given)
             )

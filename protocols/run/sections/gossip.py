@@ -1,4 +1,4 @@
-"""`outer.gossip`: within a round members pull from neighbours; the round's fold merges all (docs/gossip-merge.md)."""
+"""`outer.gossip`: within a round members pull from neighbours; its fold merges all (docs/gossip-merge.md)."""
 
 from typing import Annotated, Any
 
@@ -6,8 +6,12 @@ import msgspec
 from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.payload import DENSE_BLOCK
+from atoll.protocols.run.arena import arena_of
+from atoll.protocols.run.payload import DENSE_BLOCK, payload_bytes
 from atoll.protocols.run.sections.refusals import Refusal, refuse
+
+MOST_BYTES = 256 << 20
+"""Largest payload of a pull: the daemons at both ends have it in memory while it moves."""
 
 
 class GossipSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -86,5 +90,8 @@ def check_gossip(spec: Any) -> None:
             f"outer.gossip.steps = {gossip.steps}: no round has a tick before its end, at step {most}",
             hint="a lower number, or longer rounds in outer.stages",
         )
+    size = payload_bytes(spec.compress.codec, arena_of(spec.model).chunks, spec.compress.k)
+    if size > MOST_BYTES:
+        raise ConfigError(f"outer.gossip: a pull of {size} bytes is above {MOST_BYTES}: the model is too large")
     if not gossip.first_256 and not gossip.last_256:
         raise ConfigError("outer.gossip needs first_256 or last_256 above 0: else nobody pulls")
