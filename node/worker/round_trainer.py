@@ -16,7 +16,7 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.privacy.uses import PrivacyAccount
-from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing
+from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing, mixing_of
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.protocols.blobs import manifest_of_bytes
@@ -98,11 +98,14 @@ class RoundTrainer:
     """What takes the steps of a zeroth-order run and makes its payloads; None in other runs."""
     privacy: PrivacyAccount | None = None
     """What counts the uses of the data in a run with privacy; None in other runs."""
-    mixing: NeighbourMixing | None = None
+    mixing: NeighbourMixing | None = field(init=False)
     """What mixes differences of neighbours into the local weights; None in runs without gossip."""
     batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
+
+    def __post_init__(self) -> None:
+        self.mixing = mixing_of(self.spec, self.feedback.encoder)
 
     def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
         """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet.

@@ -30,7 +30,6 @@ from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.inner.private_passes import Random
 from atoll.node.learning.outer.average import StateAverage
-from atoll.node.learning.outer.fixed import padding_of
 from atoll.node.learning.plugged.loading import examples_of
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
@@ -46,7 +45,6 @@ from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.privacy.uses import PrivacyAccount
-from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing
 from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.async_save import AsyncSave, WorkerState
@@ -161,11 +159,6 @@ class Session:
             moments=InitialMoments(spec, start.moments),
             scalars=ScalarSteps(spec, start.peer, self._learner) if is_scalar(spec) else None,
         )
-        if spec.outer.gossip and start.trains:
-            padding = padding_of(arena_of(spec.model))
-            self._rounds.mixing = NeighbourMixing(
-                spec=spec, gossip=spec.outer.gossip, encoder=encoder, padding=padding
-            )
         self._requests = FoldRequests(
             spec, start.peer, self._fold, self._feedback, self._slices, self._async_save.payloads
         )

@@ -340,8 +340,10 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
+        check_gossip(self)
         _check_reduce(self)
-        for check in (check_audit, check_excision, check_lora, check_privacy, check_estimates, check_gossip):
+        check_audit(self)
+        for check in (check_excision, check_lora, check_privacy, check_estimates):
             check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
             raise ConfigError("pace.arrival group needs pace.least_256 or pace.most_256 other than 256")

@@ -31,7 +31,7 @@ SLOWEST_BYTES_S = 125_000
 """One megabit a second."""
 
 
-class Neighbours(Protocol):
+class PullWire(Protocol):
     """How questions reach neighbours; `SwarmPulls` implements it."""
 
     async def ask(self, peer: PeerId, question: bytes, max_bytes: int) -> bytes:
@@ -41,7 +41,7 @@ class Neighbours(Protocol):
         """Count a protocol fault of a peer."""
 
 
-class Worker(Protocol):
+class PullWorker(Protocol):
     """`WorkerClient` implements it."""
 
     async def ask(self, ask: Ask, kind: type[A]) -> A:
@@ -56,8 +56,8 @@ class NeighbourPulls:
     gossip: GossipSpec
     me: PeerId
     log: RoundLog
-    neighbours: Neighbours
-    worker: Worker
+    neighbours: PullWire
+    worker: PullWorker
     voters: Callable[[], Collection[PeerId]]
     """Returns the members that decide rounds now: among them neighbours are drawn."""
     is_excluded: Callable[[PeerId, Round], bool]

@@ -20,7 +20,7 @@ OnProgress = Callable[[TrainProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class SwarmPulls:
-    """Questions over one swarm; implements `Neighbours`."""
+    """Questions over one swarm; implements `PullWire`."""
 
     swarm: Swarm
     requests: SingleRequests

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.learning.compress.codecs import Encoder, codec_of
-from atoll.node.learning.outer.fixed import Padding, clear
+from atoll.node.learning.outer.fixed import Padding, clear, padding_of
 from atoll.node.learning.outer.pairwise import mixed, share_of
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.p2p.system.atomic_files import disk
@@ -102,3 +102,12 @@ class NeighbourMixing:
 
         cover = trained_cover(self.spec.model, b"")
         return sum(square(weights.rows(span), span.start) for _, span in slabs(cover, SLAB_CHUNKS))
+
+
+def mixing_of(spec: RunSpec, encoder: Encoder) -> NeighbourMixing | None:
+    """The mixing of a run; None without gossip."""
+    gossip = spec.outer.gossip
+    if not gossip:
+        return None
+    padding = padding_of(arena_of(spec.model))
+    return NeighbourMixing(spec=spec, gossip=gossip, encoder=encoder, padding=padding)
