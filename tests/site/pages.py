@@ -14,7 +14,17 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, privacy, serving
+from atoll.protocols.run.sections import (
+    audits,
+    compression,
+    gossip,
+    history,
+    merging,
+    objective,
+    plugin,
+    privacy,
+    serving,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -45,6 +55,7 @@ SPECS = (
     serving.SamplingSpec,
     audits.AuditSpec,
     history.HistorySpec,
+    gossip.GossipSpec,
     objective.ObjectiveSpec,
     plugin.PluginSpec,
     plugin.TensorSpec,
