@@ -53,7 +53,17 @@ CASES = [
         "tests/node/worker/test_outer_rules.py::test_muloco_has_one_digest_after_a_kill_and_a_late_join",
     ),
     # Its pulls go over a wire of their own, so it runs in `make test` too.
-    ("average", (*DENSE, "outer.alpha_256=256", "outer.overlap_steps=0", "outer.stages=[[0,10]]", GOSSIP)),
+    (
+        "average",
+        (
+            *DENSE,
+            "outer.alpha_256=256",
+            "outer.overlap_steps=0",
+            "outer.stages=[[0,10]]",
+            "pace.probation=1",
+            GOSSIP,
+        ),
+    ),
     slow("co2", (*DENSE, "outer.clip_65536=655"), WORKER),
     slow(
         "sgd",
