@@ -44,6 +44,8 @@ SIZED_PAYLOAD = Wire("sized-payload", newest=1, oldest=1)
 REDUCTION = Wire("reduction", newest=3, oldest=3)
 """Rows of payloads, openings of reductions, proofs of faults. 3: `planned`. 2: neighbours open together.
 None of 2 and 1 was released."""
+PULL = Wire("pull", newest=1, oldest=1)
+"""What a neighbour trained in the round at hand so far. 1: first."""
 NAT = Wire("nat", newest=1, oldest=1)
 """Observed addresses, dial-back, punching through a rendezvous. 1: first."""
 RELAY = Wire("relay", newest=1, oldest=1)

@@ -27,6 +27,7 @@ METHODS = {
     f" compress.feedback=0 {_ADAMW} {_UNREDUCED}",
     "edit": f"{_DILOCO} outer.momentum_256=205 outer.aggregate=edit {_ADAMW} {_DENSE}",
     "co2": f"outer.rule=co2 outer.clip_65536=1311 {_ADAMW} {_DENSE}",
+    "gossip": f'outer.gossip={{"steps":1,"first_256":0,"last_256":102}} outer.rule=average {_ADAMW} {_DENSE}',
     "isoloco": "outer.spectrum=isotropic outer.rule=nesterov outer.alpha_256=461 outer.momentum_256=205"
     f" {_ADAMW} {_DENSE}",
     "econtrol": f"{_SPARSE} compress.feedback_rule=econtrol compress.feedback=1 outer.rule=slowmo"

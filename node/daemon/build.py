@@ -21,6 +21,7 @@ from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed, loggers_of
+from atoll.node.daemon.pulls.swarm_pulls import begin_pulls
 from atoll.node.daemon.samples.choice import sampler_of
 from atoll.node.daemon.samples.sampler import Sampler
 from atoll.node.daemon.status import DaemonOperator, StopDaemon
@@ -98,7 +99,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     context = RunContext(plan.run.spec, me, log, time.monotonic, len(devices_of(config.device)), name=config.name)
     copy = Path(config.data).expanduser() if config.data else None
     text = RunText(context, net, limit_bytes=config.shard_bytes, folder=copy)
-    trainer, driver, goodput = _build_training(plan, context, swarm=swarm, net=net, text=text)
+    trainer, driver, goodput = _build_training(plan, context, swarm=swarm, net=net, text=text, host=routed)
     driver.on_other_chain = on_other_chain
     if plan.run.spec.history:
         fetcher = fetcher_of(plan.run.spec, swarm, lambda: driver.finality.last_final)
@@ -196,7 +197,7 @@ def _dht_use(plan: JoinPlan, host: RouteHost) -> DhtUse:
 
 
 def _build_training(
-    plan: JoinPlan, context: RunContext, *, swarm: Swarm, net: SwarmNetwork, text: RunText
+    plan: JoinPlan, context: RunContext, *, swarm: Swarm, net: SwarmNetwork, text: RunText, host: RouteHost
 ) -> tuple[Trainer, Driver, GoodputCollector]:
     """The worker's supervisor, the driver that asks the worker, and the account of the worker's time."""
     folder = plan.home.run(plan.run.spec.id)
@@ -205,7 +206,7 @@ def _build_training(
         _start_request(plan, folder, swarm),
         folder / "worker.log",
         lambda started: driver.on_started(started),
-        lambda progress: driver.on_progress(progress),
+        lambda progress: on_progress(progress),
         on_gone=lambda why: _on_worker_gone(goodput, driver, why),
         on_spent=lambda spent: goodput.on_spent(spent),
         nice=plan.config.guest.nice,
@@ -225,6 +226,7 @@ def _build_training(
         ),
         open_rounds=open_rounds_of(plan.run.spec, plan.config.open_rounds_bytes),
     )
+    on_progress = begin_pulls(driver, swarm, host, folder / "pulls")
     goodput = GoodputCollector(
         context.log, time.monotonic, lambda: driver.round, lambda: net.bytes_moved().blob_contents_up
     )

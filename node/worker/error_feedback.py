@@ -61,6 +61,7 @@ class ErrorFeedback:
         """`encode` takes weights whose anchor is on the encoder's device."""
         self._spec = spec
         self._spool = spool
+        self.encoder = encoder
         self._rule = feedback_rule_of(spec, encoder.device) if spec.compress.feedback_rule else None
         arena = arena_of(spec.model)
         self._slab_encoder = SlabEncoder(encoder, arena, padding_of(arena), spec.compress.feedback, self._rule)

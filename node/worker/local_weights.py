@@ -164,6 +164,10 @@ class LocalWeights:
             torch._foreach_copy_([row for row, _ in copies], [value for _, value in copies])
         return blocks
 
+    def replace_rows(self, span: Span, local_N4096: Tensor) -> None:
+        """L ← local on chunks that are trained here, in the middle of a round; A stays. Count it in `changes`."""
+        bridge.write_rows(self._named, self._arena, span.start, local_N4096)
+
     def mark_sent(self, span: Span, local_N4096: Tensor) -> None:
         """A ← L on rows that a payload holds now. `sent` is set when all of a round's cover has been."""
         self.anchor_C4096[span.start : span.stop] = local_N4096

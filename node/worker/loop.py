@@ -163,9 +163,9 @@ class Worker:
         if isinstance(event, worker_messages.TrainReply):
             self._training = None
             self._reply(number, event)
-        elif (
-            isinstance(event, worker_messages.TrainProgress)
-            and (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
+        elif isinstance(event, worker_messages.TrainProgress) and (
+            (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
+            or self._open().is_reported(event.step)
         ):
             self._progress_at = now
             self._reply(number, event)

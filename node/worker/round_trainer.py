@@ -16,6 +16,7 @@ from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.privacy.uses import PrivacyAccount
+from atoll.node.worker.pulls.neighbour_mixing import NeighbourMixing, mixing_of
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.sizes.table import k_in_state
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
@@ -98,9 +99,14 @@ class RoundTrainer:
     """What takes the steps of a zeroth-order run and makes its payloads; None in other runs."""
     privacy: PrivacyAccount | None = None
     """What counts the uses of the data in a run with privacy; None in other runs."""
+    mixing: NeighbourMixing | None = field(init=False)
+    """What mixes differences of neighbours into the local weights; None in runs without gossip."""
     batches: NextBatch = field(default_factory=NextBatch)
     steps_taken: int = 0
     """Inner steps of this node, in all rounds."""
+
+    def __post_init__(self) -> None:
+        self.mixing = mixing_of(self.spec, self.feedback.encoder)
 
     def train(self, ask: TrainRequest) -> Generator[Step, None, tuple[TrainReply, bytearray]]:
         """Take the steps of a round one at a time; returns the result, which is nowhere on the disk yet.
@@ -135,6 +141,8 @@ class RoundTrainer:
         with self.spent.within("encode"):
             number = self._counts_in(ask.round)
             payload = self._encoded(number)
+        if self.mixing is not None:
+            self.mixing.end(ask.round, payload)
         tokens = budget.taken * self.spec.model.context
         form = bytes([number - ask.round] if number > ask.round else [])
         if self.spec.reduce:
@@ -147,6 +155,7 @@ class RoundTrainer:
             overlapped=overlap.steps,
             held_s=overlap.held_s,
             uses=self.uses,
+            pulls=self.mixing.pulls if self.mixing is not None else 0,
         )
         return trained, payload
 
@@ -191,6 +200,8 @@ class RoundTrainer:
             weights.start(self.fold.view_C4096)
         if self.scalars is not None:
             self.scalars.begin(ask.round, self.fold.view_C4096)
+        if self.mixing is not None:
+            self.mixing.begin(ask.round)
         return Overlap(due, min(ask.ahead, ask.steps))
 
     def _merge_due_fold(self, overlap: Overlap, taken: int) -> Generator[None, None, bool]:

@@ -58,6 +58,7 @@ from atoll.protocols.errors import AtollError, ConfigError, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.local import worker_messages
 from atoll.protocols.local.contribution_forms import age_of
+from atoll.protocols.pulls.requests import DifferenceRequest, MixRequest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
@@ -215,6 +216,10 @@ class Session:
                 return self._evaluate()
             case worker_messages.AuditRequest():
                 return self._audit(ask)
+            case DifferenceRequest() if self._rounds.mixing is not None:
+                return self._rounds.mixing.write(ask, self._learner.weights)
+            case MixRequest() if self._rounds.mixing is not None:
+                return self._rounds.mixing.mix(ask, self._learner.weights)
         raise AtollError(f"the worker has no answer to {type(ask).__name__}")
 
     def prepare(self, ask: worker_messages.FoldAsk) -> Callable[[], worker_messages.Answer]:
@@ -258,6 +263,10 @@ class Session:
         self._trained = trained
         self._begin_save()
         yield trained
+
+    def is_reported(self, step: int) -> bool:
+        """Whether progress at this step of a round must reach the daemon, however soon after other progress."""
+        return self._rounds.mixing is not None and self._rounds.mixing.is_reported(step)
 
     def finish_save(self, ask: worker_messages.SaveRequest) -> worker_messages.SaveReply | None:
         """Whether a trained round is safe. None: look again after `saved`. Raises DiskFault; then ask again."""

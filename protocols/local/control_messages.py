@@ -16,6 +16,7 @@ import msgspec
 from atoll.protocols.local.privacy_now import PrivacyNow as PrivacyNow
 from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
+from atoll.protocols.local.standing import LimitUse as LimitUse
 from atoll.protocols.local.time_spent import Goodput as Goodput
 from atoll.protocols.local.time_spent import TimeShares as TimeShares
 
@@ -151,25 +152,6 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     """Free memory that `experts` was computed from when the node started; null: the user chose the number."""
     place: str = ""
     """Memory that was measured: `memory`, `cuda:0`, …; empty: the user chose the number."""
-
-
-class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
-    """The `[limits]` in force now, and this month's traffic. Null: no limit."""
-
-    up_bytes_s: float | None
-    """Upload limit, bytes per second."""
-    down_bytes_s: float | None
-    """Download limit, bytes per second."""
-    month_up_bytes: int
-    """Bytes sent this month."""
-    month_down_bytes: int
-    """Bytes received this month."""
-    month_quota_bytes: int | None
-    """Most bytes, sent and received, in one month."""
-    month_ends: str
-    """ISO date on which the next month begins."""
-    stopped: str
-    """Reason why large transfers are suspended; empty while they are not."""
 
 
 class SentPerRound(msgspec.Struct, frozen=True, kw_only=True):
@@ -418,6 +400,8 @@ class RoundStatus(TimeShares, kw_only=True):
     """Inner steps that were taken before the previous round was folded."""
     held_s: float = 0.0
     """Seconds that the worker then waited for that fold; a part of `wait_s` and `transfer_s`."""
+    pulls: int = 0
+    """Differences of neighbours that this node mixed in, in a run with gossip."""
 
 
 class RoundList(msgspec.Struct, frozen=True, tag="rounds"):

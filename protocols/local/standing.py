@@ -70,3 +70,22 @@ class LedgerUse(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the ledger's files."""
     records_from: int = 0
     """The first round whose records are here; of those before there is a summary. 0: all are here."""
+
+
+class LimitUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The `[limits]` in force now, and this month's traffic. Null: no limit."""
+
+    up_bytes_s: float | None
+    """Upload limit, bytes per second."""
+    down_bytes_s: float | None
+    """Download limit, bytes per second."""
+    month_up_bytes: int
+    """Bytes sent this month."""
+    month_down_bytes: int
+    """Bytes received this month."""
+    month_quota_bytes: int | None
+    """Most bytes, sent and received, in one month."""
+    month_ends: str
+    """ISO date on which the next month begins."""
+    stopped: str
+    """Reason why large transfers are suspended; empty while they are not."""

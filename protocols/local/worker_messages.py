@@ -38,6 +38,7 @@ from atoll.protocols.local.round_sets import ExcisedRound as ExcisedRound
 from atoll.protocols.local.round_sets import Member as Member
 from atoll.protocols.local.round_sets import Slice as Slice
 from atoll.protocols.local.time_spent import TimeSpent
+from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run.arena import Span
 
 FRAME_MAX_BYTES = 4 * 1024 * 1024
@@ -265,7 +266,7 @@ class StopRequest(msgspec.Struct, frozen=True, array_like=True, tag="stop"):
 
 FoldAsk: TypeAlias = VerifyRequest | FoldRequest | CheckRequest | FinalizeRequest
 """Requests that need the fold; the worker may serve them beside the inner steps."""
-RoundAsk: TypeAlias = TrainRequest | SaveRequest | EvaluateRequest | AuditRequest
+RoundAsk: TypeAlias = TrainRequest | SaveRequest | EvaluateRequest | AuditRequest | DifferenceRequest | MixRequest
 ReductionAsk: TypeAlias = ReduceRequest | OpenRequest | JudgeRequest
 StateAsk: TypeAlias = StartRequest | AdoptRequest | SnapshotRequest | InheritRequest | ReportRequest | StopRequest
 Ask: TypeAlias = FoldAsk | RoundAsk | ReductionAsk | StateAsk
@@ -357,6 +358,8 @@ class TrainReply(msgspec.Struct, frozen=True, array_like=True, tag="trained"):
     """Moments of the experts that are not trained here any more."""
     uses: int = 0
     """Most steps of this node that used one sequence, in a run with privacy (node/worker/privacy/uses.py)."""
+    pulls: int = 0
+    """Differences of neighbours that were mixed in, in a run with gossip."""
 
 
 class SaveReply(msgspec.Struct, frozen=True, array_like=True, tag="kept"):
@@ -480,7 +483,7 @@ class FailureReply(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 FoldAnswer: TypeAlias = VerifyReply | FoldReply | CheckReply | FinalizeReply
-RoundAnswer: TypeAlias = TrainReply | SaveReply | EvaluateReply | AuditReply
+RoundAnswer: TypeAlias = TrainReply | SaveReply | EvaluateReply | AuditReply | DifferenceReply | MixReply
 ReductionAnswer: TypeAlias = ReduceReply | OpenReply | JudgeReply
 StateAnswer: TypeAlias = StartReply | AdoptReply | SnapshotReply | InheritReply | ReportReply | StopReply
 Answer: TypeAlias = FoldAnswer | RoundAnswer | ReductionAnswer | StateAnswer | FailureReply

@@ -17,9 +17,10 @@ from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.lora import check_lora
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
-from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec, check_audit
 from atoll.protocols.run.sections.compression import CompressSpec, check_estimates
 from atoll.protocols.run.sections.excision import check_excision
+from atoll.protocols.run.sections.gossip import GossipSpec, check_gossip
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.means import Spectrum, check_average, check_spectrum
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -203,6 +204,8 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """φ of `outer.rule` co2: largest value of the momentum, in units of 2⁻¹⁶; unset: 65536, which is 1."""
     spectrum: Spectrum | msgspec.UnsetType = msgspec.UNSET
     """What becomes of the singular values of a round's mean (docs/outer-loop.md); unset: they stay."""
+    gossip: GossipSpec | msgspec.UnsetType = msgspec.UNSET
+    """Pulls from neighbours within a round (docs/gossip-merge.md); unset: members meet in the fold alone."""
 
     @property
     def momenta(self) -> int:
@@ -341,8 +344,9 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
+        check_gossip(self)
         _check_reduce(self)
-        _check_audit(self)
+        check_audit(self)
         for check in (check_excision, check_lora, check_privacy, check_estimates, check_sizes, check_staleness):
             check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
@@ -434,13 +438,6 @@ def _check_reduce(spec: RunSpec) -> None:
     for is_set, key, why in refused:
         if is_set:
             raise ConfigError(f"reduce and {key} cannot go together: {why}", hint=_UNREDUCED)
-
-
-def _check_audit(spec: RunSpec) -> None:
-    if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
-        raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
-    if spec.audit and spec.audit.voters and spec.history:
-        raise ConfigError("audit.voters and history cannot go together: no summary holds old verdicts")
 
 
 def _check_given(spec: RunSpec) -> None:

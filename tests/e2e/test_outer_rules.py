@@ -14,6 +14,7 @@ from tests.e2e.late_join import kill_and_join
 pytestmark = pytest.mark.swarm
 DENSE = ("compress.codec=int8", "compress.k=4096")
 E3M0 = ("compress.codec=e3m0", "compress.k=4096")
+GOSSIP = 'outer.gossip={"steps":1,"first_256":256,"last_256":256}'
 SIGREG = 'objective={"name":"sigreg.1","weight":0.02,"settings":[["directions",64]]}'
 WORKER = "tests/node/worker/test_outer_rules.py::test_a_kill_and_a_late_join_give_one_digest"
 FEEDBACK = "tests/node/worker/test_feedback_rules.py::test_a_kill_and_a_late_join_give_one_digest"
@@ -65,6 +66,18 @@ CASES = [
         (*DENSE, "outer.alpha_256=179", "outer.momentum_256=154", "inner.optimizer=muon"),
         "tests/node/worker/test_outer_rules.py::test_muloco_has_one_digest_after_a_kill_and_a_late_join",
     ),
+    # Its pulls go over a wire of their own, so it runs in `make test` too.
+    (
+        "average",
+        (
+            *DENSE,
+            "outer.alpha_256=256",
+            "outer.overlap_steps=0",
+            "outer.stages=[[0,10]]",
+            "pace.probation=1",
+            GOSSIP,
+        ),
+    ),
     slow("co2", (*DENSE, "outer.clip_65536=655"), WORKER),
     slow(
         "sgd",
@@ -112,6 +125,11 @@ CASES = [
 ]
 
 
+def pulls(node):
+    """How many differences of neighbours a node mixed into its weights."""
+    return sum(row.get("pulls", 0) for row in node.rows())
+
+
 @pytest.mark.parametrize(("rule", "more"), CASES)
 def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
     owner, second, late = nodes("owner"), nodes("second"), nodes("late")
@@ -137,6 +155,8 @@ def test_a_kill_and_a_late_join_end_with_one_digest(nodes, until, rule, more):
 
     until("all three folded a round", states)
     assert all(len(found) == 1 for found in states())
+    if GOSSIP in more:
+        until("all three pulled", lambda: all(pulls(node) for node in (owner, second, late)))
     stop_all(late, second, owner)
 
 

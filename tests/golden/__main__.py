@@ -24,6 +24,7 @@ SOURCES = {
     "lora": "tests.node.learning.model.test_lora",
     "late": "tests.node.worker.test_local_weights",
     "objective": "tests.node.worker.test_objective",
+    "gossip": "tests.node.worker.pulls.test_neighbour_mixing",
     "scalars": "tests.node.learning.zeroth_order.test_scalar_fold",
 }
 """The module whose function `golden()` returns the content of each file."""

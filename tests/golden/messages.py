@@ -32,6 +32,8 @@ from atoll.protocols.ledger import audit_claims, ballots, records, reduction, re
 from atoll.protocols.local import control_messages
 from atoll.protocols.local import rank_messages as ranks
 from atoll.protocols.local import worker_messages as worker
+from atoll.protocols.pulls.question import PullQuestion
+from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run import admission, invite
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch, plugged
@@ -48,6 +50,7 @@ from atoll.protocols.run.run_spec import (
 )
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
+from atoll.protocols.run.sections.gossip import GossipSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
@@ -172,6 +175,10 @@ DGC = _run(
 )  # fmt: skip
 SIZED = _run(compress=CompressSpec(codec="sparse2", k=64, feedback=0.95, sizes=SizesSpec(goal="bytes")))
 STALE = _run(pace=msgspec.structs.replace(_run().pace, stale=StaleSpec(most=8, weights="fedfix")))
+GOSSIPING = _run(
+    outer=msgspec.structs.replace(_run().outer, gossip=GossipSpec(steps=3, first_256=5, last_256=128)),
+    compress=CompressSpec(codec="e3m0", k=4096, feedback=0.0),
+)
 PUZZLED = _run(admission=admission.AdmissionSpec(mode="open", puzzle_bits=20))
 
 BALLOT = records.Ballot(3, ME.peer_id)
@@ -283,6 +290,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "with a term": WITH_TERM,
         "private": PRIVATE,
         "plugged": PLUGGED,
+        "gossiping": GOSSIPING,
         "puzzled": PUZZLED,
         "muon": MUON,
         "decaying": DECAYING,
@@ -331,6 +339,7 @@ def _reduction() -> Iterator[tuple[str, Case]]:
     yield "Opening", Case(OPENING, reduction.Opening)
     proof = reduction.FaultProof(reduction.PROOF_VERSION, b"entry", b"before", (b"work",), OPENING)
     yield "FaultProof", Case(proof, reduction.FaultProof)
+    yield "PullQuestion", Case(PullQuestion(300, 7), PullQuestion)
 
 
 def _others() -> Iterator[tuple[str, Case]]:
@@ -381,6 +390,8 @@ WORKER_ASKS: tuple[worker.Ask, ...] = (
     worker.InheritRequest(3, "/moments"),
     worker.EvaluateRequest(),
     worker.AuditRequest(ROUND, 15360, 7, MEMBER, (MEMBER,), (MEMBER, MEMBER), ROUND, False),
+    DifferenceRequest(ROUND, "/difference"),
+    MixRequest(ROUND, "/difference"),
     worker.ReportRequest(),
     worker.StopRequest(),
 )
@@ -388,7 +399,7 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgres
     worker.StartProgress("building the model"),
     worker.StartReply(-1, A, (PENDING,), 1000, "cpu", b"\x03", 7, 12),
     worker.TrainProgress(ROUND, 3, 15, 2.5, 1234.5, 2),
-    worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),), 12),
+    worker.TrainReply(PENDING, 3000, 1.5, 2, 0.25, (worker.ReleasedMoments(3, "/moments"),), 12, 5),
     worker.SaveReply(),
     worker.VerifyReply(),
     worker.ReduceReply(ROUND, A, "/payload", B, A, 7),
@@ -402,6 +413,8 @@ WORKER_ANSWERS: tuple[worker.Answer | worker.TrainProgress | worker.StartProgres
     worker.EvaluateReply(A, 1.75, 2.5, 0.5),
     worker.AuditReply(40, 0.5, 6, True),
     worker.InheritReply(True),
+    DifferenceReply(True),
+    MixReply(True),
     worker.ReportReply(),
     worker.StopReply(),
     worker.FailureReply("DiskFault", "the disk is full", "make room"),

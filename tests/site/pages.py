@@ -17,6 +17,7 @@ from atoll.protocols.run import admission, model_spec, run_spec, slices
 from atoll.protocols.run.sections import (
     audits,
     compression,
+    gossip,
     history,
     merging,
     objective,
@@ -56,6 +57,7 @@ SPECS = (
     serving.SamplingSpec,
     audits.AuditSpec,
     history.HistorySpec,
+    gossip.GossipSpec,
     objective.ObjectiveSpec,
     plugin.PluginSpec,
     plugin.TensorSpec,

@@ -115,6 +115,7 @@ class RoundLog:
         row.overlap_allowed = overlap_allowed
         row.overlapped = done.overlapped
         row.held_s = done.held_s
+        row.pulls = done.pulls
         self.newest_payload = (row.round, row.payload_bytes)
         self.tokens += row.tokens
         self._save(row.round)

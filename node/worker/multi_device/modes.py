@@ -27,6 +27,8 @@ def check_devices(spec: RunSpec, devices: int) -> None:
         )
     if devices > 1 and spec.model.plugin is not None:
         raise ConfigError("a model of a package takes each step on one device", hint=_ONE)
+    if devices > 1 and spec.outer.gossip:
+        raise ConfigError("a run with outer.gossip takes each step on one device", hint=_ONE)
     if devices > 1 and spec.privacy:
         raise ConfigError("a run with privacy takes each step on one device: its noise is added once", hint=_ONE)
 

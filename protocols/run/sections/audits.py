@@ -1,9 +1,11 @@
 """Audits: members measure each other's contributions, and weights follow from what they found (docs/audits.md)."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from atoll.protocols.errors import ConfigError
 
 
 class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,3 +26,11 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def per_round(self) -> int:
         """Audits of one member in one round, and of one contribution where the round has enough authors."""
         return self.each or 1
+
+
+def check_audit(spec: Any) -> None:
+    """Refuse audits in a RunSpec whose contributions have a part of the model."""
+    if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
+        raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
+    if spec.audit and spec.audit.voters and spec.history:
+        raise ConfigError("audit.voters and history cannot go together: no summary holds old verdicts")

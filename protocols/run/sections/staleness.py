@@ -36,6 +36,7 @@ _REFUSED: tuple[Refusal, ...] = (
     ("outer.overlap_steps", lambda spec: spec.outer.overlap_steps > 0, "a late fold moves weights in training"),
     ("outer.fragments", lambda spec: spec.outer.fragments > 1, "a round exchanges one, and old work has all"),
     ("outer.holders", lambda spec: spec.outer.holders > 0, "holders change from round to round"),
+    ("outer.gossip", lambda spec: bool(spec.outer.gossip), "neighbours pull what was trained from one base"),
     ("outer.merge", lambda spec: bool(spec.outer.merge), "a merged expert is not the one that work began from"),
     ("inner.optimizer spsa", lambda spec: spec.inner.optimizer == "spsa", "a round has directions of its own"),
     (
