@@ -7,7 +7,7 @@ from atoll.protocols.ledger import records
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.experts import check_bitmap
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.sections.staleness import legal_age
+from atoll.protocols.run.sections.variants.staleness import legal_age
 
 
 def is_lawful(spec: RunSpec, entry: records.Entry) -> bool:

@@ -27,7 +27,7 @@ from atoll.protocols.ids import (
 from atoll.protocols.run.admission import Permit, check_name
 from atoll.protocols.run.arena import ChunkIndex, Span
 from atoll.protocols.run.experts import MAX_EXPERTS
-from atoll.protocols.run.sections.staleness import MAX_STALE
+from atoll.protocols.run.sections.variants.staleness import MAX_STALE
 from atoll.protocols.wires import FEED
 
 FEED_VERSION = FEED.newest

@@ -8,7 +8,7 @@ ways. So a member has one neighbour at most, and c·2⌊M/2⌋/M on average at a
 from collections.abc import Iterable
 
 from atoll.protocols.ids import PeerId, digest
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 
 _ORDER, _PAIR = b"atoll/pull order/1\0", b"atoll/pull pair/1\0"
 _BITS = 64

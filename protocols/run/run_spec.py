@@ -20,7 +20,6 @@ from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
 from atoll.protocols.run.sections.audits import AuditSpec, check_audit
 from atoll.protocols.run.sections.compression import CompressSpec, check_estimates
 from atoll.protocols.run.sections.excision import check_excision
-from atoll.protocols.run.sections.gossip import GossipSpec, check_gossip
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.means import Spectrum, check_average, check_spectrum
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -29,8 +28,9 @@ from atoll.protocols.run.sections.optimizer import DEFAULT_MUON_MOMENTUM, WHOLE_
 from atoll.protocols.run.sections.plugin import check_plugin
 from atoll.protocols.run.sections.privacy import PrivacySpec, check_privacy
 from atoll.protocols.run.sections.serving import ServingSpec
-from atoll.protocols.run.sections.sizes import check_sizes
-from atoll.protocols.run.sections.staleness import StaleSpec, check_staleness
+from atoll.protocols.run.sections.variants.gossip import GossipSpec, check_gossip
+from atoll.protocols.run.sections.variants.sizes import check_sizes
+from atoll.protocols.run.sections.variants.staleness import StaleSpec, check_staleness
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 

@@ -9,7 +9,7 @@ from atoll.node.learning.data.dataset import open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.outer.fixed import to_fixed
 from atoll.protocols.run.payload import payload_bytes
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from atoll_bench.convergence.arms import MEMBERS, arm_of, spec_of
 from atoll_bench.convergence.crew import CrewRounds
 from atoll_bench.convergence.gossip import Gossip

@@ -50,15 +50,15 @@ from atoll.protocols.run.run_spec import (
 )
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
-from atoll.protocols.run.sections.gossip import GossipSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
 from atoll.protocols.run.sections.plugin import ONES, PluginSpec, TensorSpec
 from atoll.protocols.run.sections.privacy import PrivacySpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
-from atoll.protocols.run.sections.sizes import SizesSpec
-from atoll.protocols.run.sections.staleness import StaleSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.sizes import SizesSpec
+from atoll.protocols.run.sections.variants.staleness import StaleSpec
 from atoll.protocols.run.slices import ReduceSpec, plan_of
 
 ME, OTHER = Identity(bytes(range(32))), Identity(bytes(range(32, 64)))

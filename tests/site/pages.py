@@ -17,15 +17,14 @@ from atoll.protocols.run import admission, model_spec, run_spec, slices
 from atoll.protocols.run.sections import (
     audits,
     compression,
-    gossip,
     history,
     merging,
     objective,
     plugin,
     privacy,
     serving,
-    staleness,
 )
+from atoll.protocols.run.sections.variants import gossip, staleness
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {

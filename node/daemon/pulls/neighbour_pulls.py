@@ -21,7 +21,7 @@ from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.question import QUESTION_MAX_BYTES, PullQuestion
 from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 
 A = TypeVar("A")
 PULL_S = 10.0

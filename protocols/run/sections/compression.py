@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, UnsetType
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.payload import DENSE_BLOCK, check_codec
 from atoll.protocols.run.sections.refusals import Refusal, refuse
-from atoll.protocols.run.sections.sizes import SizesSpec
+from atoll.protocols.run.sections.variants.sizes import SizesSpec
 
 FeedbackName: TypeAlias = Literal["ef", "econtrol", "dgc"]
 DEFAULT_CONTROL = 0.1

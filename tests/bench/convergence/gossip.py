@@ -23,7 +23,7 @@ from atoll.node.learning.outer.pairwise import mixed, share_of
 from atoll.protocols.ids import PeerId
 from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.run.payload import payload_bytes
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from atoll_bench.convergence.arm_lines import print_lines
 from atoll_bench.convergence.arms import MEMBERS, arm_of, spec_of
 from atoll_bench.convergence.crew import CrewRounds

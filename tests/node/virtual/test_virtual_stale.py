@@ -8,7 +8,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution, age_of
 from atoll.protocols.local.worker_messages import FinalizeRequest
 from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.staleness import StaleSpec
+from atoll.protocols.run.sections.variants.staleness import StaleSpec
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 ROUND_S, SLOWER = 10.0, 4

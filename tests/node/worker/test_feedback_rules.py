@@ -24,7 +24,7 @@ from atoll.protocols.local.worker_messages import (
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
-from atoll.protocols.run.sections.sizes import SizesSpec
+from atoll.protocols.run.sections.variants.sizes import SizesSpec
 from tests.node.worker.session_home import OTHER, SPEC, Home, given, member
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]

@@ -8,7 +8,7 @@ from atoll.protocols.ids import Round
 from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, SnapshotRequest, TrainReply
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
-from atoll.protocols.run.sections.staleness import StaleSpec
+from atoll.protocols.run.sections.variants.staleness import StaleSpec
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 from tests.node.worker.test_outer_rules import PEERS
 

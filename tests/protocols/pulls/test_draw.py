@@ -12,7 +12,7 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.identity import Identity
 from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.question import QUESTION_MAX_BYTES, PullQuestion
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 10)]
 RUN = bytes(range(32))

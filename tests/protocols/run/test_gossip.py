@@ -12,7 +12,7 @@ from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.run.run_spec import SPEC_VERSION, Stage, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
-from atoll.protocols.run.sections.gossip import MOST_BYTES, GossipSpec
+from atoll.protocols.run.sections.variants.gossip import MOST_BYTES, GossipSpec
 from atoll.protocols.run.slices import ReduceSpec
 
 

@@ -12,7 +12,7 @@ from atoll.protocols.run.payload import payload_bytes
 from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
-from atoll.protocols.run.sections.sizes import SizesSpec
+from atoll.protocols.run.sections.variants.sizes import SizesSpec
 from atoll.protocols.run.sized_payload import SizedLayout, part_bytes, read_head, sized_layout, write_head
 from atoll.protocols.run.slices import ReduceSpec
 

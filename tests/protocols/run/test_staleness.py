@@ -18,7 +18,7 @@ from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, open_run, s
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
-from atoll.protocols.run.sections.staleness import MAX_STALE, StaleSpec, legal_age
+from atoll.protocols.run.sections.variants.staleness import MAX_STALE, StaleSpec, legal_age
 from atoll.protocols.run.slices import ReduceSpec
 
 DENSE = CompressSpec(codec="int8", k=4096, feedback=0.0)

@@ -9,7 +9,7 @@ from atoll.node.daemon.audits.stale_weights import RarityWeights, by_age, by_rar
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import MAX_WEIGHT, Contribution, StaleContribution
-from atoll.protocols.run.sections.staleness import MAX_STALE
+from atoll.protocols.run.sections.variants.staleness import MAX_STALE
 
 ALWAYS, SELDOM, NEW = "always", "seldom", "new"
 MOST, CLAIMED = 8, 64

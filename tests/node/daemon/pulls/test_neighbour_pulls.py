@@ -19,7 +19,7 @@ from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.question import PullQuestion
 from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from tests.node.worker.session_home import SPEC
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]

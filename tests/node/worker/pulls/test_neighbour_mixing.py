@@ -22,7 +22,7 @@ from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run.arena import Span, arena_of, state_arena_of
 from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
-from atoll.protocols.run.sections.gossip import GossipSpec
+from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from tests.golden.__main__ import recorded
 from tests.node.worker.session_home import SPEC, Home, member
 

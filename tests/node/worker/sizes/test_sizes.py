@@ -22,7 +22,7 @@ from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, Member, SnapshotRequest
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.sizes import SizesSpec
+from atoll.protocols.run.sections.variants.sizes import SizesSpec
 from atoll.protocols.run.sized_payload import part_bytes, part_layout, read_head, sized_layout, tensors_of
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 

@@ -1,0 +1,1 @@
+"""Sections that a run has only where its owner tries a published method."""
