@@ -78,7 +78,8 @@ FAR = {"theta + u": (2**31 - 9, 0), "step": (-(2**31) + 2**27, 2**30), "momentum
 @pytest.mark.parametrize("name", sorted(MOMENTA))
 def test_what_leaves_the_range_is_divergence_in_one_pass_too(name, case, alpha):
     codec, cover = codec_of("sparse2", 64), COVERS["whole"]
-    said, state = payload(codec, 5, CHUNKS, 0.5), state_of(name, 0)
+    # Small moves where they are enough: only Θ tells the loops in int32 then.
+    said, state = payload(codec, 5, CHUNKS, 0.5 if case == "momentum" else 0.01), state_of(name, 0)
     state[:CHUNKS], state[CHUNKS:] = FAR[case]
     rule = rule_of(name, alpha, 255)
     if name == "co2":
