@@ -115,7 +115,7 @@ class ShownWork(Tally, frozen=True):
         """Who may decide from now on, as the verdicts in this tally say."""
         # Nobody that decides stops by verdicts: a few deciders that lie would need luck only once to put an honest
         # one out. Members that do harm are removed (docs/removal.md).
-        deciders = {one.auditor for one in (*self.found, *self.awaited)}
+        deciders = {one.auditor for one in self.found} | {one.auditor for one in self.awaited}
         about: dict[PeerId, list[FinalVerdict]] = {}
         for one in self.found:
             if one.author not in self.shown and self.counts[one.author] >= self.probation:
@@ -128,8 +128,9 @@ def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:
     by_auditor: dict[PeerId, list[int]] = {}
     for one in found:
         by_auditor.setdefault(one.auditor, []).append(one.excess)
-    by_mean = sorted(by_auditor, key=lambda auditor: (_mean(by_auditor[auditor]), auditor))
-    believed = by_mean[: max(0, len(by_mean) - _disbelieved(len(by_mean), deciders))]
+    # By sums: a liar with many verdicts could lie just below the mean of an honest auditor with one.
+    ranked = sorted(by_auditor, key=lambda auditor: (sum(by_auditor[auditor]), auditor))
+    believed = ranked[: max(0, len(ranked) - _disbelieved(len(ranked), deciders))]
     by_round: dict[int, list[int]] = {}
     for one in found:
         if one.auditor in believed:
