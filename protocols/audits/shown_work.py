@@ -128,8 +128,9 @@ def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:
     by_auditor: dict[PeerId, list[int]] = {}
     for one in found:
         by_auditor.setdefault(one.auditor, []).append(one.excess)
-    by_mean = sorted(by_auditor, key=lambda auditor: (_mean(by_auditor[auditor]), auditor))
-    believed = by_mean[: max(0, len(by_mean) - _disbelieved(len(by_mean), deciders))]
+    # By sums: a liar with many verdicts could lie just below the mean of an honest auditor with one.
+    ranked = sorted(by_auditor, key=lambda auditor: (sum(by_auditor[auditor]), auditor))
+    believed = ranked[: max(0, len(ranked) - _disbelieved(len(ranked), deciders))]
     by_round: dict[int, list[int]] = {}
     for one in found:
         if one.auditor in believed:
