@@ -98,26 +98,10 @@ def build_driver(
             on_rows=lambda: finalizer.step(),
             rng=rng,
         )
-    weighing = build_weighing(
-        context=context,
-        net=net,
-        queue=common.queue,
-        machines=common.machines,
-        worker=common.worker,
-        contributions=contributions,
-        prepare=text.prepare_audit,
-        rng=rng,
-        work=work,
-        summary=history.summary if history is not None else None,
-    )
-
-    def on_applied(number: Round, state: Digest) -> None:
-        weighing.on_applied(number)
-        evaluator.on_final(number, state)
-
+    weighing = _build_weighing(common, contributions, rng, text, history, work)
     sets = _build_sets(common, contributions, payloads, reducer, weighing.weigh, lambda: finalizer.applied)
     evaluator = _build_evaluator(common, work, weighing)
-    finalizer = Finalizer(**common._asdict(), sets=sets, has_model=work.has_model, on_applied=on_applied)
+    finalizer = _build_finalizer(common, sets, weighing, evaluator)
     driver = Driver(
         context=context,
         net=net,
@@ -167,6 +151,39 @@ def _build_common(
         guard=guard,
         worker=WorkerClient(worker_process, guard),
     )
+
+
+def _build_weighing(
+    common: _Common,
+    contributions: ContributionIndex,
+    rng: random.Random,
+    text: RunText,
+    history: LedgerHistory | None,
+    work: Work,
+) -> Weighing:
+    return build_weighing(
+        context=common.context,
+        net=common.net,
+        queue=common.queue,
+        machines=common.machines,
+        worker=common.worker,
+        contributions=contributions,
+        prepare=text.prepare_audit,
+        rng=rng,
+        work=work,
+        summary=history.summary if history is not None else None,
+    )
+
+
+def _build_finalizer(
+    common: _Common, sets: ContributionSets, weighing: Weighing, evaluator: Evaluator
+) -> Finalizer:
+    def on_applied(number: Round, state: Digest) -> None:
+        weighing.on_applied(number)
+        evaluator.on_final(number, state)
+
+    has_model = evaluator.work.has_model
+    return Finalizer(**common._asdict(), sets=sets, has_model=has_model, on_applied=on_applied)
 
 
 def _build_standings(common: _Common, weighing: Weighing, reducer: RoundReducer) -> MemberStandings:

@@ -95,15 +95,14 @@ class Adoption:
         """These are the live findings of others. One that is changed later is not read again."""
         for gone in self._said.keys() - findings.keys():
             self._drop(gone)
-        for peer, said in findings.items():
-            if peer in self.liars:
-                continue
+        for peer in sorted(findings.keys() - self.liars.keys()):
             known = self._said.setdefault(peer, {})
-            for key, excess in said.found:
-                if peer not in self.liars and key in self._called and key not in known:
+            for key, excess in findings[peer].found:
+                if key in self._called and key not in known:
                     known[key] = excess
                     self._silent.discard(peer)
-                    self._compare(peer, key)
+                    if not self._compare(peer, key):
+                        break
 
     def measured(self, key: bytes, excess: int) -> None:
         """This node made an audit at the state that evaluators make it at."""
@@ -132,12 +131,13 @@ class Adoption:
         if missed:
             self._silent |= {peer for peer in self.believed if not self._said[peer].keys() & missed}
 
-    def _compare(self, peer: PeerId, key: bytes) -> None:
+    def _compare(self, peer: PeerId, key: bytes) -> bool:
+        """Return whether a finding may be true; an evaluator whose finding is not is dropped."""
         if key not in self._own:
-            return
+            return True
         if abs(self._own[key] - self._said[peer][key]) <= TOLERANCE:
             self._agreed[peer] = self._agreed.get(peer, 0) + 1
-            return
+            return True
         if peer in self.believed:
             # Names are free: others that the liar prepared would each be believed for a while.
             self._needed = min(2 * self._needed, 1 << 20)
@@ -146,6 +146,7 @@ class Adoption:
         self.liars[peer] = None
         for old in list(self.liars)[:-REMEMBERED]:
             del self.liars[old]
+        return False
 
     def _drop(self, peer: PeerId) -> None:
         self._said.pop(peer, None)

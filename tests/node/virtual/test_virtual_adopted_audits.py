@@ -40,6 +40,7 @@ def auditor(node):
 
 
 def begun(w):
+    AuditedWorker.idle = frozenset()
     for number in range(NODES):
         w.start(number)
     return w.start(NODES, work=EVALUATES)
@@ -50,7 +51,7 @@ def trusted(w):
 
 
 def verdicts_of(w, node):
-    feed = [entry.body for entry in w.nodes[0].driver.net.entries() if entry.author == node.peer]
+    feed = [entry.body for _, entry in w.nodes[0].swarm.ledger.since(0, 1 << 20) if entry.author == node.peer]
     return [verdict for body in feed if isinstance(body, AuditedContribution) for verdict in body.verdicts]
 
 
@@ -64,8 +65,12 @@ def test_trainers_measure_the_checked_share_and_sign_what_they_would_have_found(
             w.check_agreement()
             made = sum(auditor(node).made - before[node.peer][0] for node in trainers(w))
             adopted = sum(auditor(node).adopted - before[node.peer][1] for node in trainers(w))
-            assert 0.15 < made / (made + adopted) < 0.40, "one in four, and low findings"
-            assert made + adopted > 100
+            assert 0.15 < made / (made + adopted) < 0.40, (
+                made,
+                adopted,
+                [dict(auditor(n).adoption.liars) for n in trainers(w)],
+            )
+            assert made + adopted > 100, (made, adopted)
             for node in trainers(w):
                 assert node.worker.measured == auditor(node).made
                 (told,) = node.driver.view().standings.of(node.peer)
@@ -115,10 +120,10 @@ def test_an_evaluator_that_flatters_is_dropped_at_the_first_check(world):
             await w.until(lambda: all(node.worker.final >= ROUNDS - 1 for node in trainers(w)))
             for node in trainers(w):
                 assert auditor(node).adopted == dropped[node.peer]
-                wrong = [
-                    each for each in verdicts_of(w, node) if each.excess != node.worker.truth[each.contribution]
-                ]
-                assert len(wrong) <= 16
+                truth = node.worker.truth
+                said = {each.contribution: each.excess for each in verdicts_of(w, node)}
+                wrong = [entry for entry, excess in said.items() if excess != truth[entry]]
+                assert len(wrong) <= 12, "three on average before a check"
                 assert unweighed(node) == []
 
     run_virtual(story())

@@ -68,7 +68,7 @@ def test_golden_bytes():
         .hex()
         .startswith(
             "98"
-            "05"
+            "06"
             "c420" + "72" * 32 + "d934" + author + "01"
             "02"
             "cb403e000000000000"  # ttl 30.0
@@ -110,7 +110,7 @@ def test_illegal_values_are_refused(value):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"version": 3}, {"version": 4}, {"version": 6},
+        {"version": 3}, {"version": 5}, {"version": 7},
             {"run": RunId(b"x" * 32)}, {"epoch": -1}, {"epoch": 1 << 48}, {"seq": -1},
         {"seq": 1 << 48},
         {"ttl_s": 0.0}, {"ttl_s": -1.0}, {"ttl_s": 3601.0}, {"ttl_s": math.nan}, {"ttl_s": math.inf},

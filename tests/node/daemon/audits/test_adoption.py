@@ -24,12 +24,12 @@ def found(*pairs):
     return AuditFindings(tuple(pairs))
 
 
-def agreed(adoption, count, peer=ONE, first=0):
-    """The peer was right so many times; its newest register."""
+def agreed(adoption, count, peer=ONE, first=0, live=()):
+    """The peer was right so many times; its newest register. Others are live, and found nothing more."""
     said = found(*((key, 40) for key in KEYS[first : first + count]))
     for key in KEYS[first : first + count]:
         adoption.call([key])
-        adoption.hear({peer: said})
+        adoption.hear({**dict.fromkeys(live, found()), peer: said})
         adoption.measured(key, 40)
     return said
 
@@ -61,7 +61,7 @@ def test_who_was_wrong_once_is_never_believed_again_and_others_begin_anew():
     adoption.measured(KEYS[AGREED], 40)
     assert list(adoption.liars) == [ONE]
     assert not adoption.believed, "another name of the liar could be as old"
-    agreed(adoption, 2 * AGREED, ONE, first=20)
+    agreed(adoption, 2 * AGREED, ONE, first=20, live=(TWO,))
     assert not adoption.believed
     agreed(adoption, AGREED, TWO, first=10)
     assert not adoption.believed, "twice as many"
