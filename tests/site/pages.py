@@ -14,7 +14,17 @@ import msgspec
 from atoll.cli.command_group import cli
 from atoll.cli.command_table import COMMANDS
 from atoll.protocols.run import admission, model_spec, run_spec, slices
-from atoll.protocols.run.sections import audits, compression, history, merging, objective, plugin, privacy, serving
+from atoll.protocols.run.sections import (
+    audits,
+    compression,
+    history,
+    merging,
+    objective,
+    plugin,
+    privacy,
+    serving,
+    sizes,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -36,6 +46,7 @@ SPECS = (
     run_spec.OuterSpec,
     run_spec.Stage,
     compression.CompressSpec,
+    sizes.SizesSpec,
     run_spec.PaceSpec,
     admission.AdmissionSpec,
     slices.ReduceSpec,
