@@ -24,7 +24,7 @@ from atoll.protocols.run.sections import (
     privacy,
     serving,
 )
-from atoll.protocols.run.sections.variants import gossip, staleness
+from atoll.protocols.run.sections.variants import gossip, sizes, staleness
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FRONT = {
@@ -46,6 +46,7 @@ SPECS = (
     run_spec.OuterSpec,
     run_spec.Stage,
     compression.CompressSpec,
+    sizes.SizesSpec,
     run_spec.PaceSpec,
     admission.AdmissionSpec,
     slices.ReduceSpec,
