@@ -439,12 +439,9 @@ class EvaluateReply(msgspec.Struct, frozen=True, array_like=True, tag="evaluated
 
     state: Digest
     """State digest of the view that was evaluated: folds may have happened since the request."""
-    val_bpb: float
-    """Validation bits per byte."""
-    val_loss: float
-    """Validation loss, nats per token."""
+    val_bpb: float  # validation bits per byte
+    val_loss: float  # nats per token
     took_s: float
-    """Seconds that the evaluation took."""
 
 
 class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audited"):
@@ -460,12 +457,11 @@ class AuditReply(msgspec.Struct, frozen=True, array_like=True, tag="audited"):
 class InheritReply(msgspec.Struct, frozen=True, array_like=True, tag="inherited"):
     """Whether the moments were taken over."""
 
-    used: bool
-    """False if the expert is not trained here, or not yet."""
+    used: bool  # false if the expert is not trained here, or not yet
 
 
 class ReportReply(msgspec.Struct, frozen=True, array_like=True, tag="reported"):
-    """Answer to report: the worker is alive."""
+    """The worker is alive."""
 
 
 class StopReply(msgspec.Struct, frozen=True, array_like=True, tag="stopped"):
@@ -490,9 +486,9 @@ Answer: TypeAlias = FoldAnswer | RoundAnswer | ReductionAnswer | StateAnswer | F
 
 
 class RequestEnvelope(msgspec.Struct, frozen=True, array_like=True):
-    """One frame from the daemon to the worker."""
+    """One frame from the daemon to the worker. The answer repeats the id."""
 
-    id: int  # which the answer repeats
+    id: int
     ask: Ask
 
 

@@ -100,6 +100,22 @@ def build_weighing(
                 is_paused=lambda: bool(machines.round.resting or machines.round.held),
             )
             made.learners.append(made.for_others.on_set)
+    _weigh_less(
+        made, context=context, queue=queue, machines=machines, contributions=contributions, summary=summary
+    )
+    return made
+
+
+def _weigh_less(
+    made: Weighing,
+    *,
+    context: RunContext,
+    queue: EventQueue,
+    machines: Machines,
+    contributions: ContributionIndex,
+    summary: Summary | None,
+) -> None:
+    """Add what takes from the weights that audits or claims give: the age of work, and probation."""
     pace = context.spec.pace
     if pace.stale:
         made.weigh, learners = weights_of(
@@ -119,4 +135,3 @@ def build_weighing(
         )
         made.weigh, made.share_of = newcomers.weigh, newcomers.share_of
         made.learners.append(newcomers.on_set)
-    return made
