@@ -131,7 +131,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 75_875
+BUDGET_LINES = 75_893
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -166,7 +166,7 @@ snapshots of liars (340), steps of rules in one pass with the fold (340), childr
 although who ends them is cancelled (12), Reductions of an earlier life that are made again and opened (290),
 acks that nobody waits for (5), noise of legal size that closes no run (130), runs with all defences by one
 flag, published methods by name, and slices for weak machines (340), an average kept unasked (20),
-audits that evaluators make and trainers adopt (535).
+audits that evaluators make and trainers adopt (553).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
