@@ -26,8 +26,9 @@ from atoll.protocols.run.payload import DENSE_BLOCK, NUMBERS, SCALAR
 from atoll.protocols.run.run_spec import MOMENTA, OuterSpec, RunSpec, Stage, Step
 from atoll.protocols.run.sized_payload import CODEC
 
-PART_COUNT = len(NUMBERS) * (4 + len(MOMENTA)) + 2 + len(MOMENTA)
-"""Parts of all codecs: encoding, fold, aggregation, late work, rules; of SCALAR perturbations, fold, rules."""
+PART_COUNT = len(NUMBERS) * (4 + len(MOMENTA)) + 3 + len(MOMENTA)
+"""Parts of all codecs: encoding, fold, aggregation, late work, rules; of SCALAR perturbations, fold, rules; of
+CODEC a fold of several k."""
 
 
 def warm(codec: Codec, report: Callable[[str], None] = lambda part: None) -> None:

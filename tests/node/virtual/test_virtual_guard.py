@@ -42,7 +42,7 @@ def test_a_guarded_run_trains_with_all_that_it_can_have(world, name, slices, eac
 
     async def story() -> None:
         async with world(ROUNDS, NODES, worker=worker, adjust=adjust, min_members=NODES) as w:
-            assert defences_of(w.spec) == Defences("nnm", each, 8, 64, 0, 0)
+            assert defences_of(w.spec) == Defences("nnm", each, 8, 64, 0, 0, voters=each > 0)
             for number in range(NODES):
                 w.start(number)
             await w.until(lambda: all(node.worker.session is not None for node in w.nodes.values()))

@@ -64,7 +64,7 @@ class Pair:
 
     def train(self, number: int) -> tuple[Pending, Pending]:
         pendings = self.mine.train(number).pending, self.other.train(number).pending
-        both = [(member(p, author), Digest(p.rows)) for p, author in zip(pendings, (ME, OTHER), strict=True)]
+        both = [(member(p, author), Digest(p.form)) for p, author in zip(pendings, (ME, OTHER), strict=True)]
         both.sort(key=lambda one: one[0].entry)
         self.members, self.roots = (tuple(one) for one in zip(*both, strict=True))
         return pendings

@@ -268,7 +268,7 @@ def test_nodes_of_one_process_share_nothing(node, status):
 @pytest.mark.filterwarnings("default")
 def test_promtool_has_no_complaint(node):
     """With a value for every metric: what a node does not know has no sample, and would not be looked at."""
-    standing = Standing(peer="me", votes_in=3, weight_16=8, verdicts=4)
+    standing = Standing(peer="me", votes_in=3, weight_16=8, verdicts=4, audits_made=2, audits_adopted=1)
     relay = RelayUse(circuits=1, circuits_served=2, bytes_relayed=3, bytes_today=4, bytes_per_day=5, refused=6)
     node.now = msgspec.structs.replace(
         node.now, val_bpb=1.5, standing=standing, relay=relay, clock_ahead_s=0.5, worker_pid=os.getppid(),
