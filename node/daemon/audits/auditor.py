@@ -185,9 +185,8 @@ class Auditor:
 
     def _drawn(self, number: Round, names: tuple[Digest, ...]) -> dict[bytes, AuditRequest]:
         """The audits that fall to this node, by key; none if it did not contribute, or lacks the payloads."""
-        found = {entry: record for entry, author, record in self.contributions.find(names)}
-        ours = (record for _, author, record in self.contributions.find(names) if author == self.context.me)
-        own = next(ours, None)
+        found = self.contributions.find(names)
+        own = next((record for _, author, record in found if author == self.context.me), None)
         seed = Digest(self.rng.randbytes(DIGEST_BYTES))
 
         def before(drawn: Digest) -> Round:
@@ -202,7 +201,8 @@ class Auditor:
         if self._unaudited < 1:
             return {}
         self._unaudited = 0.0
-        self._known_before = {at: first for at, first in self._known_before.items() if at not in found}
+        known = {entry for entry, _, _ in found}
+        self._known_before = {at: first for at, first in self._known_before.items() if at not in known}
         if self.may_adopt and self.adoption.is_called_for and self.draws.is_whole(names):
             self.adoption.call(drawn)
             self.net.put_claim(AuditCall(number, seed), self.context.spec.pace.lease_s)
