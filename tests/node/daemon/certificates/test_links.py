@@ -6,7 +6,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.certificates.full_summary import VERSION, FullSummary, encode_full
+from atoll.node.daemon.certificates.full_summary import FullSummary, encode_full
 from atoll.node.daemon.certificates.links import (
     Certified,
     Trusted,
@@ -17,7 +17,7 @@ from atoll.node.daemon.certificates.links import (
     owner_of,
 )
 from atoll.node.daemon.certificates.reducers import ReducerHistory
-from atoll.node.daemon.certificates.summary import summarize
+from atoll.node.daemon.certificates.summary import VERSION, summarize
 from atoll.node.daemon.consensus.machine import begin
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.history import Link
