@@ -68,7 +68,7 @@ class Tally(msgspec.Struct, frozen=True):
 
     @property
     def at_fork(self) -> "Tally":
-        """What an epoch's place in the chain remembers of it: what says who decides the round after the next set."""
+        """What the chain remembers where an epoch begins: enough to say who decides after one more set."""
         return self
 
 

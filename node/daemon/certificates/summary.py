@@ -201,7 +201,7 @@ def is_audited(data: bytes) -> bool:
 
 
 def check_sizes(spec: RunSpec, summary: Summary) -> None:
-    """Raise DecodeError for a summary that is none of this run: its lists are longer than final sets can make them."""
+    """Raise DecodeError for a summary with more verdicts than final sets of this run can make."""
     first, audited = first_tally(spec), isinstance(summary, AuditedSummary)
     if audited != isinstance(first, ShownWork):
         raise DecodeError("a summary with verdicts, or without, of a run that has no such summaries")

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.protocols.audits.shown_work import Awaited, FinalVerdict, ShownWork
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_EXCESS, MAX_SET
 

@@ -1,4 +1,4 @@
-"""Who decides where voters must have shown work, by all verdicts of the rounds that are looked back at: plain, slow.
+"""Who decides where voters must have shown work, by all verdicts of the rounds that are looked at: plain.
 
 The tally of the product remembers less. After each set it must have the same deciders.
 """
