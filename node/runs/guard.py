@@ -14,6 +14,7 @@ from atoll.node.runs.presets import PROBATION
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.history import HistorySpec
 
 PUZZLE_BITS = 20
 """Puzzle of a run that is made for strangers: some seconds of one core for each identity."""
@@ -24,8 +25,10 @@ SAID: dict[str, Any] = {
     "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,
+    "history": HistorySpec(),
 }
-"""By key of the RunSpec, what a guard sets; where two cannot go together, the first one counts."""
+"""By key of the RunSpec, what a guard sets; where two cannot go together, the first one counts. Summaries are no
+defence against lies: they bound what the records of strangers take."""
 
 
 class Defences(msgspec.Struct, frozen=True):

@@ -5,9 +5,10 @@ that decide already leave no doubt that it works. Verdicts of all others do not 
 vouch for each other. The run's owner decides first. Pure, in integers, of the sets of a chain: docs/finality.md.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from atoll.protocols.audits.standing import MANY_AUDITORS, Named, audited_by, named
@@ -25,10 +26,11 @@ _FINE = 256
 class Awaited(NamedTuple):
     """A verdict that a decider was asked for, and that is in no final set yet."""
 
+    round: int
+    """Of the contribution."""
+    author: PeerId
     auditor: PeerId
     entry: Digest
-    round: int
-    author: PeerId
 
 
 class FinalVerdict(NamedTuple):
@@ -51,8 +53,11 @@ class ShownWork(Tally, frozen=True):
     """So many rounds are looked back at."""
     shown: frozenset[PeerId] = frozenset()
     """Those that may decide."""
+    # Of authors that may not decide yet, sorted. Nothing follows from any other, so a summary is small.
     awaited: tuple[Awaited, ...] = ()
     found: tuple[FinalVerdict, ...] = ()
+    asked: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """The newest round in which each decider audits; of the rounds that are looked back at."""
 
     def proven(self, authors: Collection[PeerId], voters: Collection[PeerId] = ()) -> frozenset[PeerId]:
         """Those of the authors that decide the next round, if these are the authors of the next final set.
@@ -75,37 +80,58 @@ class ShownWork(Tally, frozen=True):
         """The tally after a final set of these contributions, whose authors `deciding` decide the next round."""
         read = [named(*each) for each in members]
         found, awaited = self._with_verdicts(read)
+        new = self._asked(read, frozenset(deciding))
+        recent = {auditor: last for auditor, last in self.asked.items() if last >= self._first}
         known = replace(
             self,
             rounds=self.rounds + 1,
             counts={**self.counts, **{author: self.counts.get(author, 0) + 1 for author in authors}},
             shown=frozenset(deciding) if self.rounds == 0 else self.shown,
-            awaited=(*awaited, *self._asked(read, frozenset(deciding))),
+            awaited=(*awaited, *new),
             found=found,
+            asked={**recent, **{one.auditor: self.rounds for one in new}},
         )
-        return replace(known, shown=known.shown | known._newly_shown())
+        return known._with_shown(known.shown | known._newly_shown())
+
+    @property
+    def at_fork(self) -> "ShownWork":
+        """Without verdicts: another epoch's set at this round says who decides next, and none after it."""
+        return replace(self, awaited=(), found=(), asked={})
+
+    @property
+    def _first(self) -> int:
+        """The first round that the next set looks back at."""
+        return self.rounds - self.memory + 1
+
+    def _with_shown(self, shown: frozenset[PeerId]) -> "ShownWork":
+        """The tally where these may decide: nothing about them is remembered."""
+        return replace(
+            self,
+            shown=shown,
+            awaited=tuple(sorted(one for one in self.awaited if one.author not in shown)),
+            found=tuple(sorted(one for one in self.found if one.author not in shown)),
+        )
 
     def _with_verdicts(self, members: Collection[Named]) -> tuple[tuple[FinalVerdict, ...], list[Awaited]]:
         """All that was found about the rounds that are looked back at, and what is awaited still."""
-        first = self.rounds - self.memory + 1
         given: dict[tuple[PeerId, Digest], int] = {}
         for each in members:
             for verdict in each.verdicts:
                 given.setdefault((each.author, verdict.contribution), verdict.excess)
-        recent = [one for one in self.awaited if one.round >= first]
+        recent = [one for one in self.awaited if one.round >= self._first]
         new = [
             FinalVerdict(one.round, one.author, one.auditor, given[one.auditor, one.entry])
             for one in recent
             if (one.auditor, one.entry) in given
         ]
-        found = (*(one for one in self.found if one.round >= first), *new)
+        found = (*(one for one in self.found if one.round >= self._first), *new)
         return found, [one for one in recent if (one.auditor, one.entry) not in given]
 
     def _asked(self, members: Collection[Named], deciding: frozenset[PeerId]) -> list[Awaited]:
         """What deciders are asked for by the draw of a set, in the order of entries."""
         author_of = {each.entry: each.author for each in members}
         return [
-            Awaited(author_of[entry], about, self.rounds, author_of[about])
+            Awaited(self.rounds, author_of[about], author_of[entry], about)
             for entry, drawn in sorted(audited_by(author_of, self.each).items())
             if author_of[entry] in deciding
             for about in drawn
@@ -115,12 +141,11 @@ class ShownWork(Tally, frozen=True):
         """Who may decide from now on, as the verdicts in this tally say."""
         # Nobody that decides stops by verdicts: a few deciders that lie would need luck only once to put an honest
         # one out. Members that do harm are removed (docs/removal.md).
-        deciders = {one.auditor for one in self.found} | {one.auditor for one in self.awaited}
         about: dict[PeerId, list[FinalVerdict]] = {}
         for one in self.found:
             if one.author not in self.shown and self.counts[one.author] >= self.probation:
                 about.setdefault(one.author, []).append(one)
-        return frozenset(author for author, found in about.items() if leaves_no_doubt(found, len(deciders)))
+        return frozenset(author for author, found in about.items() if leaves_no_doubt(found, len(self.asked)))
 
 
 def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:

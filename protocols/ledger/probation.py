@@ -66,6 +66,11 @@ class Tally(msgspec.Struct, frozen=True):
         counts = {**self.counts, **{author: self.counts.get(author, 0) + 1 for author in authors}}
         return Tally(self.probation, self.rounds + 1, counts)
 
+    @property
+    def at_fork(self) -> "Tally":
+        """What the chain remembers where an epoch begins: enough to say who decides after one more set."""
+        return self
+
 
 def scaled(weight: int, share_256: int) -> int:
     """This share of a weight, rounded down: 1 at least, but 0 of 0."""

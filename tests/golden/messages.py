@@ -250,13 +250,19 @@ def _feed() -> Iterator[tuple[str, Case]]:
     parts = (9, who, tally, ((A, 4, who, (ME.peer_id,), tally),), ((9, who, who),), ((OTHER.peer_id, 3),), who)
     yield "Summary", Case(codec.decode(codec.encode((1, *parts)), summary.Summary), summary.Summary, True)
     full = full_summary.FullSummary(
-        full_summary.VERSION,
+        summary.VERSION,
         codec.decode(codec.encode((1, *parts)), summary.Summary),
         (full_summary.Floor(ME.peer_id, A, (B,)),),
         reducers.ReducerHistory(
             (reducers.Missed(OTHER.peer_id, 2, 17),), (reducers.Decided(12, who, (OTHER.peer_id,)),)
         ),
     )
+    said = ((0,), ((1, 8),), ((7, 1, 0, -3),), ((8, 1, 0, A),))
+    audited = codec.decode(codec.encode((2, *parts, (said,))), summary.AuditedSummary)
+    yield "AuditedSummary", Case(audited, summary.AuditedSummary, True)
+    values = msgspec.structs.asdict(full) | {"version": summary.AUDITED_VERSION, "summary": audited}
+    full_2 = full_summary.AuditedFullSummary(**values)
+    yield "AuditedFullSummary", Case(full_2, full_summary.AuditedFullSummary, True)
     link = Link(b"p", (b"v", b"w"))
     yield "StoredLink", Case(StoredLink(link, A, b"summary"), StoredLink, True)
     yield "LinkQuery", Case(summaries.LinkQuery(2), summaries.LinkQuery)

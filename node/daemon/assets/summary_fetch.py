@@ -85,7 +85,7 @@ class SummaryFetcher:
             size_bytes += len(data)
             if size_bytes > CHAIN_MAX_BYTES:
                 raise DecodeError("a chain of summaries that is too large")
-            full = check_summary(certified, data)
+            full = check_summary(self.spec, certified, data)
             trusted, links = after(full), (*links, StoredLink(link, certified.name, data))
         is_newer = full is not None and full.summary.round > self.last_final()
         return _Offer(peer, full, links) if full is not None and is_newer else None

@@ -15,14 +15,21 @@ from typing import Protocol
 import msgspec
 
 from atoll.node.daemon.certificates.reducers import ReducerHistory
-from atoll.node.daemon.certificates.summary import MAX_BYTES, Summary, check_version, summarize
+from atoll.node.daemon.certificates.summary import (
+    AUDITED_VERSION,
+    MAX_BYTES,
+    VERSION,
+    AuditedSummary,
+    Summary,
+    is_audited,
+    summarize,
+)
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.p2p.ledger.history import Below
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
+from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId
-
-VERSION = 1
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -55,6 +62,12 @@ class FullSummary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         return manifest_of_bytes(encode_full(self)).id
 
 
+class AuditedFullSummary(FullSummary, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """That of a run whose voters must have shown work."""
+
+    summary: AuditedSummary
+
+
 def encode_full(full: FullSummary) -> bytes:
     """Canonical bytes."""
     return codec.encode(full)
@@ -62,9 +75,9 @@ def encode_full(full: FullSummary) -> bytes:
 
 def decode_full(data: bytes) -> FullSummary:
     """The summary in these bytes. Raises DecodeError, or LocalFault for another version."""
-    full = codec.decode(data, FullSummary, max_bytes=MAX_BYTES)
-    check_version(full.version, VERSION)
-    check_version(full.summary.version)
+    full = codec.decode(data, AuditedFullSummary if is_audited(data) else FullSummary, max_bytes=MAX_BYTES)
+    if full.summary.version != full.version:
+        raise DecodeError("a summary of two versions")
     return full
 
 
@@ -111,7 +124,11 @@ class SummaryMaker:
             return None
         found = {author: self._floor(author, summary) for author in sorted(self._counted)}
         floors = tuple(floor for floor in found.values() if floor is not None)
-        return FullSummary(VERSION, summary, floors, reducers) if len(floors) == len(found) else None
+        if len(floors) < len(found):
+            return None
+        if isinstance(summary, AuditedSummary):
+            return _bounded(AuditedFullSummary(AUDITED_VERSION, summary, floors, reducers))
+        return _bounded(FullSummary(VERSION, summary, floors, reducers))
 
     def _floor(self, author: PeerId, summary: Summary) -> Floor | None:
         # By place, not by round: who wrote contributions in another order must not lower its floor again, below
@@ -128,3 +145,8 @@ class SummaryMaker:
         kept += self.feeds.below(author, first, place, last, forks)
         self._counted[author], self._below[author] = [entry], (place, kept)
         return Floor(author, entry, tuple(record.id for record in kept))
+
+
+def _bounded(full: FullSummary) -> FullSummary | None:
+    """The summary, or None where it is larger than any node reads: then its round is final without one."""
+    return full if len(encode_full(full)) <= MAX_BYTES else None

@@ -16,6 +16,7 @@ from atoll.node.daemon.certificates.full_summary import SummaryMaker, decode_ful
 from atoll.node.daemon.certificates.links import extended
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.certificates.summary import (
+    MAX_BYTES,
     Summary,
     decode_summary,
     encode_summary,
@@ -39,9 +40,6 @@ STEP_ROUNDS = 64
 
 def needs_all_records(spec: RunSpec) -> bool:
     """Whether what follows from the oldest sets of a run is in no summary, so that nodes keep all records."""
-    # Who showed work follows from verdicts of many rounds, which no summary holds.
-    if spec.audit and spec.audit.voters:
-        return True
     # Who is passed over as a reducer, and whose work was taken out, follows from all sets. Certified
     # summaries hold the former, and such a run has no excisions.
     return not spec.history and (spec.reduce is not None or spec.pace.excise_rounds is not UNSET)
@@ -140,8 +138,8 @@ class LedgerHistory:
         if self.keeps_all or self.certifies or state.last_final < newest + self.step_rounds:
             return
         summary = summarize(state)
-        if summary is not None:
-            self._made.append(_Made(encode_summary(summary), summary))
+        if summary is not None and len(data := encode_summary(summary)) <= MAX_BYTES:
+            self._made.append(_Made(data, summary))
 
     def cut(self, state: FinalityState, applied: int) -> bool:
         """Cut the ledger if rounds are old enough, in Θ_final of this node too (`applied`). Raises DiskFault."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from atoll.node.daemon.certificates.full_summary import FullSummary, decode_full
+from atoll.node.daemon.certificates.summary import check_sizes
 from atoll.p2p.ledger.history import Link, StoredLink
 from atoll.p2p.ledger.summaries import MAX_LINKS
 from atoll.protocols.errors import DecodeError
@@ -61,9 +62,10 @@ def check_link(spec: RunSpec, link: Link, trusted: Trusted) -> Certified:
     return Certified(body.round - 1, body.summary)
 
 
-def check_summary(certified: Certified, data: bytes) -> FullSummary:
+def check_summary(spec: RunSpec, certified: Certified, data: bytes) -> FullSummary:
     """The summary in bytes that have the certified blob id. Raises DecodeError, LocalFault."""
     full = decode_full(data)
+    check_sizes(spec, full.summary)
     if full.summary.round != certified.last:
         raise DecodeError("a summary of other rounds than its link says")
     return full

@@ -11,19 +11,23 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from atoll.node.daemon.certificates.verdicts import Verdicts, check_verdicts, verdicts_of, with_verdicts
 from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochId, Segment
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalityState
 from atoll.protocols import codec
-from atoll.protocols.errors import LocalFault
+from atoll.protocols.audits.shown_work import ShownWork, first_tally
+from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Epoch, epoch_id
+from atoll.protocols.run.run_spec import RunSpec
 
-VERSION = 1
+VERSION, AUDITED_VERSION = 1, 2
+"""Of summaries, and of those that hold verdicts: of runs with `audit.voters`."""
 MAX_BYTES = 1 << 24
-"""Largest summary: some 100,000 authors, each in a few of these lists."""
+"""Largest summary: some 100,000 authors, each in a few of these lists. No node makes a larger one."""
 
 Counts: TypeAlias = tuple[tuple[PeerId, int], ...]
 Peers: TypeAlias = tuple[PeerId, ...]
@@ -78,13 +82,35 @@ class Summary(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
         """How many of the final sets name each author."""
         return _tally(self.tally)
 
+    def tallies(self, first: Tally) -> list[Tally]:
+        """The tally, and that of each epoch of the chain; `first`: that of the run before round 0."""
+        return [self.work, *(_tally(each.tally) for each in self.chain)]
+
+
+class AuditedSummary(Summary, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The summary of a run whose voters must have shown work."""
+
+    verdicts: tuple[Verdicts, ...]
+    """Of the tally, then of that of each epoch after the first, before which there was no round."""
+
+    @property
+    def counted(self) -> list[_Tally]:
+        """Those that the verdicts are of."""
+        return [self.tally, *(each.tally for each in self.chain[1:])]
+
+    def tallies(self, first: Tally) -> list[Tally]:
+        """The tally, and that of each epoch of the chain; `first`: that of the run before round 0."""
+        counted = zip(self.counted, self.verdicts, strict=True)
+        tally, *later = (with_verdicts(first, _tally(each), verdicts) for each, verdicts in counted)
+        return [tally, _tally(self.chain[0].tally), *later]
+
 
 def summarize(state: FinalityState) -> Summary | None:
     """The summary of all final rounds; None where an epoch decides the next one: it follows from no final set."""
     if state.last_final < 0 or state.chain[-1].first > state.last_final:
         return None
     newest = range(max(0, state.last_final + 1 - RECENT_ROUNDS), state.last_final + 1)
-    return Summary(
+    made = Summary(
         version=VERSION,
         round=state.last_final,
         voters=state.voters,
@@ -107,6 +133,11 @@ def summarize(state: FinalityState) -> Summary | None:
         voted_out=_sorted(state.epochs.voted_out),
         authors=tuple(sorted(state.accepted)),
     )
+    if not isinstance(state.tally, ShownWork):
+        return made
+    tallies = state.tally, *(each.tally for each in state.chain[1:])
+    values = {**asdict(made), "version": AUDITED_VERSION}
+    return AuditedSummary(**values, verdicts=tuple(map(verdicts_of, tallies)))
 
 
 def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...] | None) -> FinalityState:
@@ -116,9 +147,10 @@ def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...] | 
     summary ends. Raises LocalFault if they leave the summary's chain: then what is gone would have to be decided
     anew.
     """
+    tally, *before = summary.tallies(state.tally)
     chain = tuple(
-        Segment(each.epoch, each.first, Electorate(each.voters, frozenset(each.recent)), _tally(each.tally))
-        for each in summary.chain
+        Segment(each.epoch, each.first, Electorate(each.voters, frozenset(each.recent)), counted)
+        for each, counted in zip(summary.chain, before, strict=True)
     )
     entered = tuple(each.epoch for each in chain if each.epoch != ROOT)
     planned = () if chosen is None else chosen[len(entered) :]
@@ -129,7 +161,7 @@ def resumed(state: FinalityState, summary: Summary, chosen: tuple[Epoch, ...] | 
         state,
         last_final=summary.round,
         voters=summary.voters,
-        tally=_tally(summary.tally),
+        tally=tally,
         chain=chain,
         planned=planned,
         accepted=frozenset(summary.authors),
@@ -153,18 +185,32 @@ def encode_summary(summary: Summary) -> bytes:
 
 def decode_summary(data: bytes) -> Summary:
     """The summary in bytes that this node wrote. Raises DecodeError, LocalFault."""
-    summary = codec.decode(data, Summary, max_bytes=MAX_BYTES)
-    check_version(summary.version)
-    return summary
+    return codec.decode(data, AuditedSummary if is_audited(data) else Summary, max_bytes=MAX_BYTES)
 
 
-def check_version(found: int, read: int = VERSION) -> None:
-    """Raise LocalFault for the version of a summary that this node does not read."""
-    if found != read:
+def is_audited(data: bytes) -> bool:
+    """Whether a summary holds verdicts, by its version. Raises LocalFault for one that this node does not read."""
+    version = data[1] if len(data) > 1 else VERSION  # the byte before it is the number of fields
+    if version not in (VERSION, AUDITED_VERSION):
         raise LocalFault(
-            f"the summary of old rounds in the ledger has version {found}; this node reads {read}",
+            f"the summary of old rounds in the ledger has version {version}; this node reads {VERSION} and "
+            f"{AUDITED_VERSION}",
             hint="use the version of atoll that wrote it; or move ledger.sqlite away: peers have the records",
         )
+    return version == AUDITED_VERSION
+
+
+def check_sizes(spec: RunSpec, summary: Summary) -> None:
+    """Raise DecodeError for a summary with more verdicts than final sets of this run can make."""
+    first, audited = first_tally(spec), isinstance(summary, AuditedSummary)
+    if audited != isinstance(first, ShownWork):
+        raise DecodeError("a summary with verdicts, or without, of a run that has no such summaries")
+    if not isinstance(summary, AuditedSummary):
+        return
+    if len(summary.counted) != len(summary.verdicts) or not summary.chain:
+        raise DecodeError("a summary without the verdicts of an epoch")
+    for tally, verdicts in zip(summary.counted, summary.verdicts, strict=True):
+        check_verdicts(first, tally.rounds, len(tally.counts), verdicts)
 
 
 def _counted(tally: Tally) -> _Tally:

@@ -35,7 +35,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
     state = replace(
         state,
         books=books,
-        chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally)),
+        chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally.at_fork)),
         planned=state.planned[1:],
         voters=voters,
         accepted=state.accepted.union(voters),

@@ -32,5 +32,3 @@ def check_audit(spec: Any) -> None:
     """Refuse audits in a RunSpec whose contributions have a part of the model."""
     if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
-    if spec.audit and spec.audit.voters and spec.history:
-        raise ConfigError("audit.voters and history cannot go together: no summary holds old verdicts")

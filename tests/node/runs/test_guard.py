@@ -72,10 +72,18 @@ def test_what_the_owner_set_stays(changes, found):
     assert bool(spec.reduce) == (changes == ("reduce.k=64",))
 
 
-def test_a_run_with_summaries_is_audited_but_counts_final_sets():
-    spec = guarded(made("tiny", "reduce=null", "history={}"))
-    assert (defences_of(spec).audits, defences_of(spec).voters) == (3, False)
-    assert "history" in left_out(spec)["audit.voters"]
+@pytest.mark.parametrize("history", [(), ("history={}", "history.every=16")])
+def test_a_guarded_run_has_summaries_too(history):
+    spec = guarded(made("tiny", *history), {"history"} if history else ())
+    spec.check()
+    assert (defences_of(spec).audits, defences_of(spec).voters) == (3, True)
+    assert spec.history.every == (16 if history else 64)
+
+
+def test_what_takes_work_out_of_final_rounds_has_no_summaries():
+    spec = guarded(made("tiny", "reduce=null", "pace.excise_rounds=9"), {"reduce", "pace.excise_rounds"})
+    assert not spec.history
+    assert "history" in left_out(spec)["history"]
 
 
 def test_a_reduced_run_names_what_it_cannot_have():

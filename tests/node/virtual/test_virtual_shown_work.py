@@ -58,7 +58,8 @@ class Crowd:
         return max(counts.get(peer, 0) for peer in self.peers)
 
     def decides(self):
-        return any(self.peers & {*node.driver.finality.voters} for node in self.w.nodes.values())
+        nodes = [node for node in self.w.nodes.values() if node.driver]
+        return any(self.peers & {*node.driver.finality.voters} for node in nodes)
 
 
 @pytest.mark.parametrize("voters", [True, False])

@@ -3,13 +3,15 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atoll.protocols.audits.shown_work import FinalVerdict, ShownWork, leaves_no_doubt
 from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, MAX_VERDICTS, AuditedContribution, Verdict
+from tests.protocols.audits.all_verdicts import AllVerdicts
 
 MEMBERS = [PeerId(f"member-{number}") for number in range(8)]
 OWNER = MEMBERS[0]
@@ -50,8 +52,9 @@ class Run:
         ]
         self.rng.shuffle(members)
         deciding = self.tally.proven(authors, self.voters)
-        number, self.voters = self.tally.rounds, deciding
-        self.tally = self.tally.after(authors, members, deciding)
+        number = self.tally.rounds
+        self.count(authors, members, deciding)
+        self.voters = deciding
         author_of = {entry: author for entry, author, _ in members}
         common = {entry: self.rng.gauss(0, 0.5**0.5) for entry in sorted(author_of)}
         for entry, drawn in sorted(audited_by(author_of, self.tally.each).items()):
@@ -60,6 +63,9 @@ class Run:
                 self.waiting.setdefault(author_of[entry], []).append(Verdict(about, found))
         for author in deciding:
             self.decided.setdefault(author, number)
+
+    def count(self, authors, members, deciding):
+        self.tally = self.tally.after(authors, members, deciding)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -172,3 +178,37 @@ def test_no_verdicts_of_less_than_a_third_of_the_deciders_are_of_any_use(decider
     honest = data.draw(st.lists(st.tuples(st.integers(0, deciders - liars - 1), st.integers(0, 9)), unique=True))
     shown = [row(f"honest-{who}", data.draw(st.integers(-16, 0)), at) for who, at in honest]
     assert not leaves_no_doubt([*lies, *shown], deciders)
+
+
+class Chain(Run):
+    """A chain whose sets, verdicts, epochs and pauses are drawn; `plain` reads the same sets."""
+
+    def __init__(self, data, memory):
+        super().__init__(data.draw(st.integers(0, 1 << 16)))
+        self.tally = replace(self.tally, memory=memory, probation=data.draw(st.integers(2, 5)))
+        self.plain = AllVerdicts(self.tally.probation, OWNER, self.tally.each, memory)
+
+    def count(self, authors, members, deciding):
+        assert deciding == self.plain.proven(authors, self.voters)
+        self.plain.after(authors, members, deciding)
+        super().count(authors, members, deciding)
+        assert self.tally.shown == self.plain.shown
+
+    def go_on(self):
+        """A set of some members and of noise; now and then another epoch decides, or verdicts are lost."""
+        rng = self.rng
+        if rng.random() < 0.1:
+            self.voters = frozenset(rng.sample(MEMBERS, 3))
+        if rng.random() < 0.2:
+            self.waiting.pop(rng.choice(MEMBERS), None)
+        self.final(*rng.sample(MEMBERS, rng.randint(1, 8)), *NOISE[: rng.choice((0, 0, 1, 4))])
+
+
+@settings(deadline=None)
+@given(st.data(), st.integers(4, 12))
+def test_what_is_forgotten_decides_nothing(data, memory):
+    chain = Chain(data, memory)
+    for _ in range(40):
+        chain.go_on()
+        kept = {one.author for one in (*chain.tally.awaited, *chain.tally.found)}
+        assert not kept & chain.tally.shown

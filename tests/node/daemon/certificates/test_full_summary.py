@@ -29,7 +29,17 @@ from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.records import Admit, EpochBody, Proposal, SummaryProposal
 from tests.node.daemon.certificates.test_summary import shaken
-from tests.node.daemon.consensus.epoch_world import LEASE, OWNER, PEERS, ROUNDS, RUN, Node, World, final
+from tests.node.daemon.consensus.epoch_world import (
+    LEASE,
+    OWNER,
+    PEERS,
+    ROUNDS,
+    RUN,
+    Node,
+    ShownNode,
+    World,
+    final,
+)
 
 KEPT, EVERY = 20, 8
 SEEN: Counter[str] = Counter()
@@ -145,9 +155,13 @@ class CertNode(Node):
         SEEN["cut"] += 1
 
 
+class ShownCertNode(ShownNode, CertNode):
+    """Of a run whose voters must have shown work."""
+
+
 def newcomer(source, ledger, full):
     """A member of no round before, with the chain of `source`, after the replay of these records."""
-    node = CertNode.__new__(CertNode)
+    node = type(source).__new__(type(source))
     node.__dict__.update(source.__dict__)
     node.peer, node.ledger, node.finals, node.heard, node.full = PEERS[7], list(ledger), {}, {}, full
     node.cut_at, node.old_finals, node.views, node.gone = -1, {}, {}, source.gone if full else set()
@@ -202,12 +216,22 @@ def window(monkeypatch):
     MADE.clear()
 
 
-@pytest.mark.parametrize(("probation", "excludes"), [(1, False), (4, False), (1, True), (8, True)])
+@pytest.mark.parametrize(
+    ("probation", "excludes", "kind"),
+    [
+        (1, False, CertNode),
+        (4, False, CertNode),
+        (1, True, CertNode),
+        (8, True, CertNode),
+        (4, False, ShownCertNode),
+        (8, True, ShownCertNode),
+    ],
+)
 @pytest.mark.parametrize("block", range(3))
-def test_a_newcomer_with_a_summary_ends_as_one_with_all_records(block, probation, excludes):
+def test_a_newcomer_with_a_summary_ends_as_one_with_all_records(block, probation, excludes, kind):
     for seed in range(block * 2, block * 2 + 2):
         MADE.clear()
-        world = shaken(seed, probation, excludes, CertNode)
+        world = shaken(seed, probation, excludes, kind)
         world.run(120)
         for node in world.nodes:
             if node.full is not None:

@@ -6,10 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.full_summary import Floor, decode_full
-from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
+from atoll.node.daemon.certificates.history import KEPT_ROUNDS, LedgerHistory, needs_all_records
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
+from atoll.protocols.codec import check_types
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote, sign_entry
@@ -85,7 +86,14 @@ def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
     assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]
     assert not needs_all_records(replace(reduced, history=HistorySpec()))
     audits = [AuditSpec(), AuditSpec(voters=True)]
-    assert [needs_all_records(replace(plain, audit=audit)) for audit in audits] == [False, True]
+    assert not any(needs_all_records(replace(plain, audit=audit)) for audit in audits)
+
+
+def test_records_stay_for_longer_than_audits_look_back():
+    """So a node that begins with a summary never needs weights of rounds that its verdicts are missing for."""
+    longest = replace(AuditSpec(), memory=256, lag=64)
+    check_types(longest)
+    assert longest.memory + longest.lag < KEPT_ROUNDS
 
 
 CERTIFYING = replace(preset("tiny", ME.peer_id, 1), history=HistorySpec(every=8))

@@ -6,7 +6,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.certificates.full_summary import VERSION, FullSummary, encode_full
+from atoll.node.daemon.certificates.full_summary import FullSummary, encode_full
 from atoll.node.daemon.certificates.links import (
     Certified,
     Trusted,
@@ -17,7 +17,7 @@ from atoll.node.daemon.certificates.links import (
     owner_of,
 )
 from atoll.node.daemon.certificates.reducers import ReducerHistory
-from atoll.node.daemon.certificates.summary import summarize
+from atoll.node.daemon.certificates.summary import VERSION, summarize
 from atoll.node.daemon.consensus.machine import begin
 from atoll.node.runs.presets import preset
 from atoll.p2p.ledger.history import Link
@@ -111,9 +111,9 @@ def test_only_the_first_attempt_of_a_later_round_that_is_due_proves_a_summary():
 
 
 def test_a_summary_is_of_the_rounds_that_its_link_says():
-    assert check_summary(Certified(23, FULL.blob), encode_full(FULL)) == FULL
+    assert check_summary(SPEC, Certified(23, FULL.blob), encode_full(FULL)) == FULL
     with pytest.raises(DecodeError, match="other rounds"):
-        check_summary(Certified(31, FULL.blob), encode_full(FULL))
+        check_summary(SPEC, Certified(31, FULL.blob), encode_full(FULL))
 
 
 def walk(chain):
@@ -121,7 +121,7 @@ def walk(chain):
     trusted, last = owner_of(SPEC), -1
     for link in chain:
         found = check_link(SPEC, link.link, trusted)
-        full = check_summary(found, link.summary)
+        full = check_summary(SPEC, found, link.summary)
         assert found.name == link.name == full.blob
         trusted, last = after(full), found.last
     return last

@@ -24,7 +24,7 @@ from atoll.node.daemon.consensus.types import RECENT_ROUNDS, FinalizeRound
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, LocalFault
 from atoll.protocols.ledger.records import Admit, EpochBody, Exclude
-from tests.node.daemon.consensus.epoch_world import FAULTS, Node, World, final
+from tests.node.daemon.consensus.epoch_world import FAULTS, Node, ShownNode, World, final
 
 KEPT, STEP = 20, 4
 LOOKED_AT = machine.DECIDED_KEPT
@@ -112,6 +112,10 @@ class CutNode(Node):
         SEEN["cut"] += 1
 
 
+class ShownCutNode(ShownNode, CutNode):
+    """Of a run whose voters must have shown work."""
+
+
 @pytest.fixture(autouse=True)
 def window(monkeypatch):
     """Forks are looked at as far back as records are kept, as in the product."""
@@ -140,11 +144,21 @@ def shaken(seed, probation, excludes, node=CutNode):
     return world
 
 
-@pytest.mark.parametrize(("probation", "excludes"), [(1, False), (4, False), (1, True), (8, True)])
+@pytest.mark.parametrize(
+    ("probation", "excludes", "kind"),
+    [
+        (1, False, CutNode),
+        (4, False, CutNode),
+        (1, True, CutNode),
+        (8, True, CutNode),
+        (4, False, ShownCutNode),
+        (8, True, ShownCutNode),
+    ],
+)
 @pytest.mark.parametrize("block", range(3))
-def test_a_replay_from_a_summary_ends_as_one_from_round_0(block, probation, excludes):
+def test_a_replay_from_a_summary_ends_as_one_from_round_0(block, probation, excludes, kind):
     for seed in range(block * 2, block * 2 + 2):
-        world = shaken(seed, probation, excludes)
+        world = shaken(seed, probation, excludes, kind)
         left = [node for node in world.nodes if not (excludes and node is world.nodes[1])]
         if excludes and len(world.nodes) > 2:
             world.nodes[1].is_up = False
