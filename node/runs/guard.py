@@ -17,10 +17,13 @@ from atoll.protocols.run.sections.audits import AuditSpec
 
 PUZZLE_BITS = 20
 """Puzzle of a run that is made for strangers: some seconds of one core for each identity."""
+NEWCOMERS = 16
+"""Authors that may not decide yet whom one final set names, where it names fewer others."""
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
     "audit": AuditSpec(each=3),
     "audit.voters": True,
+    "audit.newcomers": NEWCOMERS,
     "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,

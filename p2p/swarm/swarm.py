@@ -157,11 +157,12 @@ class Swarm:
 
     # --- newcomers -------------------------------------------------------------------------------
 
-    def vouch(self, author: PeerId) -> None:
-        """A payload of this author was verified here: others hear of it, even while many newcomers wait."""
+    def vouch(self, author: PeerId) -> str:
+        """A payload of this author was verified: others hear of it. Returns who brought it (`Newcomers.line`)."""
         was_pressed = self.newcomers.is_pressed
         if self.newcomers.vouch(author) and was_pressed:  # else it was passed on when it came
             self.replication.pass_on(author)
+        return self.newcomers.line(author)
 
     def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """A proposer's ballot, or (None) a final set names these entries: ask for those that are not here."""
