@@ -87,8 +87,8 @@ def left_out(spec: RunSpec) -> dict[str, str]:
 
 
 def _obstacle(spec: RunSpec, key: str) -> str:
-    if key == "audit.voters" and not spec.audit:
-        return "audit.voters is for runs with audit"
+    if key.startswith("audit.") and not spec.audit:
+        return f"{key} is for runs with audit"
     return _refusal(_with(spec, key))
 
 

@@ -166,7 +166,7 @@ class Swarm:
 
     def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """A proposer's ballot, or (None) a final set names these entries: ask for those that are not here."""
-        # The caller knows contributions only; a reduced round's ballot names Reductions, which mostly are here.
+        # Of a reduced round's ballot the caller does not know the Reductions, which mostly are here.
         lacking = [entry for entry in entries if self.ledger.get(entry) is None]
         if lacking:
             self.newcomers.require(lacking, proposer)
