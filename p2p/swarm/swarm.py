@@ -166,8 +166,7 @@ class Swarm:
 
     def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """A proposer's ballot, or (None) a final set names these entries: ask for those that are not here."""
-        # Of a reduced round's ballot the caller does not know the Reductions, which mostly are here.
-        lacking = [entry for entry in entries if self.ledger.get(entry) is None]
+        lacking = [one for one in entries if self.ledger.get(one) is None]  # most Reductions of a ballot are here
         if lacking:
             self.newcomers.require(lacking, proposer)
             self.sync_soon()
