@@ -90,6 +90,8 @@ def liar_lines(spec: RunSpec, hint: str = "") -> list[str]:
     if found.probation > 1:
         shown = ", once audits by members that decide show work" if found.voters else ""
         rules.append(f"newcomers decide rounds after {found.probation} final sets{shown}")
+        if spec.audit and spec.audit.newcomers:
+            rules.append(f"a final set names {spec.audit.newcomers} of them, or as many as it names others")
         if found.probation_256 < 256:
             rules.append(f"they have {found.probation_256}/256 of their weight for {found.probation} final sets")
     if found.puzzle_bits:

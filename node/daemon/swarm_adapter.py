@@ -195,9 +195,9 @@ class SwarmNetwork:
         """See NewcomerBudget."""
         self._swarm.newcomers.keep(authors)
 
-    def vouch(self, author: PeerId) -> None:
+    def vouch(self, author: PeerId) -> str:
         """See Swarm.vouch."""
-        self._swarm.vouch(author)
+        return self._swarm.vouch(author)
 
     def exclude(self, peer: PeerId, reason: str) -> None:
         """See Swarm.exclude."""

@@ -18,10 +18,13 @@ from atoll.protocols.run.sections.history import HistorySpec
 
 PUZZLE_BITS = 20
 """Puzzle of a run that is made for strangers: some seconds of one core for each identity."""
+NEWCOMERS = 16
+"""Authors that may not decide yet whom one final set names, where it names fewer others."""
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
     "audit": AuditSpec(each=3),
     "audit.voters": True,
+    "audit.newcomers": NEWCOMERS,
     "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,
@@ -87,8 +90,8 @@ def left_out(spec: RunSpec) -> dict[str, str]:
 
 
 def _obstacle(spec: RunSpec, key: str) -> str:
-    if key == "audit.voters" and not spec.audit:
-        return "audit.voters is for runs with audit"
+    if key.startswith("audit.") and not spec.audit:
+        return f"{key} is for runs with audit"
     return _refusal(_with(spec, key))
 
 

@@ -43,8 +43,7 @@ class NewcomerQuota(msgspec.Struct, frozen=True):
     authors: int = 256
     """Places for authors that are new; `ledger_newcomers`."""
     per_minute: int = 60
-    """Most new authors that one neighbour brings in a minute; an address block brings twice as many;
-    `ledger_newcomers_per_minute`."""
+    """Most that a neighbour brings in a minute, a block twice as many; `ledger_newcomers_per_minute`."""
 
 
 @dataclass(slots=True)
@@ -73,7 +72,6 @@ class Newcomers:
         self.shares = shares or Shares(PeerId(""), Quota())
         self.accepted = Accepted(self.shares, max_accepted)
         self.pruned = 0
-        """Number of authors that were pruned since the start."""
         self.is_replaying = True
         """Until the ledger was replayed nobody knows who is accepted, and all places are open to all."""
         self._now, self._maddr_of = now, maddr_of
@@ -84,10 +82,8 @@ class Newcomers:
         self._events = 0
         self._gone: OrderedDict[PeerId, float] = OrderedDict()
         self._required = Required()
-        """Whose these entries are, nobody knows before they are here."""
         self._pinned: dict[PeerId, Need] = {}
         self._refused: OrderedDict[PeerId, str] = OrderedDict()
-        """Reasons that are told to neighbours whose own feeds were refused."""
         self._rates = BringerRates(quota.per_minute, now, self.block_of)
 
     # --- who is who ------------------------------------------------------------------------------
@@ -123,6 +119,10 @@ class Newcomers:
     def bringer(self, author: PeerId) -> PeerId | None:
         """The neighbour that brought a new author; None if it is not new."""
         return self._held[author].bringer if self.is_new(author) else None
+
+    def line(self, author: PeerId) -> str:
+        """Address block of the neighbour that brought an author; empty if it is no newcomer."""
+        return held.block if (held := self._held.get(author)) is not None else ""
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
         """Authors of the newest final set, or (not `by_work`) of an epoch or the RunSpec: their records stay."""

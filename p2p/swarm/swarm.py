@@ -157,16 +157,16 @@ class Swarm:
 
     # --- newcomers -------------------------------------------------------------------------------
 
-    def vouch(self, author: PeerId) -> None:
-        """A payload of this author was verified here: others hear of it, even while many newcomers wait."""
+    def vouch(self, author: PeerId) -> str:
+        """A payload of this author was verified: others hear of it. Returns who brought it (`Newcomers.line`)."""
         was_pressed = self.newcomers.is_pressed
         if self.newcomers.vouch(author) and was_pressed:  # else it was passed on when it came
             self.replication.pass_on(author)
+        return self.newcomers.line(author)
 
     def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """A proposer's ballot, or (None) a final set names these entries: ask for those that are not here."""
-        # The caller knows contributions only; a reduced round's ballot names Reductions, which mostly are here.
-        lacking = [entry for entry in entries if self.ledger.get(entry) is None]
+        lacking = [one for one in entries if self.ledger.get(one) is None]  # most Reductions of a ballot are here
         if lacking:
             self.newcomers.require(lacking, proposer)
             self.sync_soon()

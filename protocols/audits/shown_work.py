@@ -6,6 +6,8 @@ vouch for each other. The run's owner decides first. Pure, in integers, of the s
 """
 
 from collections.abc import Collection, Mapping
+from functools import cached_property
+from math import isqrt
 from typing import NamedTuple
 
 import msgspec
@@ -43,7 +45,7 @@ class FinalVerdict(NamedTuple):
     excess: int
 
 
-class ShownWork(Tally, frozen=True):
+class ShownWork(Tally, frozen=True, dict=True):
     """The tally of a run whose RunSpec has `audit.voters`."""
 
     owner: PeerId = PeerId("")
@@ -73,6 +75,11 @@ class ShownWork(Tally, frozen=True):
     def missing(self, author: PeerId) -> int:
         """In how many more final sets in a row the author must be at least until it decides; 0: it may."""
         return 0 if author in self.shown else max(1, self.probation - self.counts.get(author, 0))
+
+    def trial(self, author: PeerId) -> tuple[int, int]:
+        """Deviations of work that deciders' verdicts show of an author, 0 at least, and how many there are."""
+        found = self._about.get(author, [])
+        return shown_deviations(found, self._deciders) if found else 0, len(found)
 
     def after(
         self, authors: Collection[PeerId], members: Members = (), deciding: Collection[PeerId] = ()
@@ -141,15 +148,34 @@ class ShownWork(Tally, frozen=True):
         """Who may decide from now on, as the verdicts in this tally say."""
         # Nobody that decides stops by verdicts: a few deciders that lie would need luck only once to put an honest
         # one out. Members that do harm are removed (docs/removal.md).
+        return frozenset(
+            author
+            for author, found in self._about.items()
+            if self.counts[author] >= self.probation and leaves_no_doubt(found, self._deciders)
+        )
+
+    @cached_property
+    def _deciders(self) -> int:
+        """How many deciders audit."""
+        return len(self.asked)
+
+    @cached_property
+    def _about(self) -> Mapping[PeerId, list[FinalVerdict]]:
+        """The verdicts on those that may not decide, by author."""
         about: dict[PeerId, list[FinalVerdict]] = {}
         for one in self.found:
-            if one.author not in self.shown and self.counts[one.author] >= self.probation:
+            if one.author not in self.shown:
                 about.setdefault(one.author, []).append(one)
-        return frozenset(author for author, found in about.items() if leaves_no_doubt(found, len(self.asked)))
+        return about
 
 
 def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:
     """Whether these verdicts on one author could hardly be those on no work. `deciders`: how many audit."""
+    return shown_deviations(found, deciders) >= SHOWN
+
+
+def shown_deviations(found: Collection[FinalVerdict], deciders: int) -> int:
+    """How many deviations of work these verdicts on one author show together, rounded down; 0 at least."""
     by_auditor: dict[PeerId, list[int]] = {}
     for one in found:
         by_auditor.setdefault(one.auditor, []).append(one.excess)
@@ -162,8 +188,8 @@ def leaves_no_doubt(found: Collection[FinalVerdict], deciders: int) -> bool:
             # Clipped below: else one liar among the auditors would keep an honest member out.
             by_round.setdefault(one.round, []).append(max(-DEVIATION, one.excess))
     # One number a round: its auditors look at the same windows of the author, so they err together.
-    total = sum(map(_mean, by_round.values()))
-    return total > 0 and total**2 >= (SHOWN * DEVIATION * _FINE) ** 2 * len(by_round)
+    total = max(0, sum(map(_mean, by_round.values())))
+    return isqrt(total**2 // ((DEVIATION * _FINE) ** 2 * len(by_round))) if by_round else 0
 
 
 def _disbelieved(auditors: int, deciders: int) -> int:
@@ -182,4 +208,10 @@ def first_tally(spec: RunSpec) -> Tally:
     """The tally before round 0."""
     if not spec.audit or not spec.audit.voters:
         return Tally(spec.probation)
-    return ShownWork(spec.probation, owner=spec.owner, each=spec.audit.per_round, memory=spec.audit.memory)
+    return ShownWork(
+        spec.probation,
+        newcomers=spec.audit.newcomers or 0,
+        owner=spec.owner,
+        each=spec.audit.per_round,
+        memory=spec.audit.memory,
+    )

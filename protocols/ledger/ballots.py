@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
+from atoll.protocols.ledger.probation import Tally
 
 _BALLOTS = frozenset(get_args(records.BallotBody))
 BALLOTS_KEPT = 4096
@@ -50,6 +51,8 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     """Ballots of each author that were seen, up to BALLOTS_KEPT."""
     orphans: frozenset[Digest] = frozenset()
     """Contributions, Reductions and proposals that no feed here holds (`add_orphan`)."""
+    bound: tuple[Tally, Collection[PeerId]] | None = None
+    """The sets before the round, and its voters, in a run that bounds the newcomers of a set (`bounded`)."""
     other_votes: Mapping[tuple[PeerId, records.Ballot, Digest], Digest] = msgspec.field(default_factory=dict)
     """Votes that count for equivocators only: of a history that is not here, second ones, below a promise.
 
@@ -75,6 +78,33 @@ class Book(msgspec.Struct, frozen=True, dict=True):
             )
         return self._parts[epoch]
 
+    def bounded(self, tally: Tally, voters: Collection[PeerId]) -> "Book":
+        """The book in which no proposal counts that names too many newcomers, by the tally before the round."""
+        if not tally.newcomers:
+            return self
+        if self._bounded is None or self._bounded.bound != (tally, voters):
+            vars(self)["_bounded"] = replace(self, bound=(tally, voters))
+        return self._bounded or self
+
+    @cached_property
+    def _bounded(self) -> "Book | None":
+        """What `bounded` found last."""
+        return None
+
+    @cached_property
+    def _over(self) -> dict[tuple[Digest, ...], bool]:
+        """Whether a set names too many newcomers, of those whose entries are all here."""
+        return {}
+
+    def is_over(self, names: tuple[Digest, ...]) -> bool:
+        """Whether a set names more newcomers than it may; False as long as one of its entries is not here."""
+        if self.bound is None or self.unknown(names):
+            return False
+        if names not in self._over:
+            tally, voters = self.bound
+            self._over[names] = tally.is_over(self.authors_of(names), voters)
+        return self._over[names]
+
     @cached_property
     def named(self) -> dict[tuple[object, ...], tuple[tuple[Digest, ...], ...]]:
         """What orphans.py found named in this book, by the voters and equivocators. Changes no action."""
@@ -94,10 +124,11 @@ class Book(msgspec.Struct, frozen=True, dict=True):
         return {self.contributions[name][0] for name in names if name in self.contributions}
 
     def is_void(self, proposal: records.Proposal) -> bool:
-        """Whether it names Reductions alone."""
-        # The next round would have no voters, so such a proposal is never decided.
+        """Whether it names Reductions alone, or too many newcomers: it is never decided."""
+        # The next round would have no voters, or a flood would cost everybody what it likes.
         names = proposal.contributions
-        return all(name in self.reductions and name not in self.contributions for name in names)
+        is_empty = all(name in self.reductions and name not in self.contributions for name in names)
+        return is_empty or self.is_over(names)
 
     def highest_vote(self, author: PeerId) -> tuple[Digest, records.Vote] | None:
         """An author's vote in its highest ballot."""

@@ -25,6 +25,8 @@ class Tally(msgspec.Struct, frozen=True):
     rounds: int = 0
     """Number of final rounds: the number of the round that is decided next."""
     counts: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    newcomers: int = 0
+    """Newcomers that a final set may name where it names fewer others (`audit.newcomers`); 0: any number."""
 
     def proven(self, authors: Collection[PeerId], voters: Collection[PeerId] = ()) -> frozenset[PeerId]:
         """Those of the authors that decide the next round, if these are the authors of the next final set.
@@ -53,6 +55,27 @@ class Tally(msgspec.Struct, frozen=True):
             return 0
         # After k more sets it has `count + k`, and min(probation, (rounds + k + 1) // 2) are needed.
         return max(1, min(self.probation - count, self.rounds - 2 * count))
+
+    def newcomers_of(self, authors: Collection[PeerId], voters: Collection[PeerId]) -> frozenset[PeerId]:
+        """Those of a round's authors whom the bound is about: on probation, and not among the round's voters."""
+        # Voters, because members of an epoch decide while they are on probation.
+        return frozenset(peer for peer in authors if self.newcomers and self.missing(peer) and peer not in voters)
+
+    def places(self, others: int) -> int:
+        """How many newcomers a final set may name beside so many others: as many, or the run's number."""
+        return max(self.newcomers, others)
+
+    def is_over(self, authors: Collection[PeerId], voters: Collection[PeerId]) -> bool:
+        """Whether a set of these authors, of the round after this tally, names more newcomers than it may."""
+        many = len(self.newcomers_of(authors, voters))
+        return many > self.places(len(authors) - many)
+
+    def trial(self, author: PeerId) -> tuple[int, int]:
+        """What final verdicts say of an author on probation: deviations of work that they show, and their number.
+
+        Of anybody, in runs with `audit.voters`; else nothing.
+        """
+        return 0, 0
 
     def after(
         self, authors: Collection[PeerId], members: Members = (), deciding: Collection[PeerId] = ()

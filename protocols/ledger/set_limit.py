@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_SET
 
 
@@ -41,6 +42,64 @@ def first_authors(
         return *seniority.rank(author), digest(seed, author.encode())
 
     return frozenset(sorted(authors, key=place)[:most])
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """How this node came to know an author: local, and the same on no other node."""
+
+    rounds: int
+    """How many rounds were final here when its work was verified first."""
+    line: str
+    """The address block of the neighbour that brought the author."""
+
+
+class NewcomerOrder(msgspec.Struct, frozen=True):
+    """Which newcomers a node names first in the rounds after the newest final one, where it knows too many.
+
+    What is agreed on is how many (`Tally.places`): each proposer chooses whom. Rules in words: docs/ledger.md.
+    """
+
+    tally: Tally = Tally()
+    voters: frozenset[PeerId] = frozenset()
+    """Of the round that is decided next."""
+    seed: bytes = b""
+    """Digest of the newest final set."""
+
+    def named(self, authors: Collection[PeerId], arrivals: Mapping[PeerId, Arrival]) -> frozenset[PeerId]:
+        """Those of the authors of a round that its set names: all but the newcomers without a place."""
+        new = self.tally.newcomers_of(authors, self.voters)
+        places = self.tally.places(len(authors) - len(new))
+        if len(new) <= places:
+            return frozenset(authors)
+        draw = {peer: digest(_DRAW, self.seed, peer.encode()) for peer in new}
+        trials = {peer: self.tally.trial(peer) for peer in new}
+        # Half for those of whom verdicts show some work: they go on, and soon decide. Noise shows a deviation by
+        # chance only, so it is not most of them for long.
+        promising = [peer for peer in new if trials[peer][0]]
+        first = sorted(promising, key=lambda peer: (-trials[peer][0], draw[peer]))[: places // 2]
+        rest = self._in_turn(new.difference(first), arrivals, draw, trials)[: places - len(first)]
+        return frozenset(authors).difference(new) | frozenset(first) | frozenset(rest)
+
+    def _in_turn(
+        self,
+        new: Collection[PeerId],
+        arrivals: Mapping[PeerId, Arrival],
+        draw: Mapping[PeerId, bytes],
+        trials: Mapping[PeerId, tuple[int, int]],
+    ) -> list[PeerId]:
+        """One of each line, then a second one, and so on; in a line those first that were audited least."""
+        # By line: anybody can make up as many identities as it takes, not as many addresses. Who was seen only
+        # after the seed was known may have been made to fit it, so it waits for the next one.
+        lines: dict[str, list[tuple[bool, int, bytes, PeerId]]] = {}
+        for peer in new:
+            known = arrivals.get(peer, Arrival(-1, peer))
+            is_late = known.rounds >= self.tally.rounds
+            lines.setdefault(known.line, []).append((is_late, trials[peer][1], draw[peer], peer))
+        turns = [(at, *one) for line in lines.values() for at, one in enumerate(sorted(line))]
+        return [peer for *_, peer in sorted(turns)]
+
+
+_DRAW = b"atoll/newcomers/1\0"
 
 
 def first_places(

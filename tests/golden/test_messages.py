@@ -55,6 +55,8 @@ NOT_SENT = {
     "protocols/ledger/ownership.py:Announced": "a value in memory",
     "protocols/ledger/reduction.py:ReductionRules": "a value in memory",
     "protocols/local/worker_messages.py:_RoundSet": "what its subclasses share",
+    "protocols/ledger/set_limit.py:Arrival": "in memory only: how this node came to know an author",
+    "protocols/ledger/set_limit.py:NewcomerOrder": "in memory only: what finality says of newcomers",
     "protocols/ledger/set_limit.py:Seniority": "in memory only: what finality says of authors",
     "protocols/local/worker_messages.py:_RoundState": "what its subclasses share",
     "protocols/run/admission.py:Rule": "a value in memory",

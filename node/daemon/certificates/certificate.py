@@ -126,11 +126,13 @@ def gather(
     for number in range(last + 1):
         entries = [entry for entry in entries_of(number) if is_lawful(spec, entry)]
         orphans = [entry for entry in orphans_of(number) if is_lawful(spec, entry)]
+        exempt = {*voters}
         while path and path[0].round == number:
             body, *rest = path
             path, epoch, voters = tuple(rest), epoch_id(body), voter_order(spec.id, number, body.members)
+            exempt.update(voters)
             epochs.append(tuple(encode_entry(entry) for entry in _signatures([*entries, *orphans], body)))
-        found = _decided(entries, number, voters, epoch, orphans, equivocators)
+        found = _decided(entries, number, voters, (tally, exempt), epoch, orphans, equivocators)
         if found is None:
             raise ConfigError(
                 f"the ledger here does not prove that round {number} is final",
@@ -156,6 +158,8 @@ class _Epochs:
         self._run = spec.id
         self._bodies: list[Epoch] = []
         self.epoch: EpochId = ROOT
+        self.exempt = set[PeerId]()
+        """Who is no newcomer in the round that was asked about last (`exempt_of`)."""
         parent: EpochId = ROOT
         for each in signed:
             entries = [decode_entry(entry, spec.id) for entry in each]
@@ -170,6 +174,7 @@ class _Epochs:
 
     def enter(self, number: int, voters: tuple[PeerId, ...], recent: set[PeerId]) -> tuple[PeerId, ...]:
         """The voters of a round, `voters` unless an epoch begins there. Raises DecodeError."""
+        self.exempt = {*voters}
         while self._bodies and self._bodies[0].round == number:
             body = self._bodies.pop(0)
             # Else anybody could prove anything with an epoch of keys that it made up.
@@ -178,6 +183,7 @@ class _Epochs:
                     f"the epoch of round {number} has neither a voter of that round nor a recent member"
                 )
             self.epoch, voters = epoch_id(body), voter_order(self._run, number, body.members)
+            self.exempt.update(voters)
         return voters
 
 
@@ -201,7 +207,7 @@ def proven(spec: RunSpec, data: bytes) -> Proven:
         for entry in entries:
             lengths[entry.author] = max(lengths.get(entry.author, 0), entry.seq + 1)
         lawful = [entry for entry in entries if is_lawful(spec, entry)]
-        found = _decided(lawful, number, voters, epochs.epoch)
+        found = _decided(lawful, number, voters, (tally, epochs.exempt), epochs.epoch)
         if found is None:
             raise DecodeError(f"it does not prove that round {number} is final")
         sets.append(found.authors)
@@ -232,6 +238,7 @@ def _decided(
     entries: Iterable[Entry],
     number: int,
     voters: tuple[PeerId, ...],
+    bound: tuple[Tally, set[PeerId]],
     epoch: EpochId,
     orphans: Iterable[Entry] = (),
     equivocators: frozenset[PeerId] = frozenset(),
@@ -243,7 +250,7 @@ def _decided(
             book, _ = add_entry(book, entry.id, entry.author, entry.body)
     for entry in orphans:
         book = add_orphan(book, entry.id, entry.author, entry.body)
-    book = book.within(epoch)
+    book = book.within(epoch).bounded(*bound)
     found = decided_proposal(book, voters, equivocators)
     if found is None or book.unknown(found[1].contributions):
         return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, best_of
+from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, best_of, exempt_of
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -81,8 +81,10 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     # Of an author with two histories nodes hold different choices and votes: it weighs nothing.
     liars = state.equivocators
     # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
-    for before, segment in zip(state.chain, state.chain[1:], strict=False):
+    for at, (before, segment) in enumerate(zip(state.chain, state.chain[1:], strict=False)):
         book = state.books.get(segment.first, Book()).within(before.epoch)
+        exempt = exempt_of(state.chain[: at + 1], segment.first, segment.electorate.voters)
+        book = book.bounded(segment.tally, exempt)
         found = decided_proposal(book, segment.electorate.voters, liars)
         named = book.authors_of(found[1].contributions) if found else ()
         authors = segment.tally.proven(named, segment.electorate.voters) if found else frozenset[PeerId]()

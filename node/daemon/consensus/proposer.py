@@ -135,7 +135,7 @@ def _own_ballot(state: FinalityState) -> Ballot | None:
 def _choice_to_propose(state: FinalityState, ballot: Ballot) -> Choice | None:
     """What to propose in a ballot of ours; None while it is too early."""
     book, view = state.book, state.views.get(state.deciding)
-    if view and (not state.refuted.isdisjoint(view) or names_excluded(state, view)):
+    if view and (not state.refuted.isdisjoint(view) or names_excluded(state, view) or book.is_over(view)):
         view = None  # it is being folded again
     if ballot.attempt == 0:
         before = inherited(state)

@@ -9,7 +9,14 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, Segment
+from atoll.node.daemon.consensus.chains.epochs import (
+    ROOT,
+    Electorate,
+    EpochBook,
+    EpochId,
+    Segment,
+    exempt_of,
+)
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.choices import Choice
@@ -24,7 +31,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
-from atoll.protocols.ledger.set_limit import Seniority
+from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
 
 PATIENCE_S = 10.0
 """Default patience in seconds; the driver sets about two round times."""
@@ -464,6 +471,10 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
         newest = (self.decided[at][1] for at in before if at in self.decided)
         return Seniority((frozenset(self.voters), *newest), self.accepted)
 
+    def newcomer_order(self, seed: bytes) -> NewcomerOrder:
+        """Which newcomers come first in the sets of later rounds; `seed`: digest of the newest final set."""
+        return NewcomerOrder(self.tally, frozenset(self.voters), seed) if self.tally.newcomers else NewcomerOrder()
+
     @property
     def own_summary(self) -> Digest | None:
         """The summary that proposals of the round that is decided may name; None where none is known here."""
@@ -474,7 +485,12 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
         """The epoch whose voters decide."""
         return self.chain[-1].epoch
 
+    @property
+    def exempt(self) -> frozenset[PeerId]:
+        """Who is no newcomer in the round that is decided next, whatever the final sets say."""
+        return exempt_of(self.chain, self.deciding, self.voters)
+
     @cached_property
     def book(self) -> Book:
         """The entries about the round that is decided next, with the ballots of its epoch."""
-        return self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch)
+        return self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch).bounded(self.tally, self.exempt)

@@ -185,6 +185,8 @@ def _is_refuted(state: FinalityState, proposal: Proposal) -> bool:
 def may_get_votes(state: FinalityState, ballot: Ballot, choice: Choice) -> bool:
     """Whether this node would vote for the choice in this ballot, if it gives the same state here."""
     names = choice.names
+    if state.book.is_over(names):
+        return False
     if ballot.attempt == 0:
         return is_broad(state, names) and (_is_just(state, choice) or choice == inherited(state))
     # Voters count the promises in their own ledger. If they took the proposer's word for what a quorum may have
@@ -267,6 +269,8 @@ def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int,
     """
     ours, book = _own_set(state), state.book
     proven = state.tally.proven(book.authors_of(ours))
+    # Of newcomers each node may have drawn others.
+    proven = proven - state.tally.newcomers_of(proven, state.voters) or proven
     if len(ours) >= MAX_SET:
         # Of a flood each node holds another part, so full sets may share few of its authors.
         known = state.electorate(state.deciding)

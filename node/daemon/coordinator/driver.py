@@ -310,9 +310,9 @@ class Driver:
 
     def on_payload_resolved(self, payload: Digest) -> None:
         """Feed every contribution that names this payload and can be folded with it."""
-        self.newcomers.on_held(payload)
+        line = self.newcomers.on_held(payload)
         for number, entry in self.contributions.held_with(payload):
-            self.machines.feed_round(round_types.PayloadHeld(entry, number, self.context.now()))
+            self.machines.feed_round(round_types.PayloadHeld(entry, number, self.context.now(), line))
             self.machines.feed_finality(finality_types.EntryPayloadHeld(entry))
 
     def _feed_entry(self, entry: Entry) -> None:

@@ -200,8 +200,8 @@ class NewcomerBudget(Protocol):
     def keep(self, authors: Iterable[PeerId]) -> None:
         """Keep these authors until the next round is final: a proposal names them."""
 
-    def vouch(self, author: PeerId) -> None:
-        """A payload of this author was verified."""
+    def vouch(self, author: PeerId) -> str:
+        """A payload of this author was verified. Return which address block brought it; empty if it is old."""
 
     def require(self, entries: Iterable[Digest], proposer: PeerId | None) -> None:
         """Ask for entries that a proposer names and that are not here. None: a quorum voted for their set."""

@@ -1,7 +1,4 @@
-"""Tells the ledger's budget of newcomers what this node learns of authors, and forgets those that had to go.
-
-Rules of the budget: p2p/ledger/newcomers.py. What a final set, a ballot or an epoch names is never pruned.
-"""
+"""Tells the budget of newcomers (p2p/ledger/newcomers.py) about authors; forgets those that had to go."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.runtime import Machines
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Entry, Proposal
+from atoll.protocols.ledger.records import Entry, Proposal, set_digest
 
 
 @dataclass(slots=True, kw_only=True)
@@ -23,6 +20,7 @@ class NewcomerWatch:
     net: Network
     machines: Machines
     contributions: ContributionIndex
+    seed: bytes = b""  # of the newest final set
 
     def begin(self) -> None:
         """Before the replay: whom the RunSpec names is no newcomer."""
@@ -40,18 +38,19 @@ class NewcomerWatch:
     def on_final(self, names: Iterable[Digest]) -> None:
         """A round is final with this set."""
         self.net.accept(self.contributions.authors(names))
+        self.seed = set_digest([*names])
 
     def step(self) -> None:
         """Tell the rounds whose work comes first where one has more than its set may name."""
-        seniority = self.machines.finality.seniority
-        if seniority != self.machines.round.seniority:
-            self.machines.feed_round(round_types.SenioritySeen(seniority, self.context.now()))
+        finality, known = self.machines.finality, self.machines.round.set_rules
+        seniority, order = finality.seniority, finality.newcomer_order(self.seed)
+        if (seniority, order) != (known.seniority, known.order):
+            self.machines.feed_round(round_types.SenioritySeen(seniority, order, self.context.now()))
 
-    def on_held(self, payload: Digest) -> None:
-        """A payload was verified: it is the work of one author, whoever names it too."""
+    def on_held(self, payload: Digest) -> str:
+        """A payload was verified: the work of one author, whoever names it too. Returns who brought that one."""
         author = self.contributions.first_author(payload)
-        if author is not None:
-            self.net.vouch(author)
+        return "" if author is None else self.net.vouch(author)
 
     def on_pruned(self, author: PeerId) -> None:
         """The feed of an author that showed no work is gone; if it comes back, all of it comes again."""

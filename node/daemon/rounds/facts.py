@@ -18,10 +18,15 @@ from atoll.node.daemon.rounds.queries import (
 )
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
+from atoll.protocols.layered_map import put
+from atoll.protocols.ledger.set_limit import Arrival
 from atoll.protocols.local.worker_messages import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
 """Seconds between two attempts to append a contribution that the disk refused."""
+
+ARRIVALS_KEPT = 8192
+"""Authors of which a node remembers how they came; each of all others counts as one that came by itself."""
 
 Out = tuple[RoundState, list[round_types.Action]]
 V = TypeVar("V")
@@ -35,7 +40,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.ContributionSeen():
             return _contribution_seen(state, event)
         case round_types.PayloadHeld(entry, number):
-            return _payload_held(state, entry, number), []
+            return _payload_held(_note_arrival(state, event), entry, number), []
         case round_types.AuthorPruned(author):
             books = {at: book.without(author) for at, book in state.books.items()}
             return _fetch_missing(replace(state, books=books))  # there may be room now
@@ -49,8 +54,9 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.SetResolved(number, names):
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
-        case round_types.SenioritySeen(seniority):
-            return replace(state, seniority=seniority, settled={}), []
+        case round_types.SenioritySeen(seniority, order):
+            rules = replace(state.set_rules, seniority=seniority, order=order)
+            return replace(state, set_rules=rules, settled={}), []
         case round_types.LeasesChanged(members, _, shortage):
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
@@ -163,6 +169,16 @@ def _fetch_missing(state: RoundState) -> Out:
     near = [at for at in state.books if state.fetched_to < at <= last and at not in state.reduced]
     missing = [entry for at in near for entry in state.books[at].missing]
     return replace(state, fetched_to=last), [round_types.FetchPayload(entry) for entry in missing]
+
+
+def _note_arrival(state: RoundState, event: round_types.PayloadHeld) -> RoundState:
+    """Remember how an author came, once, in a run that bounds newcomers."""
+    rules, author = state.set_rules, book_of(state, event.round).authors.get(event.entry)
+    is_known = author in rules.arrivals or len(rules.arrivals) >= ARRIVALS_KEPT
+    if not rules.order.tally.newcomers or author is None or is_known:
+        return state
+    known = put(rules.arrivals, author, Arrival(rules.order.tally.rounds, event.line or author))
+    return replace(state, set_rules=replace(rules, arrivals=known), settled={})
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:

@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.ledger.set_limit import Seniority, first_places
+from atoll.protocols.ledger.set_limit import Arrival, NewcomerOrder, Seniority, first_places
 
 NEWER_S = 1.0
 """Times at which leases began are rounded: by so much one is later than the loss of a connection."""
@@ -35,6 +35,17 @@ class MemberView(msgspec.Struct, frozen=True):
     """No work of this member was seen yet, though rounds of the run are final."""
 
 
+class SetRules(msgspec.Struct, frozen=True):
+    """Whom this node's own sets name, where a round has more contributions than its set may name."""
+
+    seniority: Seniority = Seniority()
+    """Who comes first of more than any set may name."""
+    order: NewcomerOrder = NewcomerOrder()
+    """Which newcomers come first, of more than the run allows."""
+    arrivals: Mapping[PeerId, Arrival] = msgspec.field(default_factory=dict)
+    """How the authors of verified payloads came; empty in runs that bound no newcomers."""
+
+
 class RoundBook(msgspec.Struct, frozen=True, dict=True):
     """The contributions to one round that the ledger knows, one of each author."""
 
@@ -53,17 +64,18 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
         kept = {entry: who for entry, who in self.authors.items() if who != author or entry in self.held}
         return self if len(kept) == len(self.authors) else RoundBook(kept, self.held)
 
-    def first(self, run: RunId, number: int, seniority: Seniority) -> tuple[Digest, ...]:
+    def first(self, run: RunId, number: int, rules: "SetRules") -> tuple[Digest, ...]:
         """The set of those that can be folded now, sorted: its digest must not depend on the order of arrival."""
-        key = run, number, seniority
-        if key not in self._firsts:
-            held = {entry: self.authors[entry] for entry in self.held}
-            self._firsts[key] = first_places(run, number, held, seniority)
-        return self._firsts[key]
+        key = run, number
+        if key not in self._firsts or self._firsts[key][0] is not rules:
+            named = rules.order.named(self.there, rules.arrivals)
+            held = {entry: who for entry in self.held if (who := self.authors[entry]) in named}
+            self._firsts[key] = rules, first_places(run, number, held, rules.seniority)
+        return self._firsts[key][1]
 
     @cached_property
-    def _firsts(self) -> dict[tuple[RunId, int, Seniority], tuple[Digest, ...]]:
-        """What `first` found. It is asked at every event."""
+    def _firsts(self) -> dict[tuple[RunId, int], tuple["SetRules", tuple[Digest, ...]]]:
+        """What `first` found, and with which rules. It is asked at every event."""
         return {}
 
     @cached_property

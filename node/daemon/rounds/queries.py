@@ -49,7 +49,7 @@ def counted_book(state: RoundState, number: int) -> RoundBook:
 
 def own_set(state: RoundState, number: int) -> tuple[Digest, ...]:
     """This node's own set of a round: what counts and can be folded now, and no more than a set may name."""
-    return counted_book(state, number).first(state.config.run, number, state.seniority)
+    return counted_book(state, number).first(state.config.run, number, state.set_rules)
 
 
 def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:

@@ -11,11 +11,10 @@ from typing import TypeAlias
 import msgspec
 
 from atoll.node.daemon.rounds.overlap_depth import Ahead
-from atoll.node.daemon.rounds.participants import MemberView, RoundBook
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook, SetRules
 from atoll.node.runs.capacity.open_rounds import ANY_DISK, OpenRounds
 from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.ledger.set_limit import Seniority
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -185,7 +184,7 @@ class RoundState(msgspec.Struct, frozen=True):
     """Members that a round closed without, and of whose contributions none was seen since."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
-    seniority: Seniority = Seniority()
+    set_rules: SetRules = msgspec.field(default_factory=SetRules)
     """Who comes first in a round with more contributions than a set may name."""
     shortage: str = ""
     """Why the members cannot train the whole model; round 0 waits for more of them."""

@@ -13,7 +13,7 @@ from atoll.node.daemon.rounds.participants import MemberView
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.ledger.set_limit import Seniority
+from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
 from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import Pending, TrainReply
 
@@ -49,6 +49,8 @@ class PayloadHeld(msgspec.Struct, frozen=True):
     entry: Digest
     round: Round
     now: float
+    line: str = ""
+    """Address block of the neighbour that brought its author; empty: it is not known, or no newcomer."""
 
 
 class AuthorPruned(msgspec.Struct, frozen=True):
@@ -89,6 +91,7 @@ class SenioritySeen(msgspec.Struct, frozen=True):
     """Other authors come first now in the rounds with more contributions than a set may name."""
 
     seniority: Seniority
+    order: NewcomerOrder
     now: float
 
 

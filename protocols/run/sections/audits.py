@@ -22,6 +22,9 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     voters: bool | msgspec.UnsetType = msgspec.UNSET
     """Who decides rounds must have shown work by final verdicts; unset: probation counts final sets alone."""
 
+    newcomers: Annotated[int, Meta(ge=1, le=512)] | msgspec.UnsetType = msgspec.UNSET
+    """Authors that may not decide whom one final set names at most, or as many as others; unset: any number."""
+
     @property
     def per_round(self) -> int:
         """Audits of one member in one round, and of one contribution where the round has enough authors."""
@@ -32,3 +35,5 @@ def check_audit(spec: Any) -> None:
     """Refuse audits in a RunSpec whose contributions have a part of the model."""
     if spec.audit and (spec.outer.holders or spec.outer.fragments != 1):
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
+    if spec.audit and spec.audit.newcomers and not spec.audit.voters:
+        raise ConfigError("audit.newcomers needs audit.voters: else noise in enough final sets is new no more")

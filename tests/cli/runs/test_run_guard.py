@@ -27,6 +27,7 @@ GUARD_LINES = """\
 liars      rule nnm
            each audits 3 contributions a round
            newcomers decide rounds after 8 final sets, once audits by members that decide show work
+           a final set names 16 of them, or as many as it names others
            they have 64/256 of their weight for 8 final sets
            an identity costs a puzzle of 20 bits
 """

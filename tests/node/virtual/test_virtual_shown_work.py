@@ -20,10 +20,12 @@ ROUND_S = 10.0
 PROBATION = 8
 CROWD = 6
 SETS = 20
+PLACES = 4
+IN_S = 60.0
 
 
-def guarded(voters):
-    audit = AuditSpec(each=3, voters=True) if voters else AuditSpec(each=3)
+def guarded(voters, **settings):
+    audit = AuditSpec(each=3, voters=True, **settings) if voters else AuditSpec(each=3)
     return lambda spec: replace(
         spec, version=SPEC_VERSION, audit=audit, pace=replace(spec.pace, probation=PROBATION, probation_256=64)
     )
@@ -32,9 +34,9 @@ def guarded(voters):
 class Crowd:
     """Made-up identities that write one contribution a round, of random bytes, brought by a member."""
 
-    def __init__(self, w, rng):
+    def __init__(self, w, rng, many=CROWD):
         self.w, self.rng = w, rng
-        self.feeds = [(Identity(rng.randbytes(32)), 0, b"") for _ in range(CROWD)]
+        self.feeds = [(Identity(rng.randbytes(32)), 0, b"") for _ in range(many)]
         self.peers = {author.peer_id for author, _, _ in self.feeds}
         AuditedWorker.idle = frozenset(self.peers)
         self.round = -1
@@ -101,6 +103,46 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
             same = [state.tally for state in states if state.last_final == states[0].last_final]
             assert len(same) > 1
             assert all(tally == same[0] for tally in same)
+            ledger, last = w.nodes[1].swarm.ledger, w.nodes[1].driver.finality.last_final
+            proof = certificate.gather(w.spec, last, lambda number: ledger.entries(number=number))
+            assert certificate.proven(w.spec, proof).round == last
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def test_a_final_set_names_no_more_noise_than_the_run_allows(world):
+    """Forty identities contribute to each round; a newcomer comes meanwhile, one restarts and one comes late."""
+
+    async def story() -> None:
+        async with world(60, 3, worker=AuditedWorker, adjust=guarded(True, newcomers=PLACES)) as w:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(1))
+            crowd, came_s, in_s, new = Crowd(w, random.Random(1), many=40), 0.0, None, None
+            now, began = w.nodes[0].driver.context.now, w.newest()
+            while w.nodes[0].driver.finality.last_final < began + 14:
+                crowd.write()
+                assert not crowd.decides()
+                rows = w.nodes[0].driver.context.log.rows
+                sets = {at: {*rows[at].contributors} for at in sorted(rows) if rows[at].final}
+                if w.newest() > began + 4 and new is None:
+                    new, came_s = w.start(3, ROUND_S), now()
+                if new is not None and in_s is None and any(new.peer in names for names in sets.values()):
+                    in_s = now() - came_s
+                await asyncio.sleep(1.0)
+            noise = [len(names & crowd.peers) for names in sets.values()]
+            print(f"in after {in_s} s, noise in sets {noise}, seconds {now()}")
+            assert in_s is not None
+            assert in_s <= IN_S
+            assert max(noise) == PLACES
+            members = {node.peer for node in list(w.nodes.values())[:3]}
+            assert all(members <= names for at, names in sets.items() if at > began), "they are never left out"
+            await w.kill(1)
+            w.start(1, ROUND_S)
+            w.start(4, ROUND_S)
+            first = w.nodes[0].driver.finality.last_final
+            await w.until(lambda: min(w.nodes[at].worker.final for at in range(5)) >= first + 2)
             ledger, last = w.nodes[1].swarm.ledger, w.nodes[1].driver.finality.last_final
             proof = certificate.gather(w.spec, last, lambda number: ledger.entries(number=number))
             assert certificate.proven(w.spec, proof).round == last

@@ -6,7 +6,7 @@ the chain forks, and `rank` tells every node which side to follow. Rules in word
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
@@ -332,6 +332,13 @@ class Segment:
     """Of `first` in the epoch before."""
     tally: Tally
     """Before `first`."""
+
+
+def exempt_of(chain: Sequence[Segment], number: int, voters: Collection[PeerId]) -> frozenset[PeerId]:
+    """Voters of a round, and of the epochs that could have decided it before the last one of the chain."""
+    # What an epoch before may have made final stays final, so its voters must not be newcomers afterwards.
+    before = (segment.electorate.voters for segment in chain[1:] if segment.first == number)
+    return frozenset(voters).union(*before)
 
 
 Rank: TypeAlias = tuple[int, int, int, tuple[int, ...], bytes]

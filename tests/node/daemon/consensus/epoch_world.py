@@ -254,6 +254,22 @@ class ShownNode(Node):
         return AuditedContribution(*msgspec.structs.astuple(plain), verdicts=verdicts)
 
 
+class BoundedNode(ShownNode):
+    """Of a run whose final sets name one newcomer, or as many as others."""
+
+    def __init__(self, number: int, probation: int = 1, excise_rounds: int = 0) -> None:
+        super().__init__(number, probation, excise_rounds)
+        self.tally = msgspec.structs.replace(self.tally, newcomers=1)
+        self.boot(0.0)
+
+    def known(self, number: int) -> tuple[Digest, ...]:
+        """Its own set, with no more newcomers than there may be."""
+        author_of = {entry: author for author, entry in self.rounds.get(number, {}).items()}
+        view = super().known(number)
+        named = self.state.newcomer_order(b"").named({author_of[entry] for entry in view}, {})
+        return tuple(entry for entry in view if author_of[entry] in named)
+
+
 DECIDED: dict[tuple, tuple] = {}
 
 

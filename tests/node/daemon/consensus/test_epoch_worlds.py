@@ -6,7 +6,16 @@ import pytest
 
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Epoch, Excise, Exclude, Follow, Prepare, Promise, Proposal, Vote
-from tests.node.daemon.consensus.epoch_world import FAULTS, LEASE, ROUND, Node, ShownNode, World, final
+from tests.node.daemon.consensus.epoch_world import (
+    FAULTS,
+    LEASE,
+    ROUND,
+    BoundedNode,
+    Node,
+    ShownNode,
+    World,
+    final,
+)
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -70,14 +79,15 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
         (1, "owner", 12),
         (1, "votes", 12),
         (4, "shown", 0),
+        (4, "bounded", 0),
     ],
 )
 @pytest.mark.parametrize("block", range(6))
 def test_random_faults(block, probation, excludes, excise_rounds):
     """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end.
 
-    "shown": voters must have shown work. With `excise_rounds` they also take its work out, and each node lacks
-    payloads for that at times.
+    "shown": voters must have shown work; "bounded": and a set names one newcomer, or as many as others.
+    With `excise_rounds` they also take its work out, and each node lacks payloads for that at times.
     """
 
     def removal(number, peer):
@@ -86,7 +96,7 @@ def test_random_faults(block, probation, excludes, excise_rounds):
     for seed in range(block * 5, block * 5 + 5):
         rng = random.Random(seed)
         count = rng.randint(2, 6)
-        kind = ShownNode if excludes == "shown" else Node
+        kind = {"shown": ShownNode, "bounded": BoundedNode}.get(excludes, Node)
         world, gone = World(seed, count, probation, excise_rounds, kind), None
         world.run(rng.randint(20, 60))
         for _ in range(rng.randint(2, 6)):

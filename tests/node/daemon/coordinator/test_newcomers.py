@@ -191,5 +191,5 @@ def test_rounds_learn_who_comes_first_once_for_each_change() -> None:
         machines.finality = replace(finality, accepted=frozenset(accepted))
         watch.step()
         watch.step()
-        assert machines.round.seniority == machines.finality.seniority
+        assert machines.round.set_rules.seniority == machines.finality.seniority
     assert len(fed) == 2

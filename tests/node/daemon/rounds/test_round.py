@@ -47,7 +47,7 @@ from atoll.node.runs.capacity.open_rounds import OpenRounds
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, set_digest, sign_entry
-from atoll.protocols.ledger.set_limit import Seniority
+from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
 from atoll.protocols.local.worker_messages import Pending
 
 ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
@@ -195,7 +195,7 @@ def test_the_set_to_fold_does_not_depend_on_the_order_of_arrival():
 def test_a_set_names_no_more_than_a_proposal_can():
     """Members stay in whatever comes; who comes first is what finality says, and it may change."""
     node = Node(min_members=4).ready().leases(a=0, b=0, c=0)
-    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C)),)), node.now))
+    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C)),)), NewcomerOrder(), node.now))
     for number in range(MAX_SET + 60):
         node.seen(PeerId(f"eve{number}"), 0)
     node.train(0).seen(A, 0).seen(B, 0).seen(C, 0)
@@ -210,7 +210,7 @@ def test_a_set_names_no_more_than_a_proposal_can():
     assert ack.members == fold.members
     # A member that was unknown, and whose work is here, takes the place of a stranger.
     left_out = next(PeerId(f"eve{at}") for at in range(60) if entry_of(PeerId(f"eve{at}"), 0) not in fold.members)
-    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C, left_out)),)), node.now))
+    node.feed(SenioritySeen(Seniority((frozenset((ME, A, B, C, left_out)),)), NewcomerOrder(), node.now))
     changed = own_set(node.state, 0)
     assert entry_of(left_out, 0) in changed
     assert len({*changed} & {*fold.members}) == MAX_SET - 1
