@@ -387,7 +387,7 @@ class Ledger:
         return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
 
     def _not_resting(self) -> Iterator[PeerId]:
-        """Authors whose feeds are here and do not rest. Most feeds may rest, so no Python runs for one of these."""
+        """Authors whose feeds are here and do not rest. Most may rest, so no Python runs for one that does."""
         resting = self.newcomers.accepted.resting if self.newcomers is not None else set[PeerId]()
         return filterfalse(resting.__contains__, self._feeds)
 

@@ -261,13 +261,13 @@ def test_a_payload_that_the_worker_has_yet_to_mix_is_not_written_over(tmp_path):
         first = node.payload
         node.pulls.worker.free = free = asyncio.Event()
         await node.step(2)
-        pull = asyncio.create_task(node.tasks.pop())
-        await asyncio.sleep(100 * PULL_S)  # a validation, or one long step
-        node.payload = bytes([1]) * len(first)
-        await node.step(4)
-        assert not node.tasks
-        free.set()
-        await pull
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node.tasks.pop())
+            await asyncio.sleep(100 * PULL_S)  # a validation, or one long step
+            node.payload = bytes([1]) * len(first)
+            await node.step(4)
+            assert not node.tasks
+            free.set()
         await node.step(6)
         await node.end_pulls()
         assert [payload for _, payload in node.mixed] == [first, node.payload]
