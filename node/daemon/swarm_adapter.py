@@ -88,9 +88,9 @@ class SwarmNetwork:
         """See Ledger.equivocators."""
         return self._swarm.ledger.equivocators()
 
-    def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
+    def fetch_orphans(self, number: Round, *names: tuple[Digest, ...], covered: bool = False) -> None:
         """See Swarm.fetch_orphans."""
-        self._swarm.fetch_orphans(WantedEntries(number, entries, proposals))
+        self._swarm.fetch_orphans(WantedEntries(number, *names), covered=covered)
 
     def put_holding(self, holding: Holding, ttl_s: float) -> None:
         """See Swarm.publish_register."""

@@ -15,7 +15,16 @@ from msgspec import Meta
 from atoll.p2p.ledger.sync import LedgerSync
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, RecordRound
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, Epoch, Vote, encode_entry, epoch_id
+from atoll.protocols.ledger.records import (
+    ENTRY_MAX_BYTES,
+    Contribution,
+    Entry,
+    Epoch,
+    Reduction,
+    Vote,
+    encode_entry,
+    epoch_id,
+)
 
 METHOD = "ledger.orphans"
 MAX_NAMES = 256
@@ -33,7 +42,8 @@ class WantedEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     round: RecordRound
     entries: Names = ()
-    """Ids of contributions, Reductions and proposals; and of epochs, whose signatures of any round are wanted."""
+    """Ids of contributions, Reductions and proposals; of epochs, whose signatures of any round are wanted; and
+    `members` of Reductions, whose work of equivocators is wanted: a Reduction does not name it."""
     proposals: Names = ()
     """Ids of proposals whose votes are wanted, the most important first: an answer may end before the rest."""
 
@@ -52,29 +62,37 @@ class OrphanExchange:
     on_found: Callable[[tuple[Entry, ...]], None] = lambda entries: None
     """Receives entries that were new; they are on disk."""
     wanted: dict[int, WantedEntries] = field(default_factory=dict, init=False)
-    """What is asked for in every exchange, by round."""
+    """What is asked for in every exchange, by round; what Reductions of a round cover, by ~round, and once."""
 
     def __post_init__(self) -> None:
         self.ledger = self.sync.ledger
         self.sync.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
 
-    def want(self, wanted: WantedEntries) -> None:
-        """Ask for these from now on, instead of others of their round; none: for nothing of it."""
-        self.wanted.pop(wanted.round, None)
-        if wanted.entries or wanted.proposals:
-            self.wanted[wanted.round] = wanted
+    def want(self, wanted: WantedEntries, *, covered: bool = False) -> None:
+        """Ask for these from now on, instead of others of their round; none: for nothing of it.
+
+        `covered`: they are `members` of Reductions. These are asked for beside the others, in one exchange.
+        """
+        key = ~wanted.round if covered else wanted.round
+        self.wanted.pop(key, None)
+        # Where nobody has two histories, feeds bring all that is covered.
+        if (wanted.entries or wanted.proposals) and not (covered and not self.ledger.equivocators()):
+            self.wanted[key] = wanted
 
     async def fetch(self, peer: PeerId) -> int:
         """Ask `peer` for what is wanted; return how much was new. The caller owns the deadline.
 
         Raises Unreachable, PeerFault, RunMismatch, DiskFault.
         """
-        return sum([await self._fetch(peer, wanted) for wanted in [*self.wanted.values()]])
+        asked = [*self.wanted.items()]
+        self.wanted = {key: wanted for key, wanted in asked if key >= 0}
+        return sum([await self._fetch(peer, wanted, is_covered=key < 0) for key, wanted in asked])
 
-    async def _fetch(self, peer: PeerId, wanted: WantedEntries) -> int:
+    async def _fetch(self, peer: PeerId, wanted: WantedEntries, *, is_covered: bool) -> int:
         answer = await self.sync.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
         entries = await self.sync.verified(answer.entries)
-        if not all(_was_asked_for(entry, wanted) for entry in entries):
+        was_asked_for = _is_work if is_covered else _was_asked_for
+        if not all(was_asked_for(entry, wanted) for entry in entries):
             raise DecodeError("entries that nobody asked for")
         # Of an author without a proof an entry belongs into its feed, unless it is the proof.
         forked = self.ledger.equivocators()
@@ -88,12 +106,27 @@ class OrphanExchange:
         named = [self.ledger.get(name) or self.ledger.orphan(name) for name in wanted.entries]
         found = [entry for entry in named if entry is not None and entry.body.round == wanted.round]
         if None in named:
+            found += self._covered(wanted)
             found += [entry for entry in self.ledger.newest_epochs(EPOCHS_MAX) if _signs(entry, wanted.entries)]
         if wanted.proposals:
             votes = self.ledger.entries(kind=Vote, number=wanted.round) + self.ledger.orphans(wanted.round)
             for proposal in wanted.proposals:
                 found += [vote for vote in votes if _is_for(vote, (proposal,))]
         return FoundEntries(_fitting(found))
+
+    def _covered(self, wanted: WantedEntries) -> list[Entry]:
+        """Contributions of equivocators to a round, if the `members` of one of its Reductions are wanted."""
+        ledger, number = self.ledger, wanted.round
+        apart = ledger.orphans(number)
+        here = [*ledger.entries(kind=Reduction, number=number), *apart]
+        if not any(isinstance(one.body, Reduction) and one.body.members in wanted.entries for one in here):
+            return []
+        apart += [one for author in ledger.equivocators() for one in ledger.entries(number=number, author=author)]
+        return [entry for entry in apart if _is_work(entry, wanted)]
+
+
+def _is_work(entry: Entry, wanted: WantedEntries) -> bool:
+    return entry.body.round == wanted.round and isinstance(entry.body, Contribution)
 
 
 def _was_asked_for(entry: Entry, wanted: WantedEntries) -> bool:

@@ -5,7 +5,7 @@ arrival that never changes, so a reader that only learns of a change misses noth
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +190,7 @@ class Ledger:
         """`vector` without who rests, `most` authors; CLOSED for those of which no more entries are accepted."""
         self._measure()
         ends = dict.fromkeys(self.newcomers.absent(self._feeds) if self.newcomers is not None else (), 0)
-        awake = ((a, feed) for a, feed in self._feeds.items() if a in ends or not self._rests(a))
+        awake = ((a, self._feeds[a]) for a in (*filter(self._feeds.__contains__, ends), *self._not_resting()))
         ends |= {author: CLOSED if self._is_full(author, feed) else feed.next for author, feed in awake}
         ends |= dict.fromkeys(self._forked, CLOSED)  # of these the feed itself may not be here
         return dict(islice(ends.items(), most))
@@ -226,11 +226,10 @@ class Ledger:
     def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
         held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
         # First what the peer goes on with: it may refuse all others, and few of their feeds fill a batch.
-        yield from ((author, feed) for author, feed in self._feeds.items() if author in vector)
-        for author, feed in self._feeds.items():
-            is_left_out = only_known or (held_back is not None and held_back.is_new(author))
-            if author not in vector and not (is_left_out or self._rests(author)):
-                yield author, feed
+        yield from ((author, self._feeds[author]) for author in vector if author in self._feeds)
+        for author in () if only_known else self._not_resting():
+            if author not in vector and not (held_back is not None and held_back.is_new(author)):
+                yield author, self._feeds[author]
 
     def entries(
         self, *, kind: type[Any] | None = None, number: int | None = None, author: PeerId | None = None
@@ -387,8 +386,10 @@ class Ledger:
                 return True
         return self.newcomers is not None and self.newcomers.is_refused(entry, batch.sender)
 
-    def _rests(self, author: PeerId) -> bool:
-        return self.newcomers is not None and author in self.newcomers.accepted.resting
+    def _not_resting(self) -> Iterator[PeerId]:
+        """Authors whose feeds are here and do not rest. Most may rest, so no Python runs for one that does."""
+        resting = self.newcomers.accepted.resting if self.newcomers is not None else set[PeerId]()
+        return filterfalse(resting.__contains__, self._feeds)
 
     def _awake(self, more: Iterable[PeerId] = ()) -> int:
         """Count the feeds that are here or come with `more`, without those that rest."""

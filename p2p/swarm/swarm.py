@@ -171,9 +171,9 @@ class Swarm:
             self.newcomers.require(lacking, proposer)
             self.sync_soon()
 
-    def fetch_orphans(self, wanted: WantedEntries) -> None:
+    def fetch_orphans(self, wanted: WantedEntries, *, covered: bool = False) -> None:
         """Ask neighbours for these entries of equivocators until others of the round, or none, are wanted."""
-        self.replication.orphans.want(wanted)
+        self.replication.orphans.want(wanted, covered=covered)
         if self.replication.orphans.wanted:
             self.sync_soon()
 

@@ -187,8 +187,8 @@ class Feed(Protocol):
     def equivocators(self) -> frozenset[PeerId]:
         """Return the authors that are proven to have signed two histories."""
 
-    def fetch_orphans(self, number: Round, entries: tuple[Digest, ...], proposals: tuple[Digest, ...]) -> None:
-        """Ask for entries of a round, and votes for proposals, until other ones of it are wanted; none: stop."""
+    def fetch_orphans(self, number: Round, *names: tuple[Digest, ...], covered: bool = False) -> None:
+        """Want entries of a round, and votes for proposals, instead of others of it; see OrphanExchange.want."""
 
 
 class NewcomerBudget(Protocol):

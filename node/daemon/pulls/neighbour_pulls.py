@@ -143,13 +143,14 @@ class NeighbourPulls:
             async with asyncio.timeout(PULL_S + size / SLOWEST_BYTES_S):
                 question = codec.encode(PullQuestion(number, tick))
                 payload = await self.neighbours.ask(peer, question, size)
-                if not payload:
-                    return
-                if len(payload) != size:
-                    raise DecodeError(f"a difference of {len(payload)} bytes instead of {size}")
-                with disk(path):  # without fsync: what a crash loses is one tick
-                    await asyncio.to_thread(path.write_bytes, payload)
-                mixed = await self.worker.ask(MixRequest(number, str(path)), MixReply)
+            if not payload:
+                return
+            if len(payload) != size:
+                raise DecodeError(f"a difference of {len(payload)} bytes instead of {size}")
+            with disk(path):  # without fsync: what a crash loses is one tick
+                await asyncio.to_thread(path.write_bytes, payload)
+            # Without a deadline: the worker maps the file, so it must not be written again before the answer.
+            mixed = await self.worker.ask(MixRequest(number, str(path)), MixReply)
         except PeerFault as error:
             self.neighbours.blame(peer, error)
         except (AtollError, TimeoutError):

@@ -7,7 +7,7 @@ Of an author that signed two histories a feed holds one, and a set may name the 
 they count where a set names them, and in nothing that this node makes itself.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, product
 
@@ -149,6 +149,11 @@ class ReductionLedger:
             if (found := covered_by(claim.body, self.plan(number), offers)) is not None:
                 return found
         return ()
+
+    def unknown_members(self, names: Iterable[Digest]) -> tuple[Digest, ...]:
+        """Return `members` of those Reductions of a set of which not all that they cover is known."""
+        claims = [claim for name in names if (claim := self.find_claim(name))]
+        return tuple(claim.body.members for claim in claims if not self.covered(claim))
 
     def _readings(self, number: int) -> Iterator[tuple[Offer, ...]]:
         """Yield the contributions to a round, one of each author: as the feeds here have them first."""

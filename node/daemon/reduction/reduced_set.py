@@ -107,6 +107,8 @@ class ReducedSet:
     def fetch(self) -> None:
         parts = self.parts_of(self.number, self.names)
         if parts is None:
+            unknown = self.store.ledger.unknown_members(self.names)
+            self.store.net.fetch_orphans(self.number, unknown, covered=True)
             self.store.net.sync_soon()
         for part in parts or ():
             self.fetch_part(self.number, part)

@@ -111,6 +111,27 @@ def test_a_member_that_complains_about_everybody_costs_nobody_a_slice(world):
     run_virtual(story())
 
 
+async def cut_off_with_another_history(w, liar, alone, rest):
+    """`alone` is cut off and gets a twin of the liar's next contribution, which is returned with the twin."""
+    w.network.cut([alone.peer], [node.peer for node in (*rest, liar)])
+    last = alone.swarm.ledger.head(liar.peer)
+
+    def news():
+        found = rest[0].swarm.ledger.entries(author=liar.peer)
+        return [entry for entry in found if entry.seq > last.seq]
+
+    def works():
+        return [entry for entry in news() if isinstance(entry.body, PlannedContribution)]
+
+    await w.until(lambda: bool(works()), look_s=0.02)
+    made = works()[0]
+    twin = replace(made.body, tokens=made.body.tokens + 1)
+    other = sign_entry(w.spec.id, liar.identity, made.seq, made.previous, twin)
+    for entry in (*(entry for entry in news() if entry.seq < made.seq), other):
+        alone.swarm.replication._on_entry(liar.peer, encode_entry(entry))
+    return made, other
+
+
 def test_a_member_with_two_histories_stops_no_node_of_a_reduced_run(world):
     """A node that was cut off holds the other history: it folds what the final sets name, and knows the plans."""
 
@@ -121,19 +142,8 @@ def test_a_member_with_two_histories_stops_no_node_of_a_reduced_run(world):
             others, liar = [w.nodes[number] for number in range(4)], w.nodes[4]
             alone, rest = others[0], others[1:]
             await w.until(lambda: min(node.worker.final for node in others) >= 3)
-            w.network.cut([alone.peer], [node.peer for node in (*rest, liar)])
-            last = alone.swarm.ledger.head(liar.peer)
-
-            def news():
-                found = rest[0].swarm.ledger.entries(author=liar.peer)
-                return [entry for entry in found if entry.seq > last.seq]
-
-            await w.until(lambda: any(isinstance(entry.body, PlannedContribution) for entry in news()))
-            made = next(entry for entry in news() if isinstance(entry.body, PlannedContribution))
-            number, twin = made.body.round, replace(made.body, tokens=made.body.tokens + 1)
-            other = sign_entry(w.spec.id, liar.identity, made.seq, made.previous, twin)
-            for entry in (*(entry for entry in news() if entry.seq < made.seq), other):
-                alone.swarm.replication._on_entry(liar.peer, encode_entry(entry))
+            made, _ = await cut_off_with_another_history(w, liar, alone, rest)
+            number = made.body.round
             await w.until(lambda: min(node.driver.finality.last_final for node in rest) >= number)
             await w.kill(4)
             del w.nodes[4], w.hosts[4]
@@ -148,3 +158,42 @@ def test_a_member_with_two_histories_stops_no_node_of_a_reduced_run(world):
             w.check_agreement()
 
     run_virtual(story())
+
+
+def test_a_reduction_may_cover_a_history_that_its_set_does_not_name(world):
+    """The liar dies before all have its payload: only a Reduction that covers its work is in the final set."""
+
+    async def story() -> None:
+        async with world(30, 7, reduce=SPARE) as w:
+            for number in range(7):
+                w.start(number)
+            others, liar = [w.nodes[number] for number in range(6)], w.nodes[6]
+            alone, rest = others[0], others[1:]
+            await w.until(lambda: min(node.worker.final for node in others) >= 3)
+            made, other = await cut_off_with_another_history(w, liar, alone, rest)
+            number, ledger = made.body.round, rest[0].driver.reducer.ledger
+
+            def covering():
+                claims = [claim for claim in ledger.claims.values() if claim.body.round == number]
+                return [c for c in claims if made.id in {offer.entry for offer in ledger.covered(c)}]
+
+            await w.until(lambda: bool(covering()), look_s=0.02)
+            await w.kill(6)
+            del w.nodes[6], w.hosts[6]
+            for node in rest:
+                node.swarm.replication._on_entry(liar.peer, encode_entry(other))
+            await w.until(lambda: min(node.driver.finality.last_final for node in rest) >= number)
+            assert liar.peer not in rest[0].driver.context.log.rows[number].contributors, "its set lacks it"
+            assert reduced_slices_cover(rest[0], number, covering())
+            w.network.heal()
+            await w.until(lambda: alone.worker.final >= number, 30.0)
+            assert alone.swarm.ledger.orphans() == [made]
+            w.check_agreement()
+
+    run_virtual(story())
+
+
+def reduced_slices_cover(node, number, claims):
+    """Whether one of these Reductions is in the final set."""
+    final = {member.entry for part in node.worker.sliced[number] for member in part.reduced}
+    return bool(final & {claim.entry for claim in claims})

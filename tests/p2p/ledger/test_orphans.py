@@ -8,8 +8,20 @@ from atoll.p2p.ledger import store
 from atoll.p2p.ledger.orphans import METHOD, FoundEntries, OrphanExchange, WantedEntries
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import DecodeError
-from atoll.protocols.ids import PeerId, Round, digest
-from atoll.protocols.ledger.records import Ballot, Entry, Epoch, Leave, Vote, encode_entry, epoch_id, sign_entry
+from atoll.protocols.ids import Digest, PeerId, Round, digest
+from atoll.protocols.ledger.records import (
+    Ballot,
+    Contribution,
+    Entry,
+    Epoch,
+    Leave,
+    Reduction,
+    Vote,
+    encode_entry,
+    epoch_id,
+    sign_entry,
+)
+from atoll.protocols.run.arena import Span
 from tests.p2p.ledger.test_sync import AUTHORS, RUN, Side, feed, run_pair
 
 LIAR, HONEST = AUTHORS[0], AUTHORS[1]
@@ -181,5 +193,66 @@ def test_an_answer_has_a_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ours.want(WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,)))
         monkeypatch.setattr("atoll.p2p.ledger.orphans.ANSWER_BYTES", 10)
         assert await ours.fetch(b.host.peer_id) == 1
+
+    run_pair(tmp_path, scenario)
+
+
+def contribution() -> Entry:
+    """The liar's work of round 50, behind its second history."""
+    body = Contribution(
+        round=Round(50),
+        base=digest(b"base"),
+        payload=digest(b"payload"),
+        tokens=1,
+        steps=1,
+        loss=1.0,
+        weight=1,
+    )
+    return sign_entry(RUN, LIAR, len(TWO), TWO[-1].id, body)
+
+
+def reduction(members: Digest, number: int = 50) -> Entry:
+    """A Reduction by the honest author that covers these."""
+    body = Reduction(
+        round=Round(number),
+        span=Span(0, 1),
+        payload=digest(b"payload"),
+        rows=digest(b"rows"),
+        kept=digest(b"kept"),
+        previous=b"",
+        covered=b"\1",
+        more=(),
+        members=members,
+    )
+    return sign_entry(RUN, HONEST, 0, b"", body)
+
+
+def test_what_a_reduction_covers_comes_by_the_digest_of_all_its_members(tmp_path: Path) -> None:
+    """A Reduction names no author's history: who holds the other one could never read it."""
+
+    async def scenario(a: Side, b: Side) -> None:
+        work = contribution()
+        b.ledger.insert_all([*TWO, work])
+        ours, members = split(a, b), digest(b"all members")
+        exchange_of(b)
+        b.ledger.insert_all([reduction(members)])
+        for other in (WantedEntries(Round(51), (members,)), WantedEntries(Round(50), (digest(b"others"),))):
+            ours.want(other, covered=True)
+            assert await ours.fetch(b.host.peer_id) == 0
+        ours.want(WantedEntries(Round(50), (members,)), covered=True)
+        ours.want(WantedEntries(Round(50), (digest(b"nobody has it"),)))
+        assert len(ours.wanted) == 2, "both are asked for"
+        assert await ours.fetch(b.host.peer_id) == 1
+        assert a.ledger.orphans() == [work]
+        assert list(ours.wanted) == [50], "what is covered is asked for once"
+
+    run_pair(tmp_path, scenario)
+
+
+def test_covered_work_is_asked_for_only_where_somebody_has_two_histories(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        ours = exchange_of(a)
+        ours.want(WantedEntries(Round(50), (digest(b"members"),)), covered=True)
+        assert not ours.wanted
 
     run_pair(tmp_path, scenario)

@@ -95,7 +95,7 @@ class Node:
 
 class Worker:
     def __init__(self, node):
-        self.node, self.fault = node, None
+        self.node, self.fault, self.free = node, None, None
 
     async def ask(self, ask, kind):
         if self.fault is not None:
@@ -104,6 +104,8 @@ class Worker:
             Path(ask.path).write_bytes(b"difference")
             return DifferenceReply(self.node.differs)
         assert isinstance(ask, MixRequest)
+        if self.free is not None:
+            await self.free.wait()
         self.node.mixed.append((ask.round, Path(ask.path).read_bytes()))
         return MixReply(True)
 
@@ -247,6 +249,28 @@ def test_what_fails_here_is_no_answer(tmp_path, fault):
         assert await node.answers(OTHER) == b""
         node.pulls.worker.fault, node.differs = None, False
         assert await node.answers(OTHER, tick=2) == b"", "another round is at hand in the worker"
+
+    run_virtual(main())
+
+
+def test_a_payload_that_the_worker_has_yet_to_mix_is_not_written_over(tmp_path):
+    """The worker maps the file: a shorter one under it would end the process, another one be mixed twice."""
+
+    async def main():
+        node = Node(tmp_path)
+        first = node.payload
+        node.pulls.worker.free = free = asyncio.Event()
+        await node.step(2)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(node.tasks.pop())
+            await asyncio.sleep(100 * PULL_S)  # a validation, or one long step
+            node.payload = bytes([1]) * len(first)
+            await node.step(4)
+            assert not node.tasks
+            free.set()
+        await node.step(6)
+        await node.end_pulls()
+        assert [payload for _, payload in node.mixed] == [first, node.payload]
 
     run_virtual(main())
 
