@@ -21,6 +21,7 @@ from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.ipc.worker_pipe import KeptWorker
+from atoll.p2p.system.interned_names import settle_interned_names
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.ownership import splits
@@ -130,6 +131,7 @@ class Daemon:
         if self._plan.config.work.has_model:
             self._begin(group, "worker", self._serve_worker())
         settle_garbage()
+        settle_interned_names()
         on_up()
 
     async def _stop_after_round(self) -> None:

@@ -17,6 +17,8 @@ from importlib import import_module
 from importlib.abc import MetaPathFinder
 from types import ModuleType
 
+from atoll.p2p.system.interned_names import settle_interned_names
+
 TRACING = "torch._meta_registrations"
 COMPILER = "torch._dynamo"
 
@@ -41,6 +43,7 @@ def lean_imports() -> Iterator[None]:
         sys.meta_path.insert(0, _TracingFirst())
         gc.freeze()
         gc.enable()
+        settle_interned_names()
 
 
 def whole_torch() -> None:
