@@ -28,7 +28,7 @@ class Run:
 
     def __init__(self, seed, *, usual=4.0, liars=(), each=3):
         self.rng, self.usual, self.liars = random.Random(seed), usual, {*liars}
-        self.tally = ShownWork(P, owner=OWNER, each=each)
+        self.tally = ShownWork(P, newcomers=16, owner=OWNER, each=each)
         self.voters = (OWNER,)
         self.waiting, self.decided, self.gaps = {}, {}, 0
 
