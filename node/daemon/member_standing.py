@@ -95,8 +95,8 @@ class MemberStandings:
 
     def trouble(self) -> str:
         """Why this node works in vain, with what to do; empty if it does not."""
-        (own,) = self.of(self.me)
-        return f"this node's work has {own.why}; {HINT}" if own.weight_16 == 0 else ""
+        *_, weight_16, why = self._weight(self.me)
+        return f"this node's work has {why}; {HINT}" if weight_16 == 0 else ""
 
     def _weight(self, peer: PeerId) -> tuple[int | None, float | None, float | None, int, str]:
         """Number of verdicts, deviations that they and usual ones show, 16ths of the weight, and why not all."""
@@ -118,9 +118,21 @@ class MemberStandings:
 
 def _probation(votes_in: int, tally: Tally, peer: PeerId, share_256: int) -> str:
     """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
+    shown = isinstance(tally, ShownWork)
+    # The weight follows from the number of sets, whatever verdicts let a member decide.
+    sets = Tally.missing(tally, peer)
     less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
+    if less and (shown or not votes_in):
+        less = f"{less} for {_rounds(sets)}"
     if not votes_in:
-        return f"{less} for {tally.missing(peer)} more final rounds with its work (probation)" if less else ""
-    until = f", and {less} until then" if less else ""
-    shown = ", once verdicts of voters show it" if isinstance(tally, ShownWork) else ""
-    return f"votes after {votes_in} more final rounds with its work{shown}{until} (probation)"
+        return f"{less} (probation)" if less else ""
+    if shown and tally.counts.get(peer, 0) >= tally.probation:
+        return "votes once verdicts of voters show enough of its work (probation)"
+    also = ", once verdicts of voters show it" if shown else ""
+    if less:
+        also += f", and {less}" if shown else f", and {less} until then"
+    return f"votes after {_rounds(votes_in)}{also} (probation)"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} more final round{'s' * (count != 1)} with its work"
