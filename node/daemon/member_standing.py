@@ -118,20 +118,15 @@ class MemberStandings:
 
 def _probation(votes_in: int, tally: Tally, peer: PeerId, share_256: int) -> str:
     """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
-    shown = isinstance(tally, ShownWork)
-    # The weight follows from the number of sets, whatever verdicts let a member decide.
-    sets = Tally.missing(tally, peer)
+    shown, sets = isinstance(tally, ShownWork), Tally.missing(tally, peer)  # weight follows from sets alone
     less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
-    if less and (shown or not votes_in):
-        less = f"{less} for {_rounds(sets)}"
+    less += f" for {_rounds(sets)}" if less and (shown or not votes_in) else ""
     if not votes_in:
         return f"{less} (probation)" if less else ""
     if shown and tally.counts.get(peer, 0) >= tally.probation:
         return "votes once verdicts of voters show enough of its work (probation)"
-    also = ", once verdicts of voters show it" if shown else ""
-    if less:
-        also += f", and {less}" if shown else f", and {less} until then"
-    return f"votes after {_rounds(votes_in)}{also} (probation)"
+    until = f", and {less}{'' if shown else ' until then'}" if less else ""
+    return f"votes after {_rounds(votes_in)}{', once verdicts of voters show it' * shown}{until} (probation)"
 
 
 def _rounds(count: int) -> str:

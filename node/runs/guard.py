@@ -89,7 +89,7 @@ def windows_of(spec: RunSpec) -> int:
     """
     if spec.inner.optimizer != "muon":
         return MOST
-    # A window of a step costs three forward passes, one of an audit four: so audits take half as long as the steps.
+    # A window of a step costs three forward passes, one of an audit four. So audits take half as long.
     steps = 3 * spec.steps(spec.outer.rounds - 1) * spec.inner.batch
     return max(FEWEST, min(MOST, steps // (2 * 4 * AUDITS)))
 
