@@ -95,8 +95,8 @@ class MemberStandings:
 
     def trouble(self) -> str:
         """Why this node works in vain, with what to do; empty if it does not."""
-        (own,) = self.of(self.me)
-        return f"this node's work has {own.why}; {HINT}" if own.weight_16 == 0 else ""
+        *_, weight_16, why = self._weight(self.me)
+        return f"this node's work has {why}; {HINT}" if weight_16 == 0 else ""
 
     def _weight(self, peer: PeerId) -> tuple[int | None, float | None, float | None, int, str]:
         """Number of verdicts, deviations that they and usual ones show, 16ths of the weight, and why not all."""
@@ -118,9 +118,16 @@ class MemberStandings:
 
 def _probation(votes_in: int, tally: Tally, peer: PeerId, share_256: int) -> str:
     """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
+    shown, sets = isinstance(tally, ShownWork), Tally.missing(tally, peer)  # weight follows from sets alone
     less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
+    less += f" for {_rounds(sets)}" if less and (shown or not votes_in) else ""
     if not votes_in:
-        return f"{less} for {tally.missing(peer)} more final rounds with its work (probation)" if less else ""
-    until = f", and {less} until then" if less else ""
-    shown = ", once verdicts of voters show it" if isinstance(tally, ShownWork) else ""
-    return f"votes after {votes_in} more final rounds with its work{shown}{until} (probation)"
+        return f"{less} (probation)" if less else ""
+    if shown and tally.counts.get(peer, 0) >= tally.probation:
+        return "votes once verdicts of voters show enough of its work (probation)"
+    until = f", and {less}{'' if shown else ' until then'}" if less else ""
+    return f"votes after {_rounds(votes_in)}{', once verdicts of voters show it' * shown}{until} (probation)"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} more final round{'s' * (count != 1)} with its work"

@@ -20,9 +20,13 @@ PUZZLE_BITS = 20
 """Puzzle of a run that is made for strangers: some seconds of one core for each identity."""
 NEWCOMERS = 16
 """Authors that may not decide yet whom one final set names, where it names fewer others."""
+AUDITS = 3
+"""Contributions of a round that each member of a guarded run audits."""
+FEWEST, MOST = 8, 16
+"""Windows of an audit in a guarded run."""
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
-    "audit": AuditSpec(each=3),
+    "audit": AuditSpec(each=AUDITS),
     "audit.voters": True,
     "audit.newcomers": NEWCOMERS,
     "pace.probation": PROBATION,
@@ -83,6 +87,19 @@ def guarded(spec: RunSpec, given: Collection[str] = ()) -> RunSpec:
     return made if _refusal(reduced) else reduced
 
 
+def windows_of(spec: RunSpec) -> int:
+    """Windows of each kind with which an audit is cheap enough: where rounds are short, fewer than usual.
+
+    Where Muon moves the layers verdicts are near the most that their windows can show, so half of the windows are
+    enough (docs/audits.md). With others they show less, and 16 windows stay.
+    """
+    if spec.inner.optimizer != "muon":
+        return MOST
+    # A window of a step costs three forward passes, one of an audit four. So audits take half as long.
+    steps = 3 * spec.steps(spec.outer.rounds - 1) * spec.inner.batch
+    return max(FEWEST, min(MOST, steps // (2 * 4 * AUDITS)))
+
+
 def left_out(spec: RunSpec) -> dict[str, str]:
     """By key, why the run cannot have a defence that it lacks."""
     reasons = {key: _obstacle(spec, key) for key in SAID if _value(spec, key) is UNSET}
@@ -111,5 +128,5 @@ def _value(spec: RunSpec, key: str) -> Any:
 
 def _with(spec: RunSpec, key: str) -> RunSpec:
     section, _, name = key.rpartition(".")
-    change = {name: SAID[key]}
+    change = {name: replace(SAID[key], windows=windows_of(spec)) if key == "audit" else SAID[key]}
     return replace(spec, **({section: replace(getattr(spec, section), **change)} if section else change))

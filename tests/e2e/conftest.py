@@ -47,6 +47,8 @@ class Node:
         self._children: set[psutil.Process] = set()
         self.process: subprocess.Popen[str] | None = None
         self._starts = 0
+        self.environment: dict[str, str] = {}
+        """Variables of its processes beside those of the tests."""
 
     def atoll(self, *args: str, limit_s: float = HANGS_S) -> Ended:
         """Run a command to its end."""
@@ -186,7 +188,13 @@ class Node:
         err: Any = self._beside("err.log").open("w") if log else subprocess.PIPE
         command = [sys.executable, "-m", "atoll.cli.main", "--home", str(self.home.root), *args]
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, **self.environment},
         )
         if log:
             out.close()

@@ -1,11 +1,13 @@
 """What a member counts for: its vote, its weight, its Reductions, each in words, and nothing where it counts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.member_standing import MOST, MemberStandings
+from atoll.protocols.audits.shown_work import ShownWork
 from atoll.protocols.audits.standing import judge
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.local.standing import Standing
@@ -120,3 +122,19 @@ def test_who_has_a_share_of_its_weight_until_it_votes_is_told_so():
         "votes after 3 more final rounds with its work, and has 4/256 of its weight until then (probation)"
     )
     assert less.trouble() == ""
+
+
+def test_in_a_guarded_run_weight_and_vote_have_words_of_their_own():
+    """Weight follows from the number of sets, the vote from verdicts as well."""
+    tally = ShownWork(8, 30, {"a1": 30, "a2": 2, "a3": 5, IDLE: 30, "a4": 7}, shown=frozenset({"a1", "a2"}))
+    rig = standings(me=IDLE, voters=("a1", "a2"), tally=tally)
+    rig = replace(rig, share_of=lambda peer: 64 if peer in ("a2", "a3", "a4") else 256)
+    (owner, young, last, idle) = rig.of("a2", "a3", "a4", IDLE)
+    assert owner.why == "has 64/256 of its weight for 6 more final rounds with its work (probation)"
+    assert young.why == (
+        "votes after 3 more final rounds with its work, once verdicts of voters show it,"
+        " and has 64/256 of its weight for 3 more final rounds with its work (probation)"
+    )
+    assert last.why.startswith("votes after 1 more final round with its work, once")
+    assert idle.why.startswith("votes once verdicts of voters show enough of its work (probation); no weight: ")
+    assert rig.trouble().startswith("this node's work has no weight: ")

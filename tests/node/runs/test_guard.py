@@ -6,7 +6,7 @@ import pytest
 from atoll.cli.runs.changes import with_changes
 from atoll.cli.runs.methods import METHODS
 from atoll.node.runs.guard import SAID, Defences, defences_of, guarded, left_out
-from atoll.node.runs.presets import NAMES, fragmented, preset
+from atoll.node.runs.presets import NAMES, fragmented, preset, with_adamw
 from atoll.protocols.ids import peer_id_of
 
 OWNER = peer_id_of(bytes(range(32)))
@@ -25,6 +25,29 @@ def test_every_preset_has_all_that_goes_together(name):
     assert defences_of(spec) == Defences("nnm", 3, 8, 64, 0, 0, True)
     assert spec.reduce is None
     assert left_out(spec) == {"pace.excise_rounds": EXCISIONS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ((), 8),
+        (("inner.batch=16",), 16),
+        (("inner.batch=12",), 12),
+        (("outer.stages=[[0,1]]",), 8),
+    ],
+)
+def test_audits_take_half_as_long_as_the_steps_where_few_windows_show_enough(changes, windows):
+    assert guarded(made("tiny", *changes)).audit.windows == windows
+
+
+def test_audits_keep_their_windows_where_adamw_moves_the_layers():
+    spec = made()
+    assert guarded(msgspec.structs.replace(spec, inner=with_adamw(spec.inner))).audit.windows == 16
+
+
+def test_windows_of_the_owner_stay():
+    spec = guarded(made("tiny", "reduce=null", 'audit={"windows":32}'), {"audit.windows"})
+    assert spec.audit.windows == 32
 
 
 @pytest.mark.parametrize("name", ["10m", "1b"])
