@@ -102,13 +102,13 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
     if is_refused:
         return state, actions
-    facts = _facts_of(state)
-    if state.settled and facts == state.settled[0] and _seen_by_moves(state) == state.settled[1]:
+    facts, seen = _facts_of(state), _seen_by_moves(state)
+    if (facts, seen) == state.settled:
         return state, actions
     moved, more = _move(state)
-    # Moves change no book of a round without a change of these facts.
+    # Moves change no book of a round, and nothing else that they look at, without a change of these facts.
     is_still = not more and (moved is state or _facts_of(moved) == facts)
-    return replace(moved, settled=(facts, _seen_by_moves(moved)) if is_still else ()), actions + more
+    return replace(moved, settled=(facts, seen) if is_still else ()), actions + more
 
 
 def _move(state: finality_types.FinalityState) -> Out:
@@ -140,6 +140,7 @@ def _move(state: finality_types.FinalityState) -> Out:
 
 _NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
 _but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
+_ballots_of = attrgetter("prepares", "promises", "proposals", "votes", "epochs", "orphans", "other_votes")
 _facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
 """With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
 
@@ -150,6 +151,8 @@ Most entries are contributions, acks and payloads that change none of it, and ea
 def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     """What the moves look at of the books, the epochs, and the payloads that are held."""
     book = state.books.get(number := state.deciding, _NO_ENTRIES)
+    if not state.live:
+        return _seen_by_replay(state, book)
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
     seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
     seen += [state.books.get(segment.first) for segment in state.chain[1:]]
@@ -158,7 +161,8 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     if is_open:
         seen += [*_but_acks(book), len(state.held.intersection(book.contributions))]
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
-        if owner_of(state.voters, state.attempt) not in {*able_voters(state)} - state.lost - {state.me}:
+        owner = owner_of(state.voters, state.attempt)
+        if owner == state.me or owner in state.lost or owner not in able_voters(state):
             seen.append(book.acks)
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
@@ -170,6 +174,15 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     if is_open or is_moved or state.stable_since is not None:
         seen.append(state.now)
     return seen
+
+
+def _seen_by_replay(state: finality_types.FinalityState, book: Book) -> list[object]:
+    """The same before this node takes part: then it decides, enters epochs that it chose, and counts ballots."""
+    others = state.epochs
+    seen: list[object] = [state.now, others.left, others.back, *_ballots_of(book)]
+    # A set that is final waits for the contributions that it names, an epoch for its signatures.
+    seen += [others.signers] if state.planned else []
+    return [*seen, book.contributions, book.reductions] if state.missing else seen
 
 
 # --- events become facts ------------------------------------------------------------------------
@@ -309,12 +322,13 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
         return False  # each owner has one attempt among n
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ.
-    turns = max(0, waits(state, ballot.attempt) - 0.5)
-    if ballot.attempt < count and turns > 0.5 and not _may_decide_below(state, ballot):
-        # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
-        # ballots: each liar has one of these, and so many do not make the waits longer.
-        turns = 0.5
-    return state.now - state.since >= turns * (1 + state.attempt // count) * state.patience_s
+    waited, many = state.now - state.since, 1 + state.attempt // count
+    if waited >= max(0, waits(state, ballot.attempt) - 0.5) * many * state.patience_s:
+        return True
+    # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
+    # ballots: each liar has one of these, and so many do not make the waits longer.
+    is_early = ballot.attempt >= count or waited < 0.5 * many * state.patience_s
+    return not is_early and not _may_decide_below(state, ballot)
 
 
 def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bool:

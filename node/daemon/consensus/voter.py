@@ -96,9 +96,11 @@ def report_narrow(state: FinalityState) -> Out:
     if state.stable_since is None or state.reported.issuperset(state.book.proposals):
         return state, []  # before that none is narrow
     actions: list[Action] = []
-    for name, proposal in [(name, p) for name, p in proposals if name not in state.reported]:
-        named, ours = share_of_ours(state, proposal.contributions)
-        if counts(state, proposal.ballot) and 2 * named <= ours > 0:
+    fresh = [(name, p) for name, p in proposals if name not in state.reported and counts(state, p.ballot)]
+    counted = _counted_of_ours(state) if fresh else set[Digest]()
+    for name, proposal in fresh:
+        named, ours = len(counted.intersection(proposal.contributions)), len(counted)
+        if 2 * named <= ours > 0:
             actions.append(ReportNarrow(proposal.round, name, proposal.ballot.proposer, named=named, ours=ours))
             state = replace(state, reported=state.reported | {name})
     return state, actions
@@ -216,10 +218,10 @@ def names_excluded(state: FinalityState, names: Collection[Digest]) -> bool:
 
 def _counted(state: FinalityState, names: Collection[Digest]) -> set[Digest]:
     """The part of a set that counts: without the work of excluded authors, unless there is no other."""
-    barred = state.epochs.excluded_from(state.deciding)
-    if not barred:
+    barred, book = state.epochs.excluded_from(state.deciding), state.book
+    # Mostly they write nothing any more, and this is asked at every event.
+    if book.contributors.isdisjoint(barred) and not (barred and book.reductions):
         return {*names}
-    book = state.book
     left = {name for name in names if book.author_of(name) not in barred}
     return left if book.authors_of(left) else {*names}
 
@@ -262,21 +264,30 @@ def is_broad(state: FinalityState, names: Collection[Digest]) -> bool:
 
 
 def share_of_ours(state: FinalityState, names: Collection[Digest]) -> tuple[int, int]:
-    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early.
+    """How many contributions of our own set of the round a set names, and how many that has; (0, 0) too early."""
+    counted = _counted_of_ours(state)
+    return len(counted.intersection(names)), len(counted)
 
-    Those of proven authors only: any number of others may be a flood, and decides nothing. Of a set that names as
-    many as it may, those of authors that are in the newest final sets, or decide now.
+
+def _counted_of_ours(state: FinalityState) -> set[Digest]:
+    """The contributions of our own set by proven authors. Any number of others may be a flood.
+
+    Of a set that names as many as it may, those of authors that are in the newest final sets, or decide now.
     """
     ours, book = _own_set(state), state.book
+<<<<<<< HEAD
     proven = state.tally.proven(book.authors_of(ours))
     # Of newcomers each node may have drawn others.
     proven = proven - state.tally.newcomers_of(proven, state.voters) or proven
+=======
+    authors = book.authors_of(ours)
+    proven = state.tally.proven(authors)
+>>>>>>> sim
     if len(ours) >= MAX_SET:
         # Of a flood each node holds another part, so full sets may share few of its authors.
         known = state.electorate(state.deciding)
         proven = proven.intersection(known.recent.union(known.voters)) or proven
-    counted = {entry for entry in ours if book.author_of(entry) in proven}
-    return len(counted.intersection(names)), len(counted)
+    return ours if proven >= authors else {entry for entry in ours if book.author_of(entry) in proven}
 
 
 def _own_set(state: FinalityState) -> set[Digest]:
@@ -286,4 +297,4 @@ def _own_set(state: FinalityState) -> set[Digest]:
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
     names = view or (state.held if rested else frozenset[Digest]()) - state.book.orphans
-    return _counted(state, [entry for entry in names if entry in known])
+    return _counted(state, known.keys() & names)

@@ -92,7 +92,9 @@ class Member:
         self.finality = replace(self.finality, now=self.now())
         for entry in self.feeds.arrivals:
             self._feed_to_finality(entry)
-            if type(entry.body) is not Ack:  # an Ack alone moves nothing before the replay is over
+            # Before the replay is over an Ack moves nothing, a contribution only a set that waits for it.
+            kind = type(entry.body)
+            if kind is not Ack and (kind is not Contribution or self.finality.missing):
                 self._drain()
         for entry in self.feeds.orphans.values():
             self._feed_to_finality(entry, is_orphan=True)

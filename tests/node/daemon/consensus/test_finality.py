@@ -332,6 +332,17 @@ def test_a_final_set_with_unknown_contributions_is_fetched_first():
     assert any(isinstance(a, FetchMissing) and a.entries == names(FOURTH) for a in node.log)
 
 
+def test_in_a_replay_a_final_set_waits_for_the_contributions_that_it_names():
+    node = Node(SECOND, knows=())
+    node.state = replace(node.state, live=False)
+    finish(node, (FIRST, THIRD, FOURTH))
+    for author in ORDER:
+        node.feed(FinalityTick(0.0))  # it moves nothing, and what is looked at afterwards is remembered
+        assert node.state.last_final == 0
+        node.learn(author, held=False)
+    assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
+
+
 def test_what_a_quorum_voted_for_is_asked_for_as_that_once():
     node = voter(SECOND, knows=ORDER[:3])
     entry, lost = node.hear(FIRST, proposal()), names(FOURTH)
