@@ -124,7 +124,8 @@ def test_who_an_epoch_left_out_is_not_waited_for_again():
     node = Node().wait(100)
     entries = [entry_of(author, work(author, 5)) for author in (A, B, C)]
     node.feed(*entries, MembersSeen(frozenset({A}))).wait(PATIENCE / 4 + 1)
-    assert node.entered() == [name := epoch_id(epoch(A))]
+    name = epoch_id(epoch(A))
+    assert node.entered() == [name]
     names = tuple(sorted(entry.entry for entry in entries))
     proposal = entry_of(A, Proposal(Round(5), Ballot(0, A, name), names, digest(b"state")))
     vote = Vote(Round(5), Ballot(0, A, name), proposal.entry)
