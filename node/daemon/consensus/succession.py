@@ -18,6 +18,11 @@ from atoll.protocols.ledger.set_limit import first_authors
 
 AWAY_ROUNDS = 8
 """Who contributed to none of so many newest rounds was away."""
+SHORT_PATIENCES = 0.25
+"""Voters that are no quorum wait so long, in patiences, after the leases of the others have ended.
+
+Each node counts a lease from when it received it, so all see the end within moments of each other.
+"""
 
 
 def enter_epoch(state: finality_types.FinalityState) -> Out:
@@ -117,13 +122,28 @@ def wait_s(state: finality_types.FinalityState) -> float:
     """Seconds until those that take part, who are no quorum, may sign an epoch without the others."""
     if state.short_since is None:
         return 0.0  # the others are here, and had their time (presence.py)
-    here = here_of(state, state.voters)
-    others = set(state.voters) - here
-    if here and all(state.epochs.has_left(peer, state.deciding, state.epoch) for peer in others):
+    if _others_left(state):
         return 0.0  # their feeds are complete: nothing that they voted is unknown
+    # Whom our epoch left out, and who decides by its work of before, is not waited for a second time.
+    began = state.chain[-1]
+    body = state.epochs.bodies.get(began.epoch)
+    gone = {*began.electorate.voters}.difference(body.members) if body else frozenset[PeerId]()
+    is_known = gone.issuperset({*state.voters} - here_of(state, state.voters))
+    turn_s = 0.0 if is_known else SHORT_PATIENCES * state.patience_s
     # A node that just came up does not know who is there before a lease has passed.
-    until = max(state.live_since + state.lease_s, state.short_since + state.patience_s / 2)
+    until = max(state.live_since + state.lease_s, state.short_since + turn_s)
     return max(0.0, until - state.now)
+
+
+def _others_left(state: finality_types.FinalityState) -> bool:
+    """Whether all voters and all candidates for an epoch that are not here left in good order."""
+    for tier in _tiers(state):
+        here = here_of(state, tier)
+        if not all(state.epochs.has_left(peer, state.deciding, state.epoch) for peer in tier - here):
+            return False
+        if here:
+            return True
+    return False
 
 
 def _withdraw(state: finality_types.FinalityState) -> Out:

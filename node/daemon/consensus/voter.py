@@ -275,14 +275,10 @@ def _counted_of_ours(state: FinalityState) -> set[Digest]:
     Of a set that names as many as it may, those of authors that are in the newest final sets, or decide now.
     """
     ours, book = _own_set(state), state.book
-<<<<<<< HEAD
-    proven = state.tally.proven(book.authors_of(ours))
-    # Of newcomers each node may have drawn others.
-    proven = proven - state.tally.newcomers_of(proven, state.voters) or proven
-=======
     authors = book.authors_of(ours)
     proven = state.tally.proven(authors)
->>>>>>> sim
+    # Of newcomers each node may have drawn others.
+    proven = proven - state.tally.newcomers_of(proven, state.voters) or proven
     if len(ours) >= MAX_SET:
         # Of a flood each node holds another part, so full sets may share few of its authors.
         known = state.electorate(state.deciding)

@@ -9,12 +9,32 @@ from atoll.node.runs.presets import preset
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 
-ROUND_S = 10.0
+ROUND_S, SHORT_S = 10.0, 0.5
 OWNER = Identity(bytes([1]) * 32).peer_id
 
 
 def finals(w, *numbers):
     return [w.nodes[number].worker.final for number in numbers]
+
+
+def test_short_rounds_are_final_three_round_times_after_the_lease(world):
+    """The killed member's work of before decides a round more: it is waited for once, and no seconds."""
+
+    async def story() -> None:
+        now = asyncio.get_running_loop().time
+        async with world(4000, 2) as w:
+            for number in range(2):
+                w.start(number, SHORT_S)
+            await w.until(lambda: w.all_final(9), look_s=SHORT_S / 50)
+            began = w.newest()
+            await w.until(lambda: w.newest() > began, look_s=SHORT_S / 50)
+            driver = w.nodes[0].driver
+            killed_s, at = now(), driver.round.round
+            await w.kill(1)
+            await w.until(lambda: driver.finality.last_final >= at, look_s=SHORT_S / 50)
+            assert now() - killed_s <= w.spec.pace.lease_s + 3 * SHORT_S
+
+    run_virtual(story())
 
 
 @pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), (4, 2), (4, 3)])

@@ -11,7 +11,7 @@ from tests.node.virtual.test_virtual_shown_work import ROUND_S, guarded
 LEASE_S = 60.0
 
 
-@pytest.mark.parametrize(("killed", "most_s"), [(False, 4 * ROUND_S), (True, LEASE_S + 3 * ROUND_S)])
+@pytest.mark.parametrize(("killed", "most_s"), [(False, 2 * ROUND_S), (True, LEASE_S + 3 * ROUND_S)])
 def test_rounds_go_on_when_the_owner_that_decides_alone_is_gone(world, killed, most_s):
     async def story() -> None:
         now = asyncio.get_running_loop().time

@@ -115,8 +115,23 @@ def test_who_vanished_is_waited_for():
     )
     assert node.wait(2).signed() == [epoch(A)]
     node = Node().wait(100).feed(MembersSeen(frozenset({A})))
-    assert not node.wait(PATIENCE / 2 - 1).signed()
+    assert not node.wait(PATIENCE / 4 - 1).signed()
     assert node.wait(2).signed() == [epoch(A)]
+
+
+def test_who_an_epoch_left_out_is_not_waited_for_again():
+    """Its work of before its end makes it a voter of the next round."""
+    node = Node().wait(100)
+    entries = [entry_of(author, work(author, 5)) for author in (A, B, C)]
+    node.feed(*entries, MembersSeen(frozenset({A}))).wait(PATIENCE / 4 + 1)
+    name = epoch_id(epoch(A))
+    assert node.entered() == [name]
+    names = tuple(sorted(entry.entry for entry in entries))
+    proposal = entry_of(A, Proposal(Round(5), Ballot(0, A, name), names, digest(b"state")))
+    vote = Vote(Round(5), Ballot(0, A, name), proposal.entry)
+    node.feed(proposal, entry_of(A, vote))
+    assert node.state.decided[5][1] == {A, B, C}
+    assert node.entered()[1:] == [epoch_id(epoch(A, at=6, parent=name))], "at once"
 
 
 def test_work_on_a_later_round_is_looked_at_where_voters_are_gone():
@@ -130,6 +145,17 @@ def test_who_left_in_good_order_is_not_waited_for():
     node.say(B, Leave(Round(5))).say(C, Leave(Round(5)))
     assert node.wait(1).signed() == [epoch(A)]
     assert node.entered() == [epoch_id(epoch(A))]
+
+
+def test_after_voters_that_left_the_candidates_decide_at_once_if_all_are_here():
+    leaves = [(peer, Leave(Round(5))) for peer in (A, B, C)]
+    node = Node(me=D, here=(A, B, C, D))
+    assert [node.say(*leave) for leave in leaves][-1].signed() == [epoch(D)], "also who just came up"
+    node = Node(me=STRANGER, here=(A, B, C, STRANGER)).say(STRANGER, work(STRANGER, 5))
+    for leave in leaves:
+        node.say(*leave)
+    assert not node.wait(1).signed(), "a member that did not leave may be on its way"
+    assert node.say(D, Leave(Round(5))).signed() == [epoch(STRANGER)]
 
 
 def test_who_left_votes_again_only_after_the_rounds_that_it_left_behind():
@@ -336,7 +362,7 @@ def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
     node = Node().wait(30).feed(MembersSeen(frozenset({A}))).wait(1)
     assert missing(node.state) == (
         "round 5 lacks 2 of 3 voters: …peer-b silent for 21 s, …peer-c silent for 21 s; "
-        "those that are here go on without them in 3 s"
+        "those that are here go on without them in 1 s"
     )
     assert "…peer-b left" in missing(node.say(B, Leave(Round(5))).state)
     node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
