@@ -64,6 +64,7 @@ class MemberStandings:
         state = self.finality()
         votes_in = 0 if peer in state.voters else state.tally.missing(peer)
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
+        audits = self.for_others or self.auditor  # of a trainer its own, of an evaluator those for others
         share_256 = self.share_of(peer)
         why = (
             _probation(votes_in, state.tally, peer, share_256),
@@ -75,18 +76,13 @@ class MemberStandings:
             votes_in=votes_in,
             weight_16=scaled(weight_16, share_256),
             verdicts=verdicts,
-            audits_made=self._made if peer == self.me else None,
+            audits_made=audits.made if audits and peer == self.me else None,
             audits_adopted=self.auditor.adopted if self.auditor and peer == self.me else None,
             shown=shown,
             usual=usual,
             distrusted_until=until,
             why="; ".join(filter(None, why)),
         )
-
-    @property
-    def _made(self) -> int | None:
-        """Audits that this node made, for itself or for others; None in a run without audits."""
-        return self.for_others.made if self.for_others else self.auditor.made if self.auditor else None
 
     def diminished(self, peers: Iterable[PeerId]) -> tuple[Standing, ...]:
         """Those of the peers that count less than in full, those without weight first; MOST at most."""
