@@ -80,7 +80,14 @@ def test_a_run_with_summaries_is_audited_but_counts_final_sets():
 
 def test_a_reduced_run_names_what_it_cannot_have():
     whys = left_out(guarded(made(), {"reduce"}))
-    assert set(whys) == {"outer.aggregate", "audit", "audit.voters", "audit.newcomers", "pace.probation_256", "pace.excise_rounds"}
+    assert set(whys) == {
+        "outer.aggregate",
+        "audit",
+        "audit.voters",
+        "audit.newcomers",
+        "pace.probation_256",
+        "pace.excise_rounds",
+    }
     assert whys["audit"].startswith("reduce and audit cannot go together: ")
 
 
