@@ -111,7 +111,14 @@ def test_what_takes_work_out_of_final_rounds_has_no_summaries():
 
 def test_a_reduced_run_names_what_it_cannot_have():
     whys = left_out(guarded(made(), {"reduce"}))
-    assert set(whys) == {"outer.aggregate", "audit", "audit.voters", "pace.probation_256", "pace.excise_rounds"}
+    assert set(whys) == {
+        "outer.aggregate",
+        "audit",
+        "audit.voters",
+        "audit.newcomers",
+        "pace.probation_256",
+        "pace.excise_rounds",
+    }
     assert whys["audit"].startswith("reduce and audit cannot go together: ")
 
 
