@@ -78,6 +78,7 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
                     assert not voters
                     print(f"noise decides after {crowd.most_sets()} sets")
                     return
+                assert not voters or not w.nodes[0].driver.standings.auditor.judgement.gone - crowd.peers
                 if crowd.most_sets() > 2 and 3 not in w.nodes:
                     w.start(3, ROUND_S)
                 state = w.nodes[0].driver.finality
@@ -85,6 +86,10 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
                     new_sets = state.tally.counts[w.nodes[3].peer]
                 await asyncio.sleep(1.0)
             assert voters
+            judged = w.nodes[0].driver.standings.auditor.judgement
+            print(f"without weight: {len(judged.gone & crowd.peers)} of {CROWD}")
+            assert judged.gone, "noise falls by verdicts of those that decide"
+            assert judged.gone <= crowd.peers
             tally, new = w.nodes[0].driver.finality.tally, w.nodes[3].peer
             print(f"the newcomer decides after {new_sets} sets, noise in {crowd.most_sets()} never")
             assert PROBATION <= new_sets <= 2 * PROBATION
