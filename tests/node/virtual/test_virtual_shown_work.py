@@ -96,7 +96,7 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
             assert tally.shown == {node.peer for node in w.nodes.values()}, "the newcomer has shown its work, too"
             assert all(peer in w.nodes[0].driver.finality.voters for peer in tally.shown)
             (told,) = w.nodes[0].driver.view().standings.of(next(iter(crowd.peers)))
-            assert "once verdicts of voters show it" in told.why
+            assert "once verdicts of voters show enough" in told.why
             assert w.nodes[0].driver.view().standings.of(new)[0].votes_in == 0
             # Who restarts, who comes late and who reads the proof of a round count the same.
             await w.kill(1)
