@@ -13,13 +13,11 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from atoll.protocols.audits.standing import MANY_AUDITORS, Named, audited_by, named
+from atoll.protocols.audits.standing import MANY_AUDITORS, SHOWN, Named, audited_by, named
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.probation import Members, Tally
 from atoll.protocols.run.run_spec import RunSpec
 
-SHOWN = 5
-"""Deviations of work that verdicts show together, before their author decides rounds."""
 DEVIATION = 16
 """Units of a verdict in a deviation of verdicts on no work."""
 _FINE = 256

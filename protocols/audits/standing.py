@@ -6,7 +6,7 @@ An author has no weight while the verdicts on it look like those on work that wa
 look otherwise if it worked like the others. Rule and figures: docs/audits.md.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
@@ -21,6 +21,8 @@ LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 DOUBT, ENOUGH = 10, 3
 """Nats that the verdicts on an author must speak against its work, in Wald's sequential test of work against none;
 deviations above nothing that keep its weight whatever is usual."""
+SHOWN = 5
+"""Deviations of work that verdicts show together, before their author decides rounds."""
 FULL = 64
 """Weight of the round's nominal tokens. Who claims less work is expected to show less."""
 _UNIT = 16 * 256
@@ -42,6 +44,8 @@ class Named(NamedTuple):
 
 Sets: TypeAlias = Mapping[int, Sequence[Named]]
 """The set of each round: the final one, or that of this node's view."""
+Deciders: TypeAlias = Mapping[int, frozenset[PeerId]]
+"""Who decides the round after the set of each round, in runs with `audit.voters`. Nobody else's verdicts count."""
 
 
 @dataclass(slots=True)
@@ -141,35 +145,67 @@ class Judgement(NamedTuple):
 NOBODY = Judgement(frozenset(), {}, 0)
 
 
-def without_weight(spec: AuditSpec, sets: Sets, number: int) -> frozenset[PeerId]:
+def without_weight(
+    spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None
+) -> frozenset[PeerId]:
     """Authors whose contributions to round `number` weigh nothing, as the sets up to `lag` rounds before say."""
-    return judge(spec, sets, number).gone
+    return judge(spec, sets, number, deciders).gone
 
 
-def judge(spec: AuditSpec, sets: Sets, number: int) -> Judgement:
+def judge(spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None) -> Judgement:
     """What the sets up to `lag` rounds before say about the authors of contributions to round `number`."""
     last = number - spec.lag
-    found = verdicts_in(sets, last - spec.memory + 1, last, spec.per_round)
-    first = _judged(found, found)
+    first = last - spec.memory + 1
+    found = verdicts_in(sets, first, last, spec.per_round, deciders)
+    # Nobody can have counted a verdict on the last set.
+    deciding = None if deciders is None else _union(deciders.get(at) for at in range(max(0, first), last))
+    judged = _judged(found, found, deciding)
     # Who does no work has no say either: its verdicts may be as invented as the rest.
-    heard = {author: each.without(first.gone) for author, each in found.items()}
-    return _judged(found, heard) if first.gone else first
+    heard = {author: each.without(judged.gone) for author, each in found.items()}
+    return _judged(found, heard, deciding) if judged.gone else judged
 
 
-def _judged(found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings]) -> Judgement:
+def _judged(
+    found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | None
+) -> Judgement:
     """Authors whose work shows as little as none would. `heard`: those of the verdicts that count."""
-    scores = sorted(each.score for each in heard.values() if each.by_auditor)
+    scores = sorted(each.score for each in _measure(heard, deciding) if each.by_auditor)
     if not scores:
-        return NOBODY
+        return NOBODY._replace(heard=heard)
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
-    least = max(LEAST_AUDITORS, min(MANY_AUDITORS, (len(found) - 1) // 2))
-    judged = [author for author, each in found.items() if len(each.by_auditor) >= least]
+
+    auditors = found.keys() if deciding is None else deciding
+    judged = [author for author, each in found.items() if len(each.by_auditor) >= _least(author, auditors)]
     gone = (author for author in judged if heard[author].speaks_against_work(usual))
     return Judgement(frozenset(gone), heard, usual)
 
 
-def verdicts_in(sets: Sets, first: int, last: int, each_audits: int = 1) -> dict[PeerId, Findings]:
+def _union(sets: Iterable[frozenset[PeerId] | None]) -> frozenset[PeerId]:
+    return frozenset[PeerId]().union(*(each for each in sets if each))
+
+
+def _measure(heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | None) -> Iterable[Findings]:
+    """What was found of the authors that say what is usual."""
+    if deciding is None:
+        return heard.values()
+    # Noise may be most of a set. While one member decides alone, nobody that decides audits it: then those say it
+    # that have shown as much as they need to decide.
+    return [each for author, each in heard.items() if author in deciding] or [
+        each for each in heard.values() if each.shown >= SHOWN * _UNIT
+    ]
+
+
+def _least(author: PeerId, auditors: Collection[PeerId]) -> int:
+    """How many of these must have audited an author before it can fall."""
+    # Who decides alone needs no second one: what is final follows from its word in any case.
+    others = len(auditors) - (author in auditors)
+    return 1 if len(auditors) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+
+
+def verdicts_in(
+    sets: Sets, first: int, last: int, each_audits: int = 1, deciders: Deciders | None = None
+) -> dict[PeerId, Findings]:
     """The verdicts on contributions to rounds `first … last` that sets up to `last` hold and that were asked for.
 
     Of several verdicts of one author on one contribution the first counts.
@@ -178,7 +214,8 @@ def verdicts_in(sets: Sets, first: int, last: int, each_audits: int = 1) -> dict
     for number in range(max(0, first), last + 1):
         members = {each.entry: each for each in sets.get(number, ())}
         for auditor, drawn in audited_by(members, each_audits).items():
-            asked.update(((members[auditor].author, audited), members[audited]) for audited in drawn)
+            if deciders is None or members[auditor].author in deciders.get(number, ()):
+                asked.update(((members[auditor].author, audited), members[audited]) for audited in drawn)
     found: dict[PeerId, Findings] = {}
     for number in range(max(0, first) + 1, last + 1):
         for each in sets.get(number, ()):

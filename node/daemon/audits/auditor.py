@@ -63,6 +63,8 @@ class Auditor:
     """Authors without weight in each final round that has some."""
     _sets: dict[int, Sequence[Named]] = field(default_factory=dict)
     """Final sets, and of open rounds those of this node's view."""
+    _deciders: dict[int, frozenset[PeerId]] = field(default_factory=dict)
+    """Who decides the round after each final set that is remembered."""
     _given: dict[tuple[int, tuple[Digest, ...]], Mapping[Digest, int]] = field(default_factory=dict)
     """Weights that the worker was given, for each set of an open round."""
     _unaudited: float = 0.0
@@ -90,6 +92,11 @@ class Auditor:
         """Return the verdicts for the next contribution: those that are in no final set yet."""
         self.adoption.publish()
         return tuple(self._waiting.values())
+
+    def note_deciders(self, number: Round, deciders: frozenset[PeerId]) -> None:
+        """The set of this round becomes final, and these decide the next one. To call before `on_set`."""
+        self._deciders = {at: each for at, each in self._deciders.items() if at in self._sets}
+        self._deciders[number] = deciders
 
     def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
         """The view has this set of a round, or it is final: weights may follow from it."""
@@ -173,11 +180,19 @@ class Auditor:
         """Authors without weight in a round. Of a final one it is remembered: its worker may be far behind."""
         if number <= self._final:
             return self._gone.get(number, frozenset())
-        return without_weight(self.audits, self._sets, number)
+        return without_weight(self.audits, self._sets, number, self._counted)
+
+    @property
+    def _counted(self) -> Mapping[int, frozenset[PeerId]] | None:
+        """Whose verdicts count in each set; None: everybody's. In an open round those that decide now."""
+        if not self.audits.voters:
+            return None
+        newest = self._deciders[max(self._deciders)] if self._deciders else frozenset[PeerId]()
+        return {at: self._deciders.get(at, newest) for at in self._sets}
 
     def _report(self, number: Round) -> None:
         before, members = self.judgement.gone, self._sets[number]
-        self.judgement = judge(self.audits, self._sets, self._final + 1)
+        self.judgement = judge(self.audits, self._sets, self._final + 1, self._counted)
         payloads = [each.payload for each in members]
         self.sharers = {each.author: payloads.count(each.payload) for each in members}
         if self.judgement.gone != before:

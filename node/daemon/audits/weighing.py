@@ -38,10 +38,12 @@ class Weighing:
     """Returns 256ths of its weight that the work of a member has that may be on probation."""
     learners: list[OnSet] = field(default_factory=list)
 
-    def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
-        """The view has this set of a round, or it is final."""
+    def on_set(self, number: Round, names: tuple[Digest, ...], deciders: frozenset[PeerId] | None) -> None:
+        """The view has this set of a round; or it is final, and these decide the next round."""
+        if self.auditor and deciders is not None:
+            self.auditor.note_deciders(number, deciders)
         for learn in self.learners:
-            learn(number, names, is_final)
+            learn(number, names, deciders is not None)
 
     def on_applied(self, number: Round) -> None:
         """Θ_final is that after this round."""

@@ -370,10 +370,12 @@ def _decide(state: finality_types.FinalityState) -> Out:
             return state, actions + more
         choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
-        actions.append(
-            finality_types.FinalizeRound(proposal.round, proposal.contributions, proposal.state, changed)
-        )
         state = _next_round(state, book, book.contributions.keys() & proposal.contributions)
+        actions.append(
+            finality_types.FinalizeRound(
+                proposal.round, proposal.contributions, proposal.state, changed, frozenset(state.voters)
+            )
+        )
         if state.excise_rounds:
             state = note_final(state, book, choice)
         if choice.excluded:

@@ -261,6 +261,8 @@ class FinalizeRound(msgspec.Struct, frozen=True):
     state: Digest
     corrections: tuple[Correction, ...] = ()
     """Rounds before whose sets become smaller with this one."""
+    deciders: frozenset[PeerId] = frozenset()
+    """Who decides the next round."""
 
 
 class ReportDivergence(msgspec.Struct, frozen=True):

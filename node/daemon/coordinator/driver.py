@@ -69,7 +69,7 @@ class Driver:
     leases: MemberLeases
     training: LocalTraining
     evaluator: Evaluator
-    on_set: Callable[[Round, tuple[Digest, ...], bool], None]
+    on_set: Callable[[Round, tuple[Digest, ...], frozenset[PeerId] | None], None]
     """The view has this set of a round, or (True) it is final: weights may follow from it."""
     newcomers: NewcomerWatch
     removals: Removals
@@ -399,7 +399,7 @@ class Driver:
                 self.newcomers.on_final(action.contributions)
                 self._note_final(action)
                 self.reducer.set_final(action.round, action.contributions)
-                self.on_set(action.round, action.contributions, True)
+                self.on_set(action.round, action.contributions, action.deciders)
                 self.finalizer.add(action)
             case finality_types.EnterEpoch(_, first, voters):
                 self.net.accept(voters, by_work=False)
@@ -479,6 +479,6 @@ class Driver:
         moved = self.net.bytes_moved()
         self.context.log.closed(action.round, action.set_digest, action.state, authors, moved)
         self.guard.publish(Ack(action.round, action.set_digest, action.state))
-        self.on_set(action.round, action.members, False)
+        self.on_set(action.round, action.members, None)
         self.machines.feed_finality(finality_types.RoundClosed(action.round, action.members))
         self.evaluator.on_closed(action.round, action.state)

@@ -51,7 +51,7 @@ def check_same(nodes, first):
     same = [node for node in nodes if node.driver.finality.last_final == states[0].last_final]
     judged = [node.driver.standings.auditor.judgement for node in same]
     assert all(node.driver.finality.tally == states[0].tally for node in same)
-    assert all((one.gone, one.usual) == (judged[0].gone, judged[0].usual) for one in judged)
+    assert all(one == judged[0] for one in judged), "weights, and all that they follow from"
     return len(same)
 
 

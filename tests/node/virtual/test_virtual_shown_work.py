@@ -78,6 +78,7 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
                     assert not voters
                     print(f"noise decides after {crowd.most_sets()} sets")
                     return
+                assert not voters or not w.nodes[0].driver.standings.auditor.judgement.gone - crowd.peers
                 if crowd.most_sets() > 2 and 3 not in w.nodes:
                     w.start(3, ROUND_S)
                 state = w.nodes[0].driver.finality
@@ -85,13 +86,17 @@ def test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work
                     new_sets = state.tally.counts[w.nodes[3].peer]
                 await asyncio.sleep(1.0)
             assert voters
+            judged = w.nodes[0].driver.standings.auditor.judgement
+            print(f"without weight: {len(judged.gone & crowd.peers)} of {CROWD}")
+            assert judged.gone, "noise falls by verdicts of those that decide"
+            assert judged.gone <= crowd.peers
             tally, new = w.nodes[0].driver.finality.tally, w.nodes[3].peer
             print(f"the newcomer decides after {new_sets} sets, noise in {crowd.most_sets()} never")
             assert PROBATION <= new_sets <= 2 * PROBATION
             assert tally.shown == {node.peer for node in w.nodes.values()}, "the newcomer has shown its work, too"
             assert all(peer in w.nodes[0].driver.finality.voters for peer in tally.shown)
             (told,) = w.nodes[0].driver.view().standings.of(next(iter(crowd.peers)))
-            assert "once verdicts of voters show it" in told.why
+            assert "once verdicts of voters show enough" in told.why
             assert w.nodes[0].driver.view().standings.of(new)[0].votes_in == 0
             # Who restarts, who comes late and who reads the proof of a round count the same.
             await w.kill(1)

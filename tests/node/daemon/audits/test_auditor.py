@@ -11,7 +11,7 @@ from atoll.node.daemon.audits.drawing import OTHERS, AuditDraw
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.errors import CorruptFault
-from atoll.protocols.ids import Round, digest
+from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.audit_claims import AuditCall, AuditFindings
 from atoll.protocols.ledger.records import MAX_EXCESS, AuditedContribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply
@@ -396,3 +396,50 @@ def test_a_payload_that_was_sent_before_is_found_without_an_evaluator():
     assert -MAX_EXCESS in {verdict.excess for verdict in rig.auditor.verdicts()}
     assert not rig.auditor._awaited
     assert not rig.auditor.adoption.liars
+
+
+VOTERS = msgspec.structs.replace(SPEC, audit=AuditSpec(each=3, voters=True))
+HALF_DECIDE = frozenset(PeerId(f"a{number}") for number in range(1, 5))
+
+
+def finish(rig, number, deciders):
+    rig.auditor.note_deciders(Round(number), deciders)
+    rig.finish(number)
+
+
+def test_verdicts_of_those_that_decide_alone_count_where_voters_must_have_shown_work():
+    rig = Rig(spec=VOTERS)
+    for number in range(ROUNDS):
+        finish(rig, number, HALF_DECIDE)
+    heard = rig.auditor.judgement.heard.values()
+    assert {auditor for each in heard for auditor in each.by_auditor} == HALF_DECIDE
+    assert 0 in [rig.weight_of(IDLE, number) for number in range(ROUNDS)]
+    nobody = Rig(spec=VOTERS)
+    for number in range(ROUNDS):
+        finish(nobody, number, frozenset())
+    assert {nobody.weight_of(IDLE, number) for number in range(ROUNDS)} == {64}
+
+
+def test_whose_verdicts_count_follows_from_the_set_that_they_are_about():
+    """Two nodes: one weighs each round as it comes, the other knew open ones first, which then became final."""
+    spec = msgspec.structs.replace(VOTERS, audit=AuditSpec(each=3, voters=True, memory=8))
+    deciders = [HALF_DECIDE if number % 6 < 2 else frozenset({PeerId("a1")}) for number in range(ROUNDS)]
+    first, early = Rig(spec=spec), []
+    for number in range(ROUNDS):
+        early.append(rig_weights(first, number))
+        finish(first, number, deciders[number])
+    other = Rig(spec=spec)
+    for number in range(ROUNDS):
+        other.auditor.on_set(Round(number), other.names(number), False)
+        rig_weights(other, number)
+    for number in range(ROUNDS):
+        finish(other, number, deciders[number])
+    assert [rig_weights(other, number) for number in range(ROUNDS)] == early
+    assert other.auditor.judgement == first.auditor.judgement
+    asked = {at: first.auditor._counted[at] for at in first.auditor._sets}
+    assert asked == {at: deciders[at] for at in asked}
+    assert other.fed, "open rounds were folded again"
+
+
+def rig_weights(rig, number):
+    return [rig.weight_of(each, number) for each in (IDLE, "a3")]

@@ -294,6 +294,8 @@ def test_one_append_at_a_time_and_again_when_the_disk_refused():
 
 # --- final ----------------------------------------------------------------------------------------
 
+FINAL = FinalizeRound(Round(1), ALL, state_of(ALL), deciders=frozenset(PEERS))
+
 
 def finish(node: Node, voters: tuple[PeerId, ...]) -> Node:
     entry = node.hear(FIRST, proposal())
@@ -307,7 +309,7 @@ def test_a_quorum_of_votes_is_final_for_everybody():
         node = finish(Node(me), (FIRST, THIRD))
         assert not any(isinstance(action, FinalizeRound) for action in node.log)
         node = finish(Node(me), (FIRST, THIRD, FOURTH))
-        assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
+        assert node.find(FinalizeRound) == [FINAL]
         assert node.state.last_final == 1
         assert node.state.voters == voter_order(RUN, 2, PEERS)
 
@@ -340,7 +342,7 @@ def test_in_a_replay_a_final_set_waits_for_the_contributions_that_it_names():
         node.feed(FinalityTick(0.0))  # it moves nothing, and what is looked at afterwards is remembered
         assert node.state.last_final == 0
         node.learn(author, held=False)
-    assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
+    assert node.find(FinalizeRound) == [FINAL]
 
 
 def test_what_a_quorum_voted_for_is_asked_for_as_that_once():
@@ -353,7 +355,7 @@ def test_what_a_quorum_voted_for_is_asked_for_as_that_once():
     node.feed(FinalityTick(1.0))
     assert node.said == []
     node.learn(FOURTH, held=False)
-    assert node.find(FinalizeRound) == [FinalizeRound(Round(1), ALL, state_of(ALL))]
+    assert node.find(FinalizeRound) == [FINAL]
 
 
 def test_votes_may_come_before_the_proposal_and_all_orders_agree():
