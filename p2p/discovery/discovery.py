@@ -36,15 +36,15 @@ STAGGER_S = 0.25
 DIAL_S = 15.0
 EXPLORE_S = 60.0
 """Interval at which one peer is dialled beyond the target: two full halves of a swarm must find each other."""
-LOST_EVERY_S = 4.0
+LOST_EVERY_S = 5.0
 """Longest mean interval at which a lost peer is dialled: the sides of a partition must meet soon after it."""
-LOST_DIAL_S = 3.0
+LOST_DIAL_S = 4.0
 """Deadline of a dial to a lost peer. A dial that hangs repeats its packets ever more rarely. Once one has failed,
 after 5 s, go-libp2p refuses further ones for up to 5 min. A new dial gets through at once."""
-SLOW_DIAL = 4.0
-"""Such a dial may take so many times as long as the quickest one that got through to the peer."""
+SLOW_DIAL_S = 2.0
+"""A lost peer to which no dial got through within this time has the usual deadline."""
 LOST_AT_ONCE = 8
-"""Most concurrent dials to lost peers, so that they are at most 160 a minute."""
+"""Most concurrent dials to lost peers, so that they are at most 120 a minute."""
 LOST_S = 3600.0
 """A peer that was connected is lost for this time. Then it is gone, and not cut off."""
 FRESH_S = 20.0
@@ -141,9 +141,8 @@ class Discovery:
 
     def deadline_s(self, known: KnownPeer) -> float:
         """Seconds after which a dial to a peer is given up: soon if it is lost, longer if dials to it are slow."""
-        if not self._is_lost(known):
-            return DIAL_S
-        return min(DIAL_S, max(LOST_DIAL_S, SLOW_DIAL * (known.quickest_dial_s or 0.0)))
+        is_slow = (known.quickest_dial_s or 0.0) > SLOW_DIAL_S
+        return LOST_DIAL_S if self._is_lost(known) and not is_slow else DIAL_S
 
     def table(self) -> dict[str, str]:
         """State of every seed of the user as one line each."""

@@ -249,7 +249,7 @@ class RouteDialer:
             return False
         try:
             async with asyncio.timeout(RELAY_S / 2):
-                await self._dial(helper, maddrs)
+                await self._dial(helper, maddrs, DIAL_S)
         except (Unreachable, TimeoutError):
             return False
         return True

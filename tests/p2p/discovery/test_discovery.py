@@ -266,7 +266,7 @@ def test_the_sides_of_a_long_partition_meet_soon_after_it(tmp_path: Path, seed: 
         network.heal()
         await asyncio.sleep(6)
         assert await node.host.connections()
-        assert dials <= 15 * 9, "15 a minute, and it is no flood"
+        assert dials <= 14 * 9, "14 a minute, and it is no flood"
 
     run(main, seed=seed)
 
@@ -303,7 +303,7 @@ def test_the_sides_meet_within_three_seconds_in_half_of_the_cases(tmp_path: Path
 
 def test_a_lost_peer_to_which_dials_take_long_is_reached_too(tmp_path: Path) -> None:
     async def main(group: asyncio.TaskGroup) -> None:
-        network = MemoryNetwork(latency_s=1.8)
+        network = MemoryNetwork(latency_s=2.4)
         other = Node(network, 10, [], tmp_path / "other.json")
         node = Node(network, 1, [other.address], tmp_path / "peers.json")
         await start(group, other, node)
@@ -331,7 +331,7 @@ def test_few_dials_to_lost_peers_hang_at_once(tmp_path: Path) -> None:
         for _ in range(600):
             await asyncio.sleep(0.1)
             assert len(node.discovery._dialling) <= LOST_AT_ONCE
-        assert 60 <= len(node.host.dials) - before <= 20 * LOST_AT_ONCE
+        assert 60 <= len(node.host.dials) - before <= 15 * LOST_AT_ONCE
         assert len({dialled for _, dialled in node.host.dials[before:]}) == 20, "all have their turns"
 
     run(main)
