@@ -20,7 +20,7 @@ from atoll.p2p.discovery.dnsaddr import DnsSeed
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
-from atoll.p2p.system.waiting import MAX_S, Notifier, backoff_s
+from atoll.p2p.system.waiting import Notifier, backoff_s
 from atoll.protocols.errors import DiskFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 
@@ -36,10 +36,17 @@ STAGGER_S = 0.25
 DIAL_S = 15.0
 EXPLORE_S = 60.0
 """Interval at which one peer is dialled beyond the target: two full halves of a swarm must find each other."""
-LOST_MAX_S = 10.0
-"""Longest pause between dials to a peer that was connected: the sides of a partition must meet soon after it."""
+LOST_EVERY_S = 5.0
+"""Longest mean interval at which a lost peer is dialled: the sides of a partition must meet soon after it."""
+LOST_DIAL_S = 4.0
+"""Deadline of a dial to a lost peer. A dial that hangs repeats its packets ever more rarely. Once one has failed,
+after 5 s, go-libp2p refuses further ones for up to 5 min. A new dial gets through at once."""
+SLOW_DIAL_S = 2.0
+"""A lost peer to which no dial got through within this time has the usual deadline."""
+LOST_AT_ONCE = 8
+"""Most concurrent dials to lost peers, so that they are at most 120 a minute."""
 LOST_S = 3600.0
-"""After this time without it the peer is gone, and not cut off."""
+"""A peer that was connected is lost for this time. Then it is gone, and not cut off."""
 FRESH_S = 20.0
 """Without any connection, a transport that refuses to dial is reset after this time, then ever more rarely."""
 MAX_FRESH_S = 600.0
@@ -132,6 +139,11 @@ class Discovery:
         known = self.book.get(peer)
         return known is not None and known.is_unreachable
 
+    def deadline_s(self, known: KnownPeer) -> float:
+        """Seconds after which a dial to a peer is given up: soon if it is lost, longer if dials to it are slow."""
+        is_slow = (known.quickest_dial_s or 0.0) > SLOW_DIAL_S
+        return LOST_DIAL_S if self._is_lost(known) and not is_slow else DIAL_S
+
     def table(self) -> dict[str, str]:
         """State of every seed of the user as one line each."""
         return {row.seed: seed_table.row_text(row) for row in self.rows() if not row.via}
@@ -184,7 +196,10 @@ class Discovery:
         if lacking <= 0:
             return []
         self._next_explore = now + self._rng.uniform(0.5, 1.5) * EXPLORE_S
-        return self._in_order(due)[: min(room, lacking)]
+        lost_room = LOST_AT_ONCE - sum(map(self._is_lost, map(self.book.get, self._dialling)))
+        ordered = self._in_order(due)
+        lost = [known for known in ordered if self._is_lost(known)][lost_room:]
+        return [known for known in ordered if known not in lost][: min(room, lacking)]
 
     def _in_order(self, due: list[KnownPeer]) -> list[KnownPeer]:
         """Sort peers by past success, at random among equals, so that nodes do not all dial the same few.
@@ -209,23 +224,25 @@ class Discovery:
         return not self._connected and 0 < len(self._dialling) < DIALS_MAX
 
     async def _dial(self, known: KnownPeer) -> None:
+        began, deadline_s = self._now(), self.deadline_s(known)
         try:
-            async with asyncio.timeout(DIAL_S):
-                await self._host.connect(known.address)
+            async with asyncio.timeout(deadline_s):
+                await self._host.connect(known.address, deadline_s)
         except TimeoutError:
-            self._failed(known, f"no answer in {DIAL_S:.0f} s")
+            self._failed(known, f"no answer in {deadline_s:.0f} s", self._now() - began)
         except Unreachable as error:
-            self._failed(known, error.line())
+            self._failed(known, error.line(), self._now() - began)
         else:
+            known.quickest_dial_s = min(self._now() - began, known.quickest_dial_s or DIAL_S)
             # The host's event may be lost while it restarts; the caller's poll of connections repairs that.
             known.next_dial = max(known.next_dial, self._now() + FIRST_BACKOFF_S)
         finally:
             self._dialling.pop(known.peer, None)
             self._wake.notify()
 
-    def _failed(self, known: KnownPeer, reason: str) -> None:
+    def _failed(self, known: KnownPeer, reason: str, took_s: float) -> None:
         log.debug("dial to %s failed: %s", short(known.peer), reason)
-        next_dial = self._now() + self._pause_s(known)
+        next_dial = self._now() + self._pause_s(known, took_s)
         match explain(reason).kind:
             case DialFault.LOCAL:
                 # Our own network restarts, so no peer was dialled: that is no failure of the peer.
@@ -237,11 +254,18 @@ class Discovery:
                 known.is_unreachable = True
                 self.book.failed(known.peer, reason, next_dial)
 
-    def _pause_s(self, known: KnownPeer) -> float:
-        """Seconds until the next dial to a peer after one more failure."""
-        # No more dials hang at once than before, and none is made beyond the target.
-        is_lost = known.connection_order > 0 and self._now() - (known.last_seen or 0.0) < LOST_S
-        return backoff_s(known.failures + 1, self._rng, max_s=LOST_MAX_S if is_lost else MAX_S)
+    def _pause_s(self, known: KnownPeer, took_s: float) -> float:
+        """Seconds until the next dial to a peer after one more failure, of a dial that took `took_s`."""
+        if not self._is_lost(known):
+            return backoff_s(known.failures + 1, self._rng)
+        pause_s = backoff_s(known.failures + 1, self._rng, max_s=LOST_EVERY_S) - took_s
+        return max(pause_s, backoff_s(1, self._rng))
+
+    def _is_lost(self, known: KnownPeer | None) -> bool:
+        """Whether a peer was connected within the hour, and is not now."""
+        if known is None or not known.connection_order or known.peer in self._connected:
+            return False
+        return self._now() - (known.last_seen or 0.0) < LOST_S
 
     async def _forget_failures(self) -> None:
         """Reset a transport that refuses to dial while no peer is connected: nothing is lost by that."""

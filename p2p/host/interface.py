@@ -17,6 +17,9 @@ from typing import Protocol
 
 from atoll.protocols.ids import PeerId
 
+DIAL_S = 30.0
+"""Deadline of a transport for a dial whose caller names none."""
+
 
 class Route(StrEnum):
     """How a peer is reached: by a plain dial, through a punched hole, or through a relay."""
@@ -124,8 +127,12 @@ class Host(Protocol):
     async def addresses(self) -> tuple[str, ...]:
         """Our own listen multiaddrs without `/p2p/…`."""
 
-    async def connect(self, address: PeerAddress) -> None:
-        """Dial a peer. Raises Unreachable."""
+    async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
+        """Dial a peer. Raises Unreachable.
+
+        The transport ends the dial after `within_s`, also when the caller has stopped waiting: a new dial of the
+        peer may join one that still hangs, and would wait for its retransmissions.
+        """
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""

@@ -79,6 +79,8 @@ class KnownPeer:
     failures: int = 0
     """Number of failed dials in a row."""
     next_dial: float = 0.0
+    quickest_dial_s: float | None = None
+    """Duration of the shortest of our dials that got through, in seconds."""
     last_error: str = ""
     is_unreachable: bool = False
     """A dial failed since it was last connected; a connection that ended soon is none."""

@@ -80,7 +80,7 @@ class HolePuncher:
         """Dial our half of the punch. Raises Unreachable."""
         try:
             async with asyncio.timeout(DIAL_S):
-                await self.host.connect(PeerAddress(target, tuple(maddrs)))
+                await self.host.connect(PeerAddress(target, tuple(maddrs)), DIAL_S)
         except (Unreachable, TimeoutError) as error:
             raise Unreachable(f"{_DIAL_FAILED} of {short(target)}: {error or 'no answer'}") from error
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.host.interface import DIAL_S, Host, PeerAddress
 from atoll.p2p.host.maddrs import is_global
 from atoll.p2p.nat import dialback
 from atoll.p2p.nat.candidates import Attempt, CandidateAddresses, race
@@ -119,11 +119,13 @@ class RouteDialer:
         self._summoned.add(peer)
         self.group.create_task(self._dial_summoner(peer, maddrs, is_hole=is_hole), name="punch")
 
-    def direct_attempts(self, peer: PeerId, candidates: CandidateAddresses) -> dict[str, Attempt[None]]:
+    def direct_attempts(
+        self, peer: PeerId, candidates: CandidateAddresses, within_s: float = DIAL_S
+    ) -> dict[str, Attempt[None]]:
         """Attempts whose result is a direct connection: a dial, and a hole punch."""
         attempts: dict[str, Attempt[None]] = {}
         if candidates.direct and self._may_dial(peer):
-            attempts["direct"] = Attempt(0.0, lambda: self._dial(peer, candidates.direct))
+            attempts["direct"] = Attempt(0.0, lambda: self._dial(peer, candidates.direct, within_s))
         # Not after the dial has failed: most peers are behind NATs, and a dial to them takes long to fail.
         if self.helpers(candidates) and not self.options.relay_only:
             attempts["punched"] = Attempt(0.0, lambda: self._punch(peer, candidates))
@@ -159,8 +161,8 @@ class RouteDialer:
     def _may_dial(self, peer: PeerId) -> bool:
         return not self.options.relay_only or peer in self.options.trusted
 
-    async def _dial(self, peer: PeerId, maddrs: Sequence[str]) -> None:
-        await self.base.connect(PeerAddress(peer, tuple(maddrs)))
+    async def _dial(self, peer: PeerId, maddrs: Sequence[str], within_s: float) -> None:
+        await self.base.connect(PeerAddress(peer, tuple(maddrs)), within_s)
         self.direct.set_connected(peer, True)
         # The address of the live connection, not one that we tried: only that one certainly leads there.
         for connection in await self.base.connections():
@@ -247,7 +249,7 @@ class RouteDialer:
             return False
         try:
             async with asyncio.timeout(RELAY_S / 2):
-                await self._dial(helper, maddrs)
+                await self._dial(helper, maddrs, DIAL_S)
         except (Unreachable, TimeoutError):
             return False
         return True

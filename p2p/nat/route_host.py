@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from atoll.p2p.host.interface import (
+    DIAL_S,
     Connection,
     Handler,
     Host,
@@ -149,7 +150,7 @@ class RouteHost:
             return circuits
         return publishable(await self._base.addresses(), self.survey.confirmed(), circuits)
 
-    async def connect(self, address: PeerAddress) -> None:
+    async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
         """Connect by the best way that works. Raises Unreachable with what failed on each way."""
         peer = address.peer
         if peer == self.peer_id:
@@ -157,7 +158,7 @@ class RouteHost:
         if peer in self._direct:
             return
         candidates = split(address.maddrs)
-        attempts = self._dialer.direct_attempts(peer, candidates)
+        attempts = self._dialer.direct_attempts(peer, candidates, within_s)
         if peer in self._connected and not attempts:
             return
         if peer not in self._connected and self._dialer.helpers(candidates):

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POLL_S = 2.0
 """Interval between two comparisons of the connected peers with the host's list; status readers wait for it."""
 CONNECT_S = 15.0
-"""Deadline of one dial that a fetch or a request asked for."""
+"""Longest deadline of one dial that a fetch or a request asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +121,14 @@ class PeerConnections:
         return connection.maddr if connection else ""
 
     async def dial(self, peer: PeerId) -> None:
-        """Dial a known peer within CONNECT_S. A failed dial raises nothing: the next request to the peer fails."""
+        """Dial a known peer for CONNECT_S at most. A failed dial raises nothing: the next request to it fails."""
         known = self.discovery.book.get(peer)
         if known is None or not known.maddrs:
             return
         try:
-            async with asyncio.timeout(CONNECT_S):
-                await self.host.connect(known.address)
+            deadline_s = min(CONNECT_S, self.discovery.deadline_s(known))
+            async with asyncio.timeout(deadline_s):
+                await self.host.connect(known.address, deadline_s)
         except (Unreachable, TimeoutError) as error:
             log.debug("%s: %s", short(peer), error)
 

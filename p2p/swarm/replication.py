@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _FORWARDED_MAX = 64
-"""News of one exchange that are forwarded by gossip, at most; a newcomer's first download is not forwarded."""
+"""News of one exchange that are forwarded by gossip, at most. More, as after a partition, are exchanged with
+every neighbour at once. A newcomer's first download is not forwarded."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -165,6 +166,10 @@ class Replication:
             for entry in done.fresh:
                 if not self._is_held_back(entry.author):
                     self._gossip.publish("entry", encode_entry(entry), entry.author)
+        elif self.anti_entropy.synced.is_set():
+            for peer in self.neighbours():
+                if peer != sender:
+                    self.anti_entropy.ask(peer)
         self.on_change()
 
     def _on_gone(self, error: RecordsGone) -> None:

@@ -4,13 +4,23 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-from atoll.p2p.host.interface import Connection, HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
+from atoll.p2p.host.interface import (
+    DIAL_S,
+    Connection,
+    HostRestarted,
+    PeerAddress,
+    PeerConnected,
+    PeerDisconnected,
+    Route,
+)
 from atoll.p2p.transports.host_base import HostBase, OnFault
 from atoll.p2p.transports.memory.memory_stream import MemoryStream
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, short
 
 RESEND_S = 0.25
+FIRST_RESEND_S = 1.0
+"""A dial into a cut repeats its first packet after this time, then after twice as long each time, as TCP does."""
 
 
 class HostNetwork(Protocol):
@@ -23,6 +33,9 @@ class HostNetwork(Protocol):
 
     def find(self, address: PeerAddress) -> "MemoryHost | None":
         """Return the living host of that PeerID at one of those addresses."""
+
+    def is_cut(self, source: PeerId, target: PeerId) -> bool:
+        """Whether nothing arrives in one or both directions."""
 
     def knock(self, source: PeerId, target: PeerId) -> bool:
         """Send a first packet; whether the routers between the two let it in."""
@@ -68,7 +81,7 @@ class MemoryHost(HostBase):
         self._require_alive()
         return (self.maddr,)
 
-    async def connect(self, address: PeerAddress) -> None:
+    async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
         """Dial a peer. Raises Unreachable."""
         self._require_alive()
         if address.peer in self._connected:
@@ -76,6 +89,7 @@ class MemoryHost(HostBase):
         if address.peer == self.peer_id:
             raise Unreachable("dial to self")
 
+        await self._pass_cut(address.peer, within_s)
         await self._pass_router(address.peer)
 
         def greet() -> bool:
@@ -96,6 +110,17 @@ class MemoryHost(HostBase):
                 self._send_end(address.peer)
             raise
         self.connected(address.peer)
+
+    async def _pass_cut(self, peer: PeerId, within_s: float) -> None:
+        """Send first packets until one is not lost: a cut loses them. Raises Unreachable."""
+        pause_s = FIRST_RESEND_S
+        try:
+            async with asyncio.timeout(min(within_s, self._network.silence_s)):
+                while self._network.is_cut(self.peer_id, peer):
+                    await asyncio.sleep(pause_s)
+                    pause_s *= 2
+        except TimeoutError as error:
+            raise Unreachable(f"{short(peer)} does not answer") from error
 
     async def _pass_router(self, peer: PeerId) -> None:
         """Send first packets until the other side's router lets one in. Raises Unreachable."""

@@ -4,8 +4,8 @@ Latency, bandwidth and loss per link; partitions; hosts that die and come back. 
 deterministic and takes no real time; it also runs on a normal event loop.
 
 Loss is modelled as on a reliable transport: a lost part arrives later by one retransmission time, and what
-follows on the same link waits for it. A partition holds everything back; connections break when it lasts
-longer than `silence_s`.
+follows on the same link waits for it. A partition holds back what connections send; they break when it lasts
+longer than `silence_s`. A dial into it hangs, and gets through at one of its ever rarer retransmissions.
 """
 
 import asyncio
@@ -123,6 +123,11 @@ class MemoryNetwork:
     def put_behind(self, peer: PeerId, router: Router) -> None:
         """Put `peer` behind a router of its own, from now on."""
         self._routers[peer] = router
+
+    def is_cut(self, source: PeerId, target: PeerId) -> bool:
+        """Whether nothing arrives in one or both directions."""
+        both = map(self._directions.get, ((source, target), (target, source)))
+        return any(direction is not None and direction.is_cut for direction in both)
 
     def knock(self, source: PeerId, target: PeerId) -> bool:
         """Send a first packet from `source` to `target`; whether the routers let it in.

@@ -5,6 +5,7 @@ go-multiaddr, so that circuit addresses could not be dialled. Every failure beco
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
@@ -28,7 +29,7 @@ class Socket(NamedTuple):
 
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
-"""p2pd gives up a dial after this time, also when the caller has stopped waiting."""
+"""p2pd stops opening a stream after this time, also when the caller has stopped waiting."""
 _ERROR_CHARACTERS = 4000
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
@@ -48,13 +49,13 @@ class P2pdControl:
         except DecodeError as error:
             raise Unreachable(f"p2pd has another kind of identity: {error}") from error
 
-    async def connect(self, peer: PeerId, maddrs: Iterable[str]) -> None:
-        """Dial a peer; returns when a connection exists."""
+    async def connect(self, peer: PeerId, maddrs: Iterable[str], within_s: float) -> None:
+        """Dial a peer; returns when a connection exists. p2pd counts its deadline in whole seconds."""
         try:
             raw = [Multiaddr(text).to_bytes() for text in maddrs]
         except Exception as error:  # multiaddr raises a dozen kinds
             raise Unreachable(f"not a multiaddr we can dial: {error}") from error
-        body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=_P2PD_DEADLINE_S)
+        body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=math.ceil(within_s))
         await self._request(self._pb.Request(type=self._pb.Request.CONNECT, connect=body))
 
     async def disconnect(self, peer: PeerId) -> None:

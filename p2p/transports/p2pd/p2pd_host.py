@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.p2p.host.interface import (
+    DIAL_S,
     Connection,
     Handler,
     HostRestarted,
@@ -108,9 +109,9 @@ class P2pdHost(HostBase):
         """Listen and observed multiaddrs, relay addresses included. Raises Unreachable during a restart."""
         return (await self._live().identify())[1]
 
-    async def connect(self, address: PeerAddress) -> None:
+    async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
         """Dial a peer. Raises Unreachable."""
-        await self._live().connect(address.peer, address.maddrs)
+        await self._live().connect(address.peer, address.maddrs, within_s)
         self._on_connected(address.peer)
 
     async def disconnect(self, peer: PeerId) -> None:

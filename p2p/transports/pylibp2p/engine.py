@@ -36,7 +36,6 @@ _DIALS: Final = 8
 """Addresses of a peer that are tried."""
 _DIAL_LEAD_S: Final = 0.25
 """The next address is tried when the one before has not answered for so long."""
-_DIAL_S: Final = 30.0
 _ACCEPT_AGAIN_S: Final = 0.2
 
 
@@ -106,14 +105,14 @@ class Engine:
             return tuple(self._links.get(peer, ()))
         return tuple(link for links in self._links.values() for link in links)
 
-    async def dial(self, address: PeerAddress) -> None:
+    async def dial(self, address: PeerAddress, within_s: float) -> None:
         """Connect to a peer unless we are. Raises Unreachable with a reason per address."""
         if address.peer == self.peer_id:
             raise Unreachable("that is our own PeerID")
         if address.peer in self._links:
             return
         addresses, reasons = _dialable(address.maddrs)
-        with trio.move_on_after(_DIAL_S):
+        with trio.move_on_after(within_s):
             link = await self._race(address.peer, addresses, reasons)
             if link is not None:
                 return self._adopt(link)

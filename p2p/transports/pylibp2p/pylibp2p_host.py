@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from atoll.p2p.host.interface import (
+    DIAL_S,
     Connection,
     Handler,
     HostRestarted,
@@ -76,10 +77,10 @@ class PyLibp2pHost(HostBase):
         engine, _ = self._live()
         return self._options.announce or tuple(one for maddr in engine.maddrs for one in _interfaces(maddr))
 
-    async def connect(self, address: PeerAddress) -> None:
+    async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
         """Dial a peer. Raises Unreachable."""
         engine, guest = self._live()
-        await guest.call(lambda: engine.dial(address), within=engine.nursery)
+        await guest.call(lambda: engine.dial(address, within_s), within=engine.nursery)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""

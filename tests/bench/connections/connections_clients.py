@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from atoll.p2p.host.framing import framed
-from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.host.interface import DIAL_S, PeerAddress
 from atoll.p2p.rpc import frames
 from atoll.p2p.transports.pylibp2p.connection import Upgrader
 from atoll.p2p.transports.pylibp2p.engine import Callbacks, Engine
@@ -60,7 +60,7 @@ class Crowd:
         self._guest.nursery.start_soon(engine.run, (), lambda _maddrs: up.set())
         await up.wait()
         try:
-            await engine.dial(self._node)
+            await engine.dial(self._node, DIAL_S)
         except Unreachable:
             return
         self._engines.append(engine)

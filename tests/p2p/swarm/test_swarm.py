@@ -154,6 +154,33 @@ def test_five_nodes_converge_part_heal_die_and_are_replaced(tmp_path: Path) -> N
     run_virtual(main(), seed=3)
 
 
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_the_ledger_of_a_long_partition_is_passed_on_at_once(tmp_path: Path, is_asked: bool) -> None:
+    """One member of a side meets the other side, whose ledger has more entries than gossip takes."""
+
+    async def main() -> None:
+        async with World(tmp_path, latency_s=0.05) as world:
+            for number in (1, 2, 3):
+                await world.start(number, *range(1, number))
+            await asyncio.sleep(5)
+            world.network.cut([peer(1), peer(2)], [peer(3)])
+            await asyncio.sleep(30)
+            for number in range(300):
+                world.nodes[3].publish(ack(number))
+            world.network.heal()
+            world.network.cut([peer(2)], [peer(3)])
+            for node in world.nodes.values():
+                node.replication.anti_entropy.rng = random.Random(1)
+            first, second = (3, 1) if is_asked else (1, 3)
+            await world.hosts[first].connect(PeerAddress(peer(second), (world.hosts[second].maddr,)))
+            while world.nodes[1].ledger.vector().get(peer(3), 0) < 300:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(1)
+            assert world.nodes[2].ledger.vector().get(peer(3)) == 300
+
+    run_virtual(main(), seed=3)
+
+
 def test_it_replays_to_the_same_trace(tmp_path: Path) -> None:
     async def main(root: Path) -> list[object]:
         async with World(root, latency_s=0.02, loss=0.05) as world:
