@@ -36,6 +36,13 @@ def test_a_slice_of_seeds_breaks_no_promise(block):
         assert result.rounds > 5
 
 
+def test_seed_323_has_final_rounds_soon_after_the_faults():
+    """Two liars among just a quorum keep back ballots. Who signed an epoch answered none, so nobody saw it."""
+    result = play(draw(323, 30, 20.0))
+    assert not result.verdict.violations, command.replay_line(323, 30, 20.0, None)
+    assert result.still_rounds < 2
+
+
 def test_the_same_seed_gives_the_same_trace_in_every_process():
     traces = [
         subprocess.run(

@@ -72,7 +72,7 @@ def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
     signers, absent = _signers(state, here), here - state.took_part[0]
     again = absent & state.suspects
     if _are_most(state, signers, here):
-        # They answer no more ballots, so the others see no second one in which most take part: one is enough.
+        # They give up after a patience, which a second ballot may take to begin: one is enough.
         again |= {one for one in absent if _are_most(state, _signers(state, here, one), here)}
     # A lease: as long as a voter has that is gone. Two ballots: a slow voter may miss the turn of one.
     since = max(state.stable_since, state.quorum_since, state.live_since)

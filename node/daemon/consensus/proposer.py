@@ -65,8 +65,7 @@ def propose(state: FinalityState) -> Out:
 
 def prepare(state: FinalityState) -> Out:
     """Open the next ballot of ours when nothing became final for too long."""
-    # Without a quorum no ballot gets anywhere. Those that pile up meanwhile would cost time afterwards, because
-    # the waits between them grow.
+    # Without a quorum no ballot gets anywhere, and those that pile up meanwhile make the later waits longer.
     if state.short_since is not None:
         return state, []
     view = state.views.get(state.deciding)

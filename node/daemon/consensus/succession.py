@@ -95,8 +95,7 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
     if choice != state.epoch and state.now - state.signed_at < state.patience_s:
         return state, []
     if state.asked_since is not None:
-        # Who came up since, or was cut off, saw no ballot in which others kept back their votes. It would sign no
-        # epoch without them, and there are no more ballots to see. Its signature everybody sees.
+        # Who came up since, or was cut off, may have seen no such ballot, and would sign no epoch without them.
         state = replace(state, took_part=(), suspects=frozenset())
     body = _to_sign(state)
     if body is None or epoch_id(body) == choice:

@@ -50,7 +50,7 @@ def promise(state: FinalityState) -> Out:
     if not book.prepares:
         return state, []  # nearly always, and this is asked at every event
     prepared = [ballot for ballot in book.prepares if counts(state, ballot)]
-    if not prepared or not may_append(state):
+    if not prepared or not may_append(state, to_promise=True):
         return state, []
     ballot, bound = max(prepared), book.promised(state.me)
     if book.promised_by((state.me,), ballot) or (bound is not None and bound >= ballot):
@@ -147,14 +147,16 @@ def append(state: FinalityState, body: Proposal | Vote | Prepare | Promise | Epo
     return replace(state, appending=body), [Append(body)]
 
 
-def may_append(state: FinalityState) -> bool:
+def may_append(state: FinalityState, *, to_promise: bool = False) -> bool:
     """Whether this node is a voter with nothing on its way to the feed."""
     # The rules for the next entry look at the feed: while one entry is on its way, they would not see it.
     if state.appending is not None or state.me not in state.voters:
         return False
-    # Who signed another epoch votes in it only, also while it waits for others; who left does not vote.
-    has_left = state.epochs.has_left(state.me, state.deciding, state.epoch)
-    return not has_left and state.epochs.choice(state.me) == state.epoch
+    # Who signed another epoch votes in it only, also while it waits for others; who left does not vote. It still
+    # promises: else the others see no ballot in which most take part, and so not who keeps back its votes.
+    at, book = (state.epoch, state.deciding), state.epochs
+    is_here = book.choice(state.me) == state.epoch or (to_promise and book.waits_at(state.me, at))
+    return is_here and not book.has_left(state.me, state.deciding, state.epoch)
 
 
 def _to_vote_for(state: FinalityState) -> tuple[Digest, Proposal] | None:

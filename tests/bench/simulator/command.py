@@ -79,17 +79,20 @@ def _report(results: list[Result]) -> dict[str, Any]:
         "undone": sum(verdict.undone for verdict in verdicts),
         "seeds_with_stranded": sum(verdict.stranded > 0 for verdict in verdicts),
         "seeds_owned_by_liars": sum(verdict.owned is not None or verdict.outvoted for verdict in verdicts),
+        "still_rounds": {result.setting.seed: round(result.still_rounds, 1) for result in results},
         "seconds": round(sum(result.cpu_s for result in results), 1),
     }
 
 
 def _line(report: dict[str, Any]) -> str:
     failed = report["failed_seeds"]
+    seed, longest = max(report["still_rounds"].items(), key=lambda item: item[1])
     trace = f", trace {report['digest']}" if report["digest"] else ""
     return (
         f"{report['seeds']} seeds, {len(failed)} with a violation; {report['rounds']} rounds begun, "
         f"{report['finals']} final, {report['epochs']} epochs, {report['undone']} final rounds of nodes undone by "
         f"forks; not judged to the end: {report['seeds_with_stranded']} seeds where payloads died, "
         f"{report['seeds_owned_by_liars']} where a third of those left lie; "
+        f"longest without a final round after the faults: {longest} round times (seed {seed}); "
         f"{report['seconds']} CPU s{trace}"
     )

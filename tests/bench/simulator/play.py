@@ -3,8 +3,12 @@
 import gc
 import random
 import time
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
 from typing import NamedTuple
 
+from atoll_bench.simulator.history import History
 from atoll_bench.simulator.nemesis import Nemesis
 from atoll_bench.simulator.oracle import Verdict, judge
 from atoll_bench.simulator.world import Setting, World
@@ -27,6 +31,8 @@ class Result(NamedTuple):
     """Epochs of the common chain, without the first."""
     faults: list[str]
     """What the nemesis did."""
+    still_rounds: float
+    """Longest time without a new final round after the last fault, at the median honest node, in round times."""
     cpu_s: float
     """CPU seconds that it took."""
 
@@ -75,8 +81,17 @@ def _play(setting: Setting) -> Result:
         rounds=max(world.started, default=-1) + 1,
         epochs=max(chains, default=1) - 1,
         faults=nemesis.done,
+        still_rounds=longest_still([m.history() for m in members], end_s - quiet_s, end_s) / setting.train_s,
         cpu_s=time.process_time() - began,
     )
+
+
+def longest_still(histories: Sequence[History], since: float, end: float) -> float:
+    """The longest time from `since` on without a new final round, in seconds: at the median of these nodes."""
+    # At the median: a few nodes in a chain of their own go on while all others stand still, or the other way round.
+    finals = [[row.at for row in one.rows if row.kind == "final" and row.at > since] for one in histories]
+    found = [max(after - before for before, after in pairwise([since, *times, end])) for times in finals]
+    return median(found) if found else end - since
 
 
 def verdict_of(world: World) -> Verdict:

@@ -74,6 +74,11 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         body = self.bodies.get(name)
         return body is not None and len(self.signers[name]) == len(body.members)
 
+    def waits_at(self, author: PeerId, place: tuple[EpochId, int]) -> bool:
+        """Whether an author signed an epoch that leaves another one at a round, and that did not begin yet."""
+        body = self.bodies.get(name := self.choice(author))
+        return body is not None and (body.parent, body.round) == place and not self.is_complete(name)
+
     def begun(self, name: EpochId) -> EpochId:
         """The epoch, or the newest one before it that began; ROOT where one of them is unknown."""
         # Who signed an epoch that waits for others is where it was before. Anybody can follow what nobody knows.

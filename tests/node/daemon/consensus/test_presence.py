@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.types import Idle, MembersSeen
+from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote, epoch_id
@@ -131,11 +132,27 @@ def five_of_seven(*took_part):
 
 
 def test_one_ballot_is_enough_once_most_signed_an_epoch():
-    """They answer no ballot any more, so no second one comes in which most take part."""
+    """They give up after a patience: a second ballot may come later."""
     node = five_of_seven(frozenset({A, B, C, D})).say(B, epoch(A, B, C, D)).say(C, epoch(A, B, C, D))
     assert not node.signed(), "two of five are not most"
     assert node.say(D, epoch(A, B, C, D)).signed() == [epoch(A, B, C, D)]
     assert node.entered() == [epoch_id(epoch(A, B, C, D))]
+
+
+def test_who_signed_still_promises_so_that_others_see_who_does_not():
+    """A vote would be one in two epochs. A promise only says that no lower ballot gets a vote."""
+    node = hold(three_of_four(), 1, 5, 9)
+    assert node.signed() == [epoch(A, B)]
+    node.say(ballot(13).proposer, Prepare(AT, ballot(13)))
+    for peer in (B, C):
+        node.say(peer, Promise(AT, ballot(13), ()))
+    assert node.state.book.promised_by((A,), ballot(13)), "more than a third found that it counts"
+    assert not may_append(node.state)
+    node.say(B, epoch(A, B), Prepare(AT, ballot(17)))
+    for peer in (C, D):
+        node.say(peer, Promise(AT, ballot(17), ()))
+    assert node.entered()
+    assert not node.state.books[5].promised_by((A,), ballot(17)), "it began"
 
 
 def test_one_ballot_is_not_enough_where_most_signed_an_epoch_with_the_voter():
