@@ -174,7 +174,8 @@ evaluators make and trainers adopt (670), summaries with verdicts, so that guard
 (189), a bound on the newcomers of one final set (230), what Reductions cover of an author with two histories
 (39), a table of names that has its size at the start, and a small cache of the ledger (27), audits of few
 windows in guarded runs and words for their status (24), replays that look at less (18), voters that an epoch
-left out and owners that leave, which the others wait for once or not at all (20).
+left out and owners that leave, which the others wait for once or not at all (20), full disks for which no round
+of others waits (7).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

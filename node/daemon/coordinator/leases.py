@@ -116,7 +116,7 @@ class MemberLeases:
         self._activity = "leaving"
 
     def publish_if_due(self) -> None:
-        """Publish the own lease before it ends; at once if a full disk, or at rest another snapshot, changed it."""
+        """Publish the own lease before it ends; at once if a full disk, or at rest a new snapshot, changed it."""
         is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
