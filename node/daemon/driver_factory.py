@@ -286,6 +286,7 @@ def _build_training(
         tokens_per_s=lambda: training.tokens_per_s,
         loss=lambda: training.loss,
         round_s=lambda: training.starts.round_s,
+        refused=lambda: common.guard.trouble,
         trials=Trials(net.block_of),
         is_excluded=removals.is_excluded,
     )

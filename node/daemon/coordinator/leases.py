@@ -8,14 +8,12 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.arrival import expected_seconds
-from atoll.node.daemon.rounds.participants import MemberView, rounded_s, without_newer_leases
+from atoll.node.daemon.rounds.participants import MemberView, rounded_s, shown_activity, without_newer_leases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.node.daemon.snapshots.offers import SnapshotOffer
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
-
-_FIRST_ROUND = Round(0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +31,7 @@ class MemberLeases:
     loss: Callable[[], float]
     round_s: Callable[[], float]
     is_excluded: Callable[[PeerId, int], bool]
+    refused: Callable[[], str]
     trials: Trials
     """Chooses whom this node waits for of those that have shown no work."""
     members: dict[PeerId, MemberView] = field(default_factory=dict)
@@ -45,7 +44,8 @@ class MemberLeases:
     """Whose newest entry is a Leave, and whose lease is older: when it was read here."""
     _shortage: str = ""
     _activity: Activity = "syncing"
-    _round: Round = _FIRST_ROUND
+    _announced: Activity = "syncing"
+    _round: Round = field(default=Round(0))
     _published_at: float = -1e9
     _offered: SnapshotOffer | None = None
     """What the newest lease offers."""
@@ -116,19 +116,20 @@ class MemberLeases:
         self._activity = "leaving"
 
     def publish_if_due(self) -> None:
-        """Publish the own lease again before it ends, and at once when a node at rest offers another snapshot."""
+        """Publish the own lease before it ends; at once if a full disk, or at rest a new snapshot, changed it."""
         is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
-        is_new = self._activity != "training" and self.offer() != self._offered
+        shown = shown_activity(self._activity, self.refused())
+        is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
         if is_due or is_new:
             self.publish()
 
     def publish(self) -> None:
         """Publish the own lease, and the experts that this node trains."""
         offer = self._offered = self.offer()
-        self._published_at = self.context.now()
+        self._published_at, self._announced = self.context.now(), shown_activity(self._activity, self.refused())
         lease = Lease(
-            activity=self._activity,
+            activity=self._announced,
             round=self._round,
             final=Round(max(-1, self.applied())),
             snapshot=offer.blob if offer else b"",

@@ -163,6 +163,11 @@ def frontier(first: int, last: int, books: Mapping[int, RoundBook], members: Map
     return newest
 
 
+def shown_activity(activity: Activity, refusal: str) -> Activity:
+    """The activity of a node's lease; `refusal`: what its disk refuses, so that its work would come for nobody."""
+    return "paused" if refusal and activity == "training" else activity
+
+
 def without_newer_leases(
     times: Mapping[PeerId, float], members: Mapping[PeerId, MemberView]
 ) -> dict[PeerId, float]:

@@ -28,6 +28,7 @@ class Net:
         self.activity: dict[PeerId, str] = {}
         self.unreachable: set[PeerId] = set()
         self.began = {A: self.now, B: self.now}
+        self.published: list[str] = []
 
     def leases(self):
         lease = lambda peer: Lease(self.activity.get(peer, "training"), Round(3), Round(2), b"", Round(-1), 10.0)  # noqa: E731
@@ -38,6 +39,9 @@ class Net:
 
     def is_unreachable(self, peer):
         return peer in self.unreachable
+
+    def put_lease(self, lease, lease_s):
+        self.published.append(lease.activity)
 
     def is_tried(self, peer):
         return peer not in self.untried
@@ -50,11 +54,13 @@ class World:
         self.net = Net()
         self.told: list[LeasesChanged] = []
         self.excluded: dict[PeerId, int] = {}
+        self.refusal = ""
         context = SimpleNamespace(now=lambda: self.net.now, spec=SPEC, name="otter")
         self.leases = MemberLeases(
-            context=context, net=self.net, assignment=SimpleNamespace(shortage=lambda members: ""),
+            context=context, net=self.net,
+            assignment=SimpleNamespace(shortage=lambda members: "", publish=lambda: None),
             feed_round=self.told.append, offer=lambda: None, applied=lambda: Round(2), tokens_per_s=lambda: 1.0,
-            loss=lambda: 2.5, round_s=lambda: 3.0,
+            loss=lambda: 2.5, round_s=lambda: 3.0, refused=lambda: self.refusal,
             is_excluded=lambda peer, number: number >= self.excluded.get(peer, number + 1),
             trials=Trials(lambda peer: peer),
         )  # fmt: skip
@@ -219,3 +225,21 @@ def test_who_left_renews_its_lease_as_one_that_works_on_nothing():
     world.net.now += LEASE_S / 2
     world.leases.publish_if_due()
     assert [lease.activity for lease in world.put] == ["training", "leaving"]
+
+
+def test_a_node_whose_disk_refuses_its_work_says_at_once_that_no_round_need_wait_for_it(world):
+    world.leases.announce("training", Round(3))
+    world.refusal = "state: No space left on device"
+    world.leases.publish_if_due()
+    world.leases.publish_if_due()
+    world.refusal = ""
+    world.leases.publish_if_due()
+    world.leases.publish_if_due()
+    assert world.net.published == ["training", "paused", "training"]
+
+
+def test_a_full_disk_changes_no_other_activity(world):
+    world.refusal = "state: No space left on device"
+    for activity in ("syncing", "observing", "done"):
+        world.leases.announce(activity, Round(3))
+    assert world.net.published == ["syncing", "observing", "done"]
