@@ -88,7 +88,7 @@ def _play(setting: Setting) -> Result:
 
 def longest_still(histories: Sequence[History], since: float, end: float) -> float:
     """The longest time from `since` on without a new final round, in seconds: at the median of these nodes."""
-    # At the median: a few nodes in a chain of their own go on while all others stand still, or the other way round.
+    # At the median: a few nodes in a chain of their own go on while others stand still, or the other way round.
     finals = [[row.at for row in one.rows if row.kind == "final" and row.at > since] for one in histories]
     found = [max(after - before for before, after in pairwise([since, *times, end])) for times in finals]
     return median(found) if found else end - since
