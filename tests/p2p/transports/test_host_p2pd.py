@@ -15,6 +15,7 @@ import pytest
 
 from atoll.p2p.host.interface import HostRestarted, PeerAddress
 from atoll.p2p.transports.p2pd import process as p2pd_process
+from atoll.p2p.transports.p2pd.control_client import P2pdControl
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
 from atoll.protocols.errors import LocalFault, Unreachable
@@ -272,6 +273,19 @@ async def test_one_peer_cannot_take_all_streams(monkeypatch):
 def run_python(source):
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+async def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
+    """It goes on with a dial whose caller has gone, and joins a new dial to it."""
+    sent = []
+
+    async def request(self, message):
+        sent.append(message.connect)
+
+    monkeypatch.setattr(P2pdControl, "_request", request)
+    peer = Identity(b"k" * 32).peer_id
+    await P2pdControl("nowhere").connect(peer, ["/ip4/127.0.0.1/tcp/1"], 3.2)
+    assert [dial.timeout for dial in sent] == [4]
 
 
 def test_the_daemon_stays_light():
