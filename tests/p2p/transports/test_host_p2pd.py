@@ -280,12 +280,19 @@ async def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
     sent = []
 
     async def request(self, message):
-        sent.append(message.connect)
+        sent.append((round(loop.time() - began, 1), message.connect.timeout))
+        await asyncio.Event().wait()
 
     monkeypatch.setattr(P2pdControl, "_request", request)
-    peer = Identity(b"k" * 32).peer_id
-    await P2pdControl("nowhere").connect(peer, ["/ip4/127.0.0.1/tcp/1"], 3.2)
-    assert [dial.timeout for dial in sent] == [4]
+    loop, control, peer = asyncio.get_running_loop(), P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
+    began = loop.time()
+    for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+    (_, first), (_, joined), (late_s, last) = sent
+    assert (first, joined, last) == (2, 1, 4), "one that joins does not make the first last longer"
+    assert late_s >= 1.9, "where less than a second is left, it waits for the end"
 
 
 def test_the_daemon_stays_light():
