@@ -249,7 +249,7 @@ class RouteDialer:
             return False
         try:
             async with asyncio.timeout(RELAY_S / 2):
-                await self._dial(helper, maddrs, DIAL_S)
+                await self._dial(helper, maddrs, RELAY_S / 2)
         except (Unreachable, TimeoutError):
             return False
         return True

@@ -40,6 +40,8 @@ class P2pdControl:
     def __init__(self, path: str) -> None:
         self._path = path
         self._pb: Any = messages()
+        self._dial_ends: dict[PeerId, float] = {}
+        """When p2pd ends its dial to a peer at the latest, on the loop's clock."""
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's PeerID, and its listen and observed multiaddrs."""
@@ -55,8 +57,24 @@ class P2pdControl:
             raw = [Multiaddr(text).to_bytes() for text in maddrs]
         except Exception as error:  # multiaddr raises a dozen kinds
             raise Unreachable(f"not a multiaddr we can dial: {error}") from error
-        body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=math.ceil(within_s))
+        timeout_s = await self._dial_timeout_s(peer, math.ceil(within_s))
+        body = self._pb.ConnectRequest(peer=peer_bytes(peer), addrs=raw, timeout=timeout_s)
         await self._request(self._pb.Request(type=self._pb.Request.CONNECT, connect=body))
+        self._dial_ends.pop(peer, None)
+
+    async def _dial_timeout_s(self, peer: PeerId, wanted_s: int) -> int:
+        """Seconds for a new dial, no longer than the one that hangs: p2pd joins both, and ends them together.
+
+        Dials that join one after the other would hang until p2pd counts a failure, and refuses further ones.
+        """
+        now = asyncio.get_running_loop().time
+        while 0.0 < (left_s := self._dial_ends.get(peer, 0.0) - now()) < 1.0:  # noqa: ASYNC110 - p2pd tells nobody
+            await asyncio.sleep(left_s)
+        if left_s > 0.0:
+            return min(wanted_s, int(left_s))
+        self._dial_ends = {other: end for other, end in self._dial_ends.items() if end > now()}
+        self._dial_ends[peer] = now() + wanted_s
+        return wanted_s
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""

@@ -153,6 +153,20 @@ def test_a_short_partition_only_delays():
     assert simulate(network, 2, scenario) == (pytest.approx(5.01), pytest.approx(0.02))
 
 
+def test_a_dial_into_a_cut_gets_through_at_a_retransmission():
+    """As TCP's does: after 1, 3, 7 s. So a dial that hangs at the heal takes some seconds more."""
+
+    async def scenario(hosts):
+        a, b = hosts
+        network.cut([a.peer_id], [b.peer_id])
+        asyncio.get_running_loop().call_later(3.5, network.heal)
+        await a.connect(PeerAddress(b.peer_id, (b.maddr,)))
+        return now_s()
+
+    network = MemoryNetwork(latency_s=0.01)
+    assert simulate(network, 2, scenario) == pytest.approx(7.02)
+
+
 def test_a_long_partition_breaks_connections_and_heals():
     async def scenario(hosts):
         a, b, c = hosts

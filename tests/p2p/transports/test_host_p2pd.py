@@ -15,6 +15,7 @@ import pytest
 
 from atoll.p2p.host.interface import HostRestarted, PeerAddress
 from atoll.p2p.transports.p2pd import process as p2pd_process
+from atoll.p2p.transports.p2pd.control_client import P2pdControl
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
 from atoll.protocols.errors import LocalFault, Unreachable
@@ -272,6 +273,26 @@ async def test_one_peer_cannot_take_all_streams(monkeypatch):
 def run_python(source):
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
     return done.stdout.strip()
+
+
+async def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
+    """It goes on with a dial whose caller has gone, and joins a new dial to it."""
+    sent = []
+
+    async def request(self, message):
+        sent.append((round(loop.time() - began, 1), message.connect.timeout))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(P2pdControl, "_request", request)
+    loop, control, peer = asyncio.get_running_loop(), P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
+    began = loop.time()
+    for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+    (_, first), (_, joined), (late_s, last) = sent
+    assert (first, joined, last) == (2, 1, 4), "one that joins does not make the first last longer"
+    assert late_s >= 1.9, "where less than a second is left, it waits for the end"
 
 
 def test_the_daemon_stays_light():
