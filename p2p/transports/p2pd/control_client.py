@@ -30,6 +30,8 @@ class Socket(NamedTuple):
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
 """p2pd stops opening a stream after this time, also when the caller has stopped waiting."""
+_DIAL_LAG_S = 0.25
+"""p2pd ends a dial so much later than our clock says, at most: a dial that begins earlier would join it."""
 _ERROR_CHARACTERS = 4000
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
@@ -68,12 +70,14 @@ class P2pdControl:
         Dials that join one after the other would hang until p2pd counts a failure, and refuses further ones.
         """
         now = asyncio.get_running_loop().time
-        while 0.0 < (left_s := self._dial_ends.get(peer, 0.0) - now()) < 1.0:  # noqa: ASYNC110 - p2pd tells nobody
+        left_s = self._dial_ends.get(peer, 0.0) - now()
+        while 0.0 < left_s < 1.0 + _DIAL_LAG_S:
             await asyncio.sleep(left_s)
+            left_s = self._dial_ends.get(peer, 0.0) - now()
         if left_s > 0.0:
-            return min(wanted_s, int(left_s))
+            return min(wanted_s, int(left_s - _DIAL_LAG_S))
         self._dial_ends = {other: end for other, end in self._dial_ends.items() if end > now()}
-        self._dial_ends[peer] = now() + wanted_s
+        self._dial_ends[peer] = now() + wanted_s + _DIAL_LAG_S
         return wanted_s
 
     async def disconnect(self, peer: PeerId) -> None:
