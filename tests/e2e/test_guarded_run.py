@@ -13,7 +13,9 @@ NOISE = Path(__file__).parent / "noise_worker"
 
 
 @pytest.mark.slow(
-    slice="tests/node/virtual/test_virtual_shown_work.py, tests/node/runs/test_guard.py, "
+    slice="tests/node/virtual/test_virtual_shown_work.py::"
+    "test_noise_in_twenty_final_sets_decides_only_where_voters_need_not_show_work, "
+    "tests/node/runs/test_guard.py::test_audits_take_half_as_long_as_the_steps_where_few_windows_show_enough, "
     "tests/node/daemon/test_member_standing.py::test_in_a_guarded_run_weight_and_vote_have_words_of_their_own"
 )
 def test_noise_falls_and_the_run_goes_on_without_its_owner(nodes, until):
