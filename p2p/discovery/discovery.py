@@ -196,7 +196,7 @@ class Discovery:
         if lacking <= 0:
             return []
         self._next_explore = now + self._rng.uniform(0.5, 1.5) * EXPLORE_S
-        lost_room = LOST_AT_ONCE - sum(map(self._is_lost, map(self.book.get, self._dialling)))
+        lost_room = max(0, LOST_AT_ONCE - sum(map(self._is_lost, map(self.book.get, self._dialling))))
         ordered = self._in_order(due)
         lost = [known for known in ordered if self._is_lost(known)][lost_room:]
         return [known for known in ordered if known not in lost][: min(room, lacking)]

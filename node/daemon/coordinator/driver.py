@@ -70,7 +70,7 @@ class Driver:
     training: LocalTraining
     evaluator: Evaluator
     on_set: Callable[[Round, tuple[Digest, ...], frozenset[PeerId] | None], None]
-    """The view has this set of a round, or (True) it is final: weights may follow from it."""
+    """The view has this set of a round (None), or it is final and these decide the next: weights may follow."""
     newcomers: NewcomerWatch
     removals: Removals
     standings: MemberStandings

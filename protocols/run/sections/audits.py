@@ -21,7 +21,6 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """So many rounds are looked back at: what was found about earlier ones does not count."""
     voters: bool | msgspec.UnsetType = msgspec.UNSET
     """Who decides rounds must have shown work by final verdicts; unset: probation counts final sets alone."""
-
     newcomers: Annotated[int, Meta(ge=1, le=512)] | msgspec.UnsetType = msgspec.UNSET
     """Authors that may not decide whom one final set names at most, or as many as others; unset: any number."""
 
