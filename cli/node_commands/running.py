@@ -26,8 +26,7 @@ from atoll.node.daemon.app import Daemon
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
-from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left
-from atoll.node.ipc.worker_pipe import KeptWorker
+from atoll.node.ipc.chain_mark import news_of
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.capacity.machine_fit import (
     able_role,
@@ -70,25 +69,17 @@ async def run_node(
     this_task = asyncio.current_task()
     assert this_task is not None
     signals = StopSignals(this_task.cancel, show_cursor)
-    worker = KeptWorker()
-    try:
-        with notifying(notice_from(os.environ, os.getpid())) as tell_ready:
+    with notifying(notice_from(os.environ, os.getpid())) as tell_ready:
 
-            def ready() -> None:
-                if on_up is not None:
-                    on_up()
-                tell_ready()
+        def ready() -> None:
+            if on_up is not None:
+                on_up()
+            tell_ready()
 
-            while await _run_once(
-                home, config, link, wanted, on_up=ready, signals=signals, worker=worker, **options
-            ):
-                signals.stop = this_task.cancel
-                options["opens"] = False  # the browser has the page already
-    finally:
-        await worker.end()
+        await _run(home, config, link, wanted, on_up=ready, signals=signals, **options)
 
 
-async def _run_once(
+async def _run(
     home: Home,
     config: NodeConfig,
     link: str | None,
@@ -96,13 +87,11 @@ async def _run_once(
     *,
     on_up: Callable[[], None],
     signals: StopSignals,
-    worker: KeptWorker,
     yes: bool,
     as_json: bool,
     plain: bool,
     opens: bool,
-) -> bool:
-    """Plan, build and run a daemon. Returns whether it must begin again, on another chain of its run."""
+) -> None:
     has_home = home.root.exists()
     with ExitStack() as lock:
         if has_home:  # another one is made, and locked, after the user agreed
@@ -117,11 +106,9 @@ async def _run_once(
                     unix_s=time.time(),
                     group=group,
                     report=_report,
-                    free=worker.free,
                 ),
                 config,
             )
-            worker.free = plan.free
             if plan.is_new:
                 await _agree(plan, yes=yes)
             plan.check_text()
@@ -129,19 +116,14 @@ async def _run_once(
                 lock.enter_context(hold_lock(home))
             plan.store()
             _begin_log(home, plan.config)
-            folder = home.run(plan.run.spec.id)
-            if (folder / MARK).exists():
-                _report(
-                    f"this node joins the others' model from round {first_left(folder)} on; its own work returns "
-                    f"through its error feedback. The model that it had is in {folder / ASIDE}"
-                )
-            daemon = Daemon(plan, worker=worker)
+            if news := news_of(home.run(plan.run.spec.id)):
+                _report(news)
+            daemon = Daemon(plan, report=_report)
             signals.stop = daemon.stop
             log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
             with shown(home, as_json=as_json, plain=plain, words=_words(plan), opens=opens):
                 await daemon.run(on_up)
             log.info("node ended in good order")
-            return daemon.is_outranked and not signals.has_come
 
 
 async def _read_able_plan(read: ReadPlan, config: NodeConfig) -> JoinPlan:
@@ -275,7 +257,7 @@ def _words(plan: JoinPlan) -> Words:
 def _begin_log(home: Home, config: NodeConfig) -> None:
     """Everything to the file; warnings to stderr too where nobody paints a panel."""
     root = logging.getLogger()
-    if root.handlers:  # the node begins again
+    if root.handlers:  # this process logs already
         return
     root.setLevel(config.log.upper())
     root.addHandler(log_handler(home.log))

@@ -1,5 +1,8 @@
 """The daemon: `node start` in three phases. A plan is read once, the parts are built from it, then they run.
 
+A node that must follow another chain of its run ends what belongs to the chain, and begins it anew as at the
+start: its connections, its ledger and the worker's process go on (node/daemon/chain/).
+
 The end is one ordered script, `Daemon._shut_down`: the worker saves and exits, then driver, network and control
 socket stop, and the host at last. A second signal ends at once; kill −9 loses at most the round at hand.
 """
@@ -19,8 +22,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.leaving.hand_over import begin_hand_over
 from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
-from atoll.node.ipc.chain_mark import mark_left
-from atoll.node.ipc.worker_pipe import KeptWorker
+from atoll.node.ipc.chain_mark import mark_left, news_of
 from atoll.p2p.system.interned_names import settle_interned_names
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
@@ -37,37 +39,41 @@ SHARDS_ASKED = 32
 """Most shards of a packed text about which a leaving node asks the others."""
 
 
+SETTLE_S = 10.0
+"""After a change of the chain the collector waits for so long: it holds the loop up while the others wait for us."""
+
+
 def settle_garbage() -> None:
     """Take what imports and start-up made out of the collector's view. Call it once all parts run.
 
     Python looks through old objects only when a quarter as many have come to them: with 300,000 of modules that is
     once in hours, and what ended streams held until then was 5 to 10 MB (docs/chaos.md, soak).
     """
-    gc.unfreeze()  # of a daemon before this one, in the same process
+    gc.unfreeze()  # of the chain before, or a daemon before this one
     gc.collect()
     gc.freeze()
 
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round | None], None]], NodeParts]
+OF_CHAIN = "worker", "goodput", "carry", "driver", "garbage"
+"""Tasks that end when the node changes its chain, as at its end."""
 
 
 class Daemon:
     """One node in one run. The caller holds the home's lock, and reads the plan."""
 
     def __init__(
-        self, plan: JoinPlan, build_parts: BuildParts = build, *, worker: KeptWorker | None = None
+        self, plan: JoinPlan, build_parts: BuildParts = build, report: Callable[[str], None] = lambda line: None
     ) -> None:
-        """Build the parts. Raises what `build` raises. `worker`: of the daemon before, or for the next one."""
+        """Build the parts. Raises what `build` raises. `report` gets lines that the user must read."""
         self._plan = plan
+        self._report = report
         self._stop = asyncio.Event()
         self._finish = asyncio.Event()
+        self._outranked = asyncio.Event()
         self._parts = build_parts(plan, self.stop, self.leave_chain)
-        self._worker = worker or KeptWorker()
-        self._parts.trainer.given = self._worker.take()
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
-        self.is_outranked = False
-        """This node ended to begin again: on another chain of the run, or with a summary of old rounds."""
 
     def stop(self, *, finish: bool = False) -> None:
         """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
@@ -77,7 +83,7 @@ class Daemon:
             self._stop.set()
 
     def leave_chain(self, first: Round | None) -> None:
-        """End in good order, to begin again on another chain that decides the rounds from `first` on.
+        """Begin the chain anew: on another one, which decides the rounds from `first` on.
 
         None: on the same chain, with a summary that the ledger has now.
         """
@@ -85,9 +91,10 @@ class Daemon:
             log.warning("another part of the run decides from round %d on; this node joins it", first)
             # On disk before the ledger says that this node follows the other chain: a start after a kill would
             # fold rounds of that chain onto a state of this one.
-            mark_left(self._plan.home.run(self._plan.run.spec.id), first)
-        self.is_outranked = True
-        self._stop.set()
+            folder = self._plan.home.run(self._plan.run.spec.id)
+            mark_left(folder, first)
+            self._report(news_of(folder))
+        self._outranked.set()
 
     async def run(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Work until stopped; `on_up` is called when all parts run.
@@ -103,7 +110,7 @@ class Daemon:
         except Exception:
             # A bug in some part ends the group without the order above; the worker still saves its steps.
             async with _deadline("the worker", WORKER_S):
-                await self._parts.trainer.stop()
+                await self._parts.chain.trainer.stop()
             raise
         finally:
             self._parts.log.close()
@@ -111,11 +118,11 @@ class Daemon:
             raise self._fault
 
     async def _start_parts(self, group: asyncio.TaskGroup, on_up: Callable[[], None]) -> None:
-        """Start each part as soon as those that it needs are ready."""
+        """Start each part as soon as those that it needs are ready; what belongs to a chain once for each chain."""
         parts = self._parts
         if self._plan.config.work.has_model:
             # Its imports take longer than all that comes before it is needed.
-            await parts.trainer.prepare()
+            await parts.chain.trainer.prepare()
         await self._plan.host.start()
         self._begin(group, "host", self._plan.host.watch())
         await self._begin_ready(group, "network", parts.swarm.serve)
@@ -125,19 +132,43 @@ class Daemon:
         if parts.samples is not None:
             self._begin(group, "sample", parts.samples.serve())
         await self._begin_ready(group, "guest", parts.guest.serve)
-        await self._begin_ready(group, "driver", parts.driver.serve)
-        self._begin(group, "carry", parts.net.carry(parts.driver, self._plan.run.spec.pace.lease_s))
-        self._begin(group, "goodput", parts.goodput.serve())
-        if self._plan.config.work.has_model:
-            self._begin(group, "worker", self._serve_worker())
+        await self._begin_chain(group)
         settle_garbage()
         settle_interned_names()
         on_up()
+        while True:
+            await self._outranked.wait()
+            if self._stop.is_set() or self._finish.is_set():  # the next start begins the chain anew
+                self._stop.set()
+                return
+            await self._end_chain()
+            await self._begin_chain(group)
+            self._begin(group, "garbage", _settle_later())
+
+    async def _begin_chain(self, group: asyncio.TaskGroup) -> None:
+        """Replay the ledger and begin to work, on the chain that it says."""
+        chain, net = self._parts.chain, self._parts.net
+        await self._begin_ready(group, "driver", chain.driver.serve)
+        self._begin(group, "carry", net.carry(chain.driver, self._plan.run.spec.pace.lease_s))
+        self._begin(group, "goodput", chain.goodput.serve())
+        if self._plan.config.work.has_model:
+            self._begin(group, "worker", self._serve_worker())
+
+    async def _end_chain(self) -> None:
+        """End what belongs to the chain, all of it: no two drivers may ever write into one feed."""
+        parts = self._parts
+        parts.chain.trainer.keep()
+        tasks = [self._tasks[name] for name in OF_CHAIN if name in self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._outranked.clear()
+        parts.chain.change(parts.guest.verdict.reason)
 
     async def _stop_after_round(self) -> None:
         await self._finish.wait()
-        self._parts.driver.pause("stopping after this round")
-        await self._parts.driver.wait_idle()
+        self._parts.chain.driver.pause("stopping after this round")
+        await self._parts.chain.driver.wait_idle()
         self._stop.set()
 
     async def _shut_down(self) -> None:
@@ -147,15 +178,12 @@ class Daemon:
         else:
             self._parts.log.event("failed", error=self._fault.line())
         await self._end("start-up", "finish", "host")
-        if self.is_outranked and self._fault is None:
-            self._worker.put(await self._parts.trainer.hand_on())
-        else:
-            async with _deadline("the worker", WORKER_S):
-                await self._parts.trainer.stop()
-        await self._end("worker", "goodput", "carry", "driver")
+        async with _deadline("the worker", WORKER_S):
+            await self._parts.chain.trainer.stop()
+        await self._end(*OF_CHAIN)
         # The last entry of this node, so it comes after everything that writes has ended. After a fault there is
         # none: a node that finds its identity in use elsewhere must not write into that one's feed.
-        if self._fault is None and not self.is_outranked and self._parts.driver.leave():
+        if self._fault is None and not self._outranked.is_set() and self._parts.chain.driver.leave():
             await self._hand_over()
         await self._end("network", "addresses")
         await self._end("web", "control", "loggers", "sample", "guest")
@@ -165,7 +193,7 @@ class Daemon:
     async def _hand_over(self) -> None:
         parts = self._parts
         neighbours = SwarmNeighbours(parts.swarm, parts.net)
-        await begin_hand_over(parts.driver, neighbours, parts.text.shards_here(SHARDS_ASKED)).run()
+        await begin_hand_over(parts.chain.driver, neighbours, parts.text.shards_here(SHARDS_ASKED)).run()
 
     def _begin(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
         self._tasks[name] = group.create_task(self._guarded(work), name=name)
@@ -196,7 +224,7 @@ class Daemon:
 
     async def _serve_worker(self) -> None:
         """Get the files that the worker starts with, then keep a worker alive."""
-        spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.driver
+        spec, net, driver = self._plan.run.spec, self._parts.net, self._parts.chain.driver
         work = self._plan.config.work
         if spec.data.tokenizer_blob and work.reads_text:
             await fetch_tokenizer(spec, net, driver.on_behind)
@@ -210,7 +238,12 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             if spec.data.index is not None and work.seeds:
                 group.create_task(self._parts.text.hold_all(), name="packed text")
-            await self._parts.trainer.serve()
+            await self._parts.chain.trainer.serve()
+
+
+async def _settle_later() -> None:
+    await asyncio.sleep(SETTLE_S)
+    settle_garbage()
 
 
 @asynccontextmanager

@@ -70,6 +70,14 @@ def until(for_s: float | None, now: datetime) -> str:
     return f", until {now + timedelta(seconds=for_s):{'%H:%M' if for_s < 86400 else '%Y-%m-%d %H:%M'}}"
 
 
+class HasDriver(Protocol):
+    """Who holds the driver of the chain that the node is in; `CurrentChain` does."""
+
+    @property
+    def driver(self) -> NodeControl:
+        """Return it; another one from each change of the chain on."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DaemonOperator:
     """Answers the control socket and the web page of one daemon."""
@@ -80,7 +88,7 @@ class DaemonOperator:
     limited: LimitedHost
     swarm: Swarm
     net: SwarmNetwork
-    control: NodeControl
+    chain: HasDriver
     trainer: Trainer
     goodput: GoodputCollector
     web: WebServer
@@ -90,6 +98,11 @@ class DaemonOperator:
     stop_daemon: StopDaemon
     started_s: float = field(default_factory=time.monotonic)
     version: str = field(default_factory=lambda: importlib.metadata.version("atoll"))
+
+    @property
+    def control(self) -> NodeControl:
+        """The driver."""
+        return self.chain.driver
 
     def status(self) -> control_messages.Status:
         """The status of the node at this moment."""

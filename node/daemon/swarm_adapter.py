@@ -51,7 +51,7 @@ class SwarmNetwork:
         """
         self._opening, self._folder = opening, folder
         self.bring_summary: Callable[[], Awaitable[None]] = _bring_nothing
-        """Called while peers lack old records that this node needs; does not return if it begins again."""
+        """Called while peers lack old records that this node needs; does not return if its driver begins anew."""
         self._lost_feed = read_mark(folder) if folder is not None else None
         """The feed that must come back before this node publishes; None if nothing was lost."""
         self._swarm = swarm
@@ -250,12 +250,24 @@ class SwarmNetwork:
             blob_contents_up=blobs.bytes_up,
         )
 
+    # --- changes of the chain -------------------------------------------------------------------
+
+    def listen(self, listener: SwarmListener) -> None:
+        """From now on this listener learns whose feeds had to go, and of orphans, those during its replay too."""
+        self._swarm.on_pruned = listener.on_pruned
+        self._swarm.replication.orphans.on_found = listener.on_orphans
+
+    def forget_chain(self) -> None:
+        """Be as at the start for the next listener, over the same connections. See Swarm.forget_chain."""
+        self._replayed = self._carried = 0
+        self._excluded.clear()
+        self._is_accepted = False
+        self._swarm.forget_chain()
+
     # --- tasks ----------------------------------------------------------------------------------
 
     async def carry(self, listener: SwarmListener, lease_s: float) -> None:
         """Bring entries and changes of leases, in order, until cancelled. Leases last `lease_s` seconds."""
-        self._swarm.on_pruned = listener.on_pruned
-        self._swarm.replication.orphans.on_found = listener.on_orphans
         async with asyncio.TaskGroup() as group:
             group.create_task(self._carry_entries(listener))
             group.create_task(self._carry_changes(listener))
@@ -268,10 +280,10 @@ class SwarmNetwork:
             self._has_carried.set()
 
     async def _carry_changes(self, listener: SwarmListener) -> None:
-        bell = self._swarm.subscribe()
-        while True:
-            await bell.wait()
-            listener.on_leases()
+        with self._swarm.subscribed() as bell:
+            while True:
+                await bell.wait()
+                listener.on_leases()
 
     async def _report_synced(self, listener: SwarmListener, lease_s: float) -> None:
         """Synced after one exchange with a peer; a node that knows nobody is synced with everybody.

@@ -31,6 +31,17 @@ def first_left(run_folder: Path) -> int | None:
     return int(data or b"0")
 
 
+def news_of(run_folder: Path) -> str:
+    """The line by which the user learns of a mark; empty without one. Raises DiskFault, CorruptFault."""
+    first = first_left(run_folder)
+    if first is None:
+        return ""
+    return (
+        f"this node joins the others' model from round {first} on; its own work returns through its error feedback. "
+        f"The model that it had is in {run_folder / ASIDE}"
+    )
+
+
 def remove_mark(run_folder: Path) -> None:
     """The state belongs to no chain that the node left. Raises DiskFault."""
     with disk(run_folder):

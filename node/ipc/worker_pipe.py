@@ -1,4 +1,4 @@
-"""The daemon's end of one worker process. Where a daemon begins again, the next one goes on with its worker."""
+"""The daemon's end of one worker process."""
 
 import asyncio
 import contextlib
@@ -6,7 +6,6 @@ import os
 import signal
 
 from atoll.node.ipc.framing import frame
-from atoll.node.runs.capacity.memory_model import Free
 from atoll.p2p.host.framing import PREFIX_BYTES, check_open, frame_size
 from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
@@ -61,25 +60,3 @@ class WorkerPipe:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             await self.process.wait()
-
-
-class KeptWorker:
-    """The place where a daemon that begins again leaves its worker for the next one."""
-
-    def __init__(self) -> None:
-        self._pipe: WorkerPipe | None = None
-        self.free: Free | None = None
-        """What was free before there was a worker: what it holds itself is no reason to choose less for it."""
-
-    def put(self, pipe: WorkerPipe | None) -> None:
-        self._pipe = pipe
-
-    def take(self) -> WorkerPipe | None:
-        """The worker, once; None where there is none, or none that lives."""
-        pipe, self._pipe = self._pipe, None
-        return pipe if pipe is not None and pipe.is_alive else None
-
-    async def end(self) -> None:
-        """End a worker that nobody took."""
-        if (pipe := self.take()) is not None:
-            await pipe.kill()

@@ -95,15 +95,13 @@ class Trainer:
     nice: int = 0
     """Added to the worker's niceness; its further processes and threads inherit it."""
     _replied_at: float = 0.0
-    given: WorkerPipe | None = None
-    """A worker to begin with: of the daemon before, which changed its chain."""
     _pipe: WorkerPipe | None = None
+    _log_start: int = 0
     _prepared: tuple[WorkerPipe, int] | None = None
-    """A process that `prepare` began, until `serve` asks it to start, and where its log begins."""
+    """A process that `prepare` began or `keep` kept, until `serve` asks it to start, and where its log begins."""
     _pending: dict[int, asyncio.Future[worker_messages.Answer]] = field(default_factory=dict)
     _answers_since: int = 0
-    """Replies to asks up to this one are for the daemon before."""
-    _is_handed_on: bool = False
+    """Replies to asks up to this one are for the chain before."""
     _restarts: int = 0
     _deaths_in_a_row: int = 0
     _why: str = DIED
@@ -120,7 +118,7 @@ class Trainer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the worker is to end for good, or for another daemon."""
+        """Whether the worker is to end for good."""
         return self._stopping
 
     def starting(self) -> WorkProgress | None:
@@ -154,9 +152,8 @@ class Trainer:
 
         `stop` ends it, too. Raises DiskFault.
         """
-        if self.given is None:
-            self._prepared = await self._spawn()
-            self._pipe = self._prepared[0]
+        self._prepared = await self._spawn()
+        self._pipe = self._prepared[0]
 
     async def serve(self) -> None:
         """Run a worker, and restart it when it dies, until `stop`. Raises LocalFault when it dies too often."""
@@ -220,26 +217,18 @@ class Trainer:
             process.kill()
             await process.wait()
 
-    async def hand_on(self) -> WorkerPipe | None:
-        """The worker that another trainer goes on with; None where there is none to go on with.
+    def keep(self) -> None:
+        """Let the worker live on when `serve` is cancelled: the next `serve` asks it to start anew.
 
-        It lives on when `serve` is cancelled. The next Start saves what is not saved yet.
+        That Start saves what is not saved yet. One that has not started yet ends, and the next `serve` begins one.
         """
-        self._stopping = True
-        if self._prepared is not None:
-            await self._prepared[0].kill()
         # Those of several devices begin anew: their other processes belong to the session.
-        if not self._is_started or len(devices_of(self.start.device)) > 1:
-            return None
-        self._is_handed_on = True
-        return self._pipe
+        if self._pipe is not None and self._is_started and len(devices_of(self.start.device)) == 1:
+            self._prepared = self._pipe, self._log_start
 
     async def _run_once(self) -> None:
-        given, self.given = self.given, None
-        log_start = 0
-        if given is None:
-            given, log_start = self._prepared or await self._spawn()
-            self._prepared = None
+        given, self._log_start = self._prepared or await self._spawn()
+        self._prepared = None
         self._pipe, self._answers_since = given, given.asked
         self._kernel_kills = kernel_kills()
         try:
@@ -257,14 +246,16 @@ class Trainer:
                 self._why = STOOD_STILL if stood_still else OUT_OF_MEMORY if is_killed else DIED
                 if is_killed:
                     log.warning("%s: %s", OUT_OF_MEMORY, MORE_MEMORY)
-                log.info("%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, log_start))
+                log.info(
+                    "%s; its last words: %s", died.exceptions[0], _last_log_line(self.log_path, self._log_start)
+                )
         finally:
-            self._pipe = None
+            self._pipe = kept = self._prepared[0] if self._prepared is not None else None
             self._is_started = False
             self._clock.end(is_whole=False)
             self._fail_pending()
             self.on_gone(self._why)
-            if not self._is_handed_on:
+            if kept is not given:
                 await given.kill()
 
     async def _spawn(self) -> tuple[WorkerPipe, int]:

@@ -192,6 +192,10 @@ class Blobs:
         """Serve no blob to `peer` any more."""
         self._server.refused.add(peer)
 
+    def refuse_nobody(self) -> None:
+        """Undo every `refuse`."""
+        self._server.refused.clear()
+
     def is_refused(self, peer: PeerId) -> bool:
         """Whether `peer` gets no blob."""
         return peer in self._server.refused

@@ -164,6 +164,12 @@ class Ledger:
         """From now on `peer` does not take part. What it wrote stays, and more is stored: a set may name it."""
         self._excluded[peer] = reason
 
+    def forget_chain(self, newcomers: Newcomers) -> None:
+        """The node follows another chain of the run: from now on judge by this budget, and exclude nobody."""
+        self._excluded.clear()
+        self.newcomers = newcomers
+        self._reset_newcomers()
+
     def admits(self, peer: PeerId) -> bool:
         """Whether `peer` may take part: its feed has begun here, or the run admits it without a permit."""
         if peer in self._excluded:

@@ -110,7 +110,8 @@ class AddressBook:
     def __init__(self, own: PeerId, *, max_peers: int = MAX_PEERS) -> None:
         self._max_peers = max_peers
         self._known: dict[PeerId, KnownPeer] = {}
-        self._excluded: set[PeerId] = {own}
+        self._own = own
+        self._excluded = {own}
         self._connections = 0
 
     def add(self, peer: PeerId, maddrs: Iterable[str], source: str) -> None:
@@ -159,6 +160,10 @@ class AddressBook:
         """Forget `peer` and learn of it no more: it was excluded from the run."""
         self._excluded.add(peer)
         self._known.pop(peer, None)
+
+    def exclude_nobody(self) -> None:
+        """Undo every `exclude`; addresses must be learnt anew."""
+        self._excluded = {self._own}
 
     def ban(self, peer: PeerId, reason: str, until: float) -> None:
         """Do not dial `peer` before the time `until`."""

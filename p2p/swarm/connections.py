@@ -87,6 +87,11 @@ class PeerConnections:
         self._excluded.add(peer)
         self.discovery.book.exclude(peer)
 
+    def exclude_nobody(self) -> None:
+        """Undo every `exclude`."""
+        self._excluded.clear()
+        self.discovery.book.exclude_nobody()
+
     def neighbours(self) -> list[PeerId]:
         """Connected peers that are neither banned nor excluded from the run."""
         return [p for p in self._live if p not in self._excluded and not self.reputations.is_banned(p)]

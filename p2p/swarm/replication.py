@@ -122,6 +122,11 @@ class Replication:
         self._gossip.publish("register", register, self.identity.peer_id)
         self.on_change()
 
+    def forget_chain(self) -> None:
+        """Ask for nothing more that the chain which the node leaves named."""
+        self.records_gone = ""
+        self.orphans.wanted.clear()
+
     def forget(self, peer: PeerId) -> None:
         """Drop what belongs to the connection with `peer`, which is lost."""
         self.refusals.pop(peer, None)

@@ -8,7 +8,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.p2p.blobs.fetch import Blobs
@@ -70,9 +71,8 @@ class Swarm:
         self._dht = dht
         self._notifiers: list[Notifier] = []
         self.reputations = ReputationTable(now)
-        quota, newcomers = quota or Quota(), newcomers or NewcomerQuota()
-        shares = Shares(identity.peer_id, quota)
-        self.newcomers = Newcomers(newcomers, now, lambda peer: self._connections.maddr_of(peer), shares=shares)
+        self._quotas = quota or Quota(), newcomers or NewcomerQuota()
+        self.newcomers = self._make_newcomers()
         self.on_pruned: Callable[[PeerId], None] = lambda author: None
         """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
         self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
@@ -150,6 +150,15 @@ class Swarm:
         self.blobs.refuse(peer)
         self._connections.exclude(peer)
 
+    def forget_chain(self) -> None:
+        """Forget what followed from the chain that this node leaves: who has worked, and who is excluded."""
+        self.newcomers = self._make_newcomers()
+        self.ledger.forget_chain(self.newcomers)
+        self.blobs.refuse_nobody()
+        self._connections.exclude_nobody()
+        self.replication.forget_chain()
+        self.sync_soon()
+
     async def connect(self, peer: PeerId) -> None:
         """Dial a known peer that is not connected. A failed dial raises nothing: the next request to it fails."""
         if not self._connections.is_connected(peer):
@@ -184,16 +193,20 @@ class Swarm:
 
     # --- read ------------------------------------------------------------------------------------
 
-    def subscribe(self) -> Notifier:
+    @contextmanager
+    def subscribed(self) -> Iterator[Notifier]:
         """A notifier that wakes after every change of ledger, registers (expiry too) and connections."""
         notifier = Notifier()
         self._notifiers.append(notifier)
-        return notifier
+        try:
+            yield notifier
+        finally:
+            self._notifiers.remove(notifier)
 
     async def entries(self, cursor: int = 0) -> AsyncIterator[tuple[int, Entry]]:
         """All entries after `cursor` in arrival order, then new ones as they arrive; none is ever skipped."""
-        notifier, stored = self.subscribe(), -1
-        try:
+        stored = -1
+        with self.subscribed() as notifier:
             while True:
                 while stored != self.ledger.stored:  # most changes are of registers: the file is not read for them
                     stored = self.ledger.stored
@@ -201,8 +214,6 @@ class Swarm:
                         for cursor, entry in batch:
                             yield cursor, entry
                 await notifier.wait()
-        finally:
-            self._notifiers.remove(notifier)
 
     async def wait_synced(self) -> None:
         """Wait for one whole exchange with some peer. Before that, a restored home may fork its own feed."""
@@ -260,6 +271,11 @@ class Swarm:
 
     def _is_known(self, peer: PeerId) -> bool:
         return self.newcomers.is_held_by_work(peer) or self._connections.is_connected(peer)
+
+    def _make_newcomers(self) -> Newcomers:
+        quota, places = self._quotas
+        shares = Shares(self._identity.peer_id, quota)
+        return Newcomers(places, self._now, lambda peer: self._connections.maddr_of(peer), shares=shares)
 
     def _make_connections(self) -> PeerConnections:
         return PeerConnections(

@@ -16,7 +16,6 @@ from atoll.node.daemon import app
 from atoll.node.daemon.app import Daemon
 from atoll.node.daemon.coordinator.interfaces import NoReduction
 from atoll.node.ipc.chain_mark import first_left
-from atoll.node.ipc.worker_pipe import KeptWorker
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.p2p.system.stop_signals import StopSignals
@@ -65,13 +64,12 @@ class Node:
         self.is_idle = asyncio.Event()
         self.host_may_start = asyncio.Event()
         self.host_may_start.set()
-        self.pipe = SimpleNamespace(is_alive=True)
-        self.kept = KeptWorker()
         self.host_fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         host = SimpleNamespace(start=self._start_host, stop=self._stop_host, watch=lambda: self._watch_host())
         plan = SimpleNamespace(host=host, home=home, config=NodeConfig())
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
-        self.daemon = Daemon(plan, self._build, worker=self.kept)
+        self.said: list[str] = []
+        self.daemon = Daemon(plan, self._build, self.said.append)
 
     def _build(self, plan, stop, on_other_chain):
         parts = self.parts
@@ -98,13 +96,18 @@ class Node:
         parts["network"].blobs = SimpleNamespace(statistics=lambda: SimpleNamespace(bytes_up=0))
         log = SimpleNamespace(event=lambda what, **more: self.story.append(what), close=lambda: None)
         driver.context = SimpleNamespace(log=log)
+        parts["guest"].verdict = SimpleNamespace(reason="on battery")
         return SimpleNamespace(
-            swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
-            trainer=SimpleNamespace(
-                prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
-                hand_on=self._hand_on, given=None,
+            swarm=parts["network"], net=network, log=log, control=parts["control"],
+            chain=SimpleNamespace(
+                driver=driver,
+                trainer=SimpleNamespace(
+                    prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
+                    keep=lambda: self.story.append("worker kept"),
+                ),
+                goodput=parts["goodput"],
+                change=lambda hold: self.story.append(f"changed {hold}"),
             ),
-            goodput=parts["goodput"],
             web=parts["web"],
             loggers=parts["loggers"],
             samples=self.samples,
@@ -123,9 +126,6 @@ class Node:
     def _leases(self) -> dict[PeerId, tuple[Lease, float]]:
         final = 4 if "hands_on" in self.story else 3
         return {OTHER: (Lease("observing", Round(5), Round(final), bytes(32), Round(final), 0.0), 60.0)}
-
-    async def _hand_on(self):
-        return self.pipe
 
     async def _prepare(self) -> None:
         self.before_worker = list(self.story)
@@ -197,36 +197,82 @@ async def test_a_node_that_stops_writes_that_it_leaves_last_and_hands_on_what_it
     assert told == sorted(told), "it ends as soon as a member that stays has the newest state"
 
 
-async def test_a_node_that_leaves_its_chain_marks_its_state_and_does_not_leave_the_run(tmp_path):
+OF_CHAIN = {"worker", "goodput", "carry", "driver"}
+
+
+@pytest.mark.parametrize("first", [Round(7), None])
+async def test_a_node_that_changes_its_chain_keeps_its_connections_and_its_worker(tmp_path, first):
+    """With another chain, or (None) on the same one with a summary."""
+    node = Node(Home(tmp_path))
+    folder = make_folder(node.daemon._plan.home.run(SPEC.id))
+    changed: list[str] = []
+
+    async def change(up: asyncio.Event) -> None:
+        await up.wait()
+        await eventually(lambda: "worker up" in node.story)
+        assert first_left(folder) is None, "nothing says that the state is of another chain"
+        node.story.clear()
+        node.daemon.leave_chain(first)
+        assert first_left(folder) == first, "the next session reads it, also after a kill from now on"
+        await eventually(lambda: "worker up" in node.story)
+        changed.extend(node.story)
+        node.daemon.stop()
+
+    await node.run(change)
+    assert changed[0] == "worker kept"
+    at = changed.index("changed on battery")
+    assert set(changed[1:at]) == {f"{name} ended" for name in OF_CHAIN}, "and nothing else"
+    assert set(changed[at + 1 :]) == {f"{name} up" for name in OF_CHAIN}
+    assert len(node.said) == (first is not None), "its user learns of it"
+    assert "left" in node.story, "it leaves the run when it is stopped"
+    assert node.story[-1] == "host ended"
+
+
+async def test_no_driver_begins_before_the_one_before_has_ended(tmp_path, monkeypatch):
+    """Two would write into one feed."""
+    monkeypatch.setattr(app, "PART_S", 0.01)
+    node = Node(Home(tmp_path))
+    node.parts["driver"].stubborn_s = 0.1
+
+    async def change(up: asyncio.Event) -> None:
+        await up.wait()
+        node.story.clear()
+        node.daemon.leave_chain(None)
+        await eventually(lambda: "driver up" in node.story)
+        assert node.story.index("driver ended") < node.story.index("driver up")
+        node.daemon.stop()
+
+    await node.run(change)
+
+
+async def test_a_node_that_stops_before_it_could_change_its_chain_does_not_leave_the_run(tmp_path):
     node = Node(Home(tmp_path))
     folder = make_folder(node.daemon._plan.home.run(SPEC.id))
 
     async def change(up: asyncio.Event) -> None:
         await up.wait()
+        node.daemon.stop()
         node.daemon.leave_chain(Round(7))
 
-    assert first_left(folder) is None, "nothing says that the state is of another chain"
     await node.run(change)
-    assert node.daemon.is_outranked
     assert "left" not in node.story
-    assert "worker saved" not in node.story, "it goes on in the next daemon"
-    assert node.kept.take() is node.pipe
-    assert first_left(folder) == 7, "the next worker reads it"
+    assert "worker saved" in node.story
+    assert first_left(folder) == 7, "the next start changes the chain"
 
 
-async def test_a_node_that_begins_again_with_a_summary_leaves_neither_its_chain_nor_the_run(tmp_path):
+async def test_to_finish_ends_with_the_chain_if_that_must_change(tmp_path):
     node = Node(Home(tmp_path))
-    folder = make_folder(node.daemon._plan.home.run(SPEC.id))
+    make_folder(node.daemon._plan.home.run(SPEC.id))
 
-    async def change(up: asyncio.Event) -> None:
+    async def finish(up: asyncio.Event) -> None:
         await up.wait()
-        node.daemon.leave_chain(None)
+        node.daemon.stop(finish=True)
+        await eventually(lambda: "stopping after this round" in node.story)
+        node.daemon.leave_chain(Round(7))
 
-    await node.run(change)
-    assert node.daemon.is_outranked
+    await node.run(finish)
+    assert "worker saved" in node.story
     assert "left" not in node.story
-    assert node.kept.take() is node.pipe
-    assert first_left(folder) is None
 
 
 @pytest.mark.parametrize("name", ["driver", "control", "carry"])

@@ -14,7 +14,6 @@ from atoll.node.config.node_config import load_config
 from atoll.node.daemon.build import build
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
-from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
@@ -56,9 +55,7 @@ class Opened(Counter[str]):
             self[Path(str(args[0])).name] += 1
 
 
-async def plan_in(
-    home: Home, *, link: str | None = LINK, wanted: str | None = None, free: Free | None = None, **flags: object
-) -> JoinPlan:
+async def plan_in(home: Home, *, link: str | None = LINK, wanted: str | None = None, **flags: object) -> JoinPlan:
     config = load_config(home.config_toml, {"listen": ["/ip4/127.0.0.1/tcp/0"], "device": "cpu", **flags})
     async with asyncio.TaskGroup() as group:
         return await read_plan(
@@ -69,15 +66,7 @@ async def plan_in(
             unix_s=time.time(),
             group=group,
             report=print,
-            free=free,
         )
-
-
-async def test_who_begins_again_goes_by_what_was_free_at_first(tmp_path):
-    """Its worker went on, and holds much of the memory now."""
-    first = Free(memory_bytes=1 << 50, disk_bytes=1 << 50)
-    assert (await plan_in(Home(tmp_path / "home"), free=first)).free == first
-    assert (await plan_in(Home(tmp_path / "home"))).free != first
 
 
 async def test_a_home_is_read_once_from_the_plan_to_the_built_daemon(tmp_path):
@@ -265,8 +254,8 @@ async def test_the_bound_of_open_rounds_is_what_the_user_set(tmp_path):
     plan = await plan_in(home, link=None, wanted="run", open_rounds_bytes=given)
     parts = build(plan, lambda *, finish=False: None, lambda first: None)
     parts.log.close()
-    assert parts.driver.round.config.open_rounds == open_rounds_of(SPEC, given)
-    assert parts.driver.round.config.open_rounds.payloads == 5
+    assert parts.chain.driver.round.config.open_rounds == open_rounds_of(SPEC, given)
+    assert parts.chain.driver.round.config.open_rounds.payloads == 5
 
 
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):

@@ -32,10 +32,15 @@ ROW = RoundStatus(
     blob_payload_up=39_444,
 )  # fmt: skip
 PARTS = (
-    "log", "control", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "access", "loggers",
+    "log", "chain", "host", "limited", "swarm", "net", "trainer", "goodput", "web", "access", "loggers",
     "guest", "stop_daemon",
 )  # fmt: skip
 OUTSIDE, LOOPBACK = "/ip4/0.0.0.0/tcp/4710", "/ip4/127.0.0.1/tcp/4710"
+
+
+def chain_of(view: object) -> SimpleNamespace:
+    """The node's chain, with a driver that has this view."""
+    return SimpleNamespace(driver=SimpleNamespace(view=lambda: view))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +57,7 @@ def test_the_router_s_ports_and_what_is_sent_reach_the_status(tmp_path, listen, 
     host = make_host((listen,), config, identity)
     limited = LimitedHost(host, read_limits(config.limits), tmp_path / "month")
     routed = route_host(limited, config, identity, RunId(bytes(32)), [], lambda peer, fault: None)
-    absent = ("net", "control", "trainer", "goodput", "web", "access", "loggers", "guest", "stop_daemon")
+    absent = ("net", "chain", "trainer", "goodput", "web", "access", "loggers", "guest", "stop_daemon")
     others = dict.fromkeys(absent)
     plan = SimpleNamespace(run=SimpleNamespace(spec=preset("tiny", identity.peer_id, 1)))
     log = SimpleNamespace(rows=dict.fromkeys(range(3), ROW))
@@ -121,7 +126,7 @@ def operator(*, applied: int, ready: bool, phase: Phase, at: int) -> DaemonOpera
         "stop_daemon",
     )
     others = dict.fromkeys(parts)
-    return DaemonOperator(log=Log(rows), control=SimpleNamespace(view=lambda: view), **others)
+    return DaemonOperator(log=Log(rows), chain=chain_of(view), **others)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, 
     parts = ("log", "host", "limited", "net", "goodput", "web", "access", "loggers", "stop_daemon")
     one = DaemonOperator(
         plan=SimpleNamespace(run=SimpleNamespace(spec=spec), identity=SimpleNamespace(peer_id=me)),
-        control=SimpleNamespace(view=lambda: node),
+        chain=chain_of(node),
         swarm=SimpleNamespace(replication=SimpleNamespace(refusals={}, local_fault=None)),
         trainer=SimpleNamespace(trouble=worker),
         guest=SimpleNamespace(trouble=guest),

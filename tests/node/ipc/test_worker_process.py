@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from atoll.node.ipc import worker_process as module
-from atoll.node.ipc.worker_pipe import KeptWorker, WorkerPipe
+from atoll.node.ipc.worker_pipe import WorkerPipe
 from atoll.node.ipc.worker_process import Trainer, WorkerDied
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
@@ -212,14 +212,6 @@ async def test_a_process_that_was_prepared_and_not_needed_is_ended(rig):
     assert is_gone(pid)
 
 
-async def test_a_process_that_was_prepared_is_not_handed_on(rig):
-    one = rig()
-    await one.trainer.prepare()
-    pid = one.pid
-    assert await one.trainer.hand_on() is None
-    assert is_gone(pid), "nobody else would wait for it"
-
-
 async def test_asks_are_answered_and_faults_keep_their_name(rig):
     async with served(rig()) as one:
         await one.life(1)
@@ -243,55 +235,58 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
     assert "a last word" in one.log.read_text()
 
 
-async def test_a_worker_is_handed_on_to_the_next_trainer(rig):
-    first, second = rig(), rig()
+async def test_a_worker_that_is_kept_is_asked_to_start_anew(rig):
+    one = rig()
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        serving = group.create_task(first.trainer.serve())
-        await first.life(1)
-        pid = first.pid
-        await first.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
-        assert first.trainer._pipe is not None
-        first.trainer._pipe.write(TrainRequest(Round(4), 0, 1, 40, -1))
-        second.trainer.given = await first.trainer.hand_on()
+        serving = group.create_task(one.trainer.serve())
+        await one.life(1)
+        pid = one.pid
+        await one.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
+        assert one.trainer._pipe is not None
+        one.trainer._pipe.write(TrainRequest(Round(4), 0, 1, 40, -1))
+        one.trainer.keep()
         serving.cancel()
         await asyncio.wait([serving])
-        serving = group.create_task(second.trainer.serve())
-        await second.life(1)
-        assert await second.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
-        assert second.pid == pid, "the same process"
-        assert second.progress == [], "what the daemon before asked for is not for this one"
+        assert one.told == ["started", "gone"]
+        told = len(one.progress)
+        with pytest.raises(WorkerDied):
+            await one.trainer.ask(VerifyRequest("x", 0), VerifyReply)
+        serving = group.create_task(one.trainer.serve())
+        await one.life(2)
+        assert await one.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
+        assert one.pid == pid, "the same process"
+        assert len(one.progress) == told, "what was asked for before is not for this chain"
+        assert one.trainer.statistics().restarts == 0
         os.kill(pid, signal.SIGKILL)
-        await second.life(2)
-        assert second.pid != pid, "it is one like any other"
-        await second.trainer.stop()
+        await one.life(3)
+        assert one.pid != pid, "it is one like any other"
+        await one.trainer.stop()
         serving.cancel()
-    assert first.told == second.told[:2] == ["started", "gone"]
 
 
-async def test_a_worker_that_loads_is_not_handed_on(rig):
+async def test_a_worker_that_loads_is_not_kept(rig):
     one = rig("mute")
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         serving = group.create_task(one.trainer.serve())
         await eventually(lambda: one.pid)
         pid = one.pid
-        assert await one.trainer.hand_on() is None
+        one.trainer.keep()
         serving.cancel()
     assert is_gone(pid)
 
 
-async def test_a_worker_that_nobody_takes_is_ended(rig):
-    one, kept = rig(), KeptWorker()
+async def test_a_worker_that_is_kept_ends_with_its_trainer(rig):
+    one = rig()
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         serving = group.create_task(one.trainer.serve())
         await one.life(1)
         pid = one.pid
-        kept.put(await one.trainer.hand_on())
+        one.trainer.keep()
         serving.cancel()
         await asyncio.wait([serving])
         assert not is_gone(pid)
-        await kept.end()
+        await one.trainer.stop()
     assert is_gone(pid)
-    assert kept.take() is None
 
 
 def test_an_ask_to_a_worker_that_just_ended_is_refused(rig):

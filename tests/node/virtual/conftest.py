@@ -487,7 +487,10 @@ class Node:
         self.swarm: Swarm | None = None
         self.task: asyncio.Task[None] | None = None
         self.works: tuple[asyncio.Task[None], ...] = ()
-        """What ends before the network does when the node stops."""
+        """What belongs to a chain, and ends before the network does when the node stops."""
+        self.outranked = asyncio.Event()
+        self.left: list[int | None] = []
+        """Where the chain that it leaves ends; None: it begins with a summary, on the same chain."""
         self.work = TRAINS
         self.recent: tuple[int, int] | None = None
         """Rounds whose records its ledger keeps, and rounds between two cuts; None: it keeps all."""
@@ -517,8 +520,28 @@ class Node:
         log = RoundLog(self.home, self.peer, loop.time)
         opening = opening_entry(spec, self.peer, self.world.invite, 0)
         net = SwarmNetwork(swarm, host, self.peer, loop.time, opening, folder=self.home)
+        context = RunContext(spec, self.peer, log, loop.time, name=self.world.name)
+        if spec.history:
+            fetcher = fetcher_of(spec, swarm, lambda: self.driver.finality.last_final if self.driver else -1)
+            net.bring_summary = lambda: begin_with_summary(fetcher, lambda: self._leave_chain(None))
+        self._mark_states()  # it was killed before it could change its chain
+        self.swarm, self.driver = swarm, self._build(context, swarm, net)
+        try:
+            async with asyncio.TaskGroup() as group:
+                up = asyncio.Event()
+                group.create_task(swarm.serve(up.set))
+                await up.wait()
+                while True:
+                    await self._live_in_chain(group, net)
+                    await self._change_chain(context, swarm, net)
+        finally:
+            log.close()
+
+    def _build(self, context: RunContext, swarm: Swarm, net: SwarmNetwork) -> Driver:
+        """The driver of a chain, as `CurrentChain` builds it."""
+        spec = self.world.spec
         driver = build_driver(
-            RunContext(self.world.spec, self.peer, log, loop.time, name=self.world.name),
+            context,
             net,
             self.worker,
             self.home / "spool",
@@ -530,25 +553,46 @@ class Node:
             ),
             open_rounds=self.open_rounds,
         )
-        driver.on_other_chain = lambda first: self.world.join_other_chain(self, first)
-        if spec.history:
-            fetcher = fetcher_of(spec, swarm, lambda: driver.finality.last_final)
-            again = lambda: self.world.join_other_chain(self, None)  # noqa: E731
-            net.bring_summary = lambda: begin_with_summary(fetcher, again)
-        self.driver, self.swarm = driver, swarm
-        try:
-            async with asyncio.TaskGroup() as group:
-                up = asyncio.Event()
-                group.create_task(swarm.serve(up.set))
-                await up.wait()
-                replayed = asyncio.Event()
-                serving = group.create_task(driver.serve(replayed.set))
-                await replayed.wait()
-                self.works = (serving, group.create_task(net.carry(driver, self.world.spec.pace.lease_s)))
-                if self.work.has_model:
-                    await driver.on_started(await self.worker.start())
-        finally:
-            log.close()
+        driver.on_other_chain = self._leave_chain
+        net.listen(driver)
+        return driver
+
+    async def _live_in_chain(self, group: asyncio.TaskGroup, net: SwarmNetwork) -> None:
+        """Until the node must leave its chain."""
+        assert self.driver is not None
+        driver, replayed = self.driver, asyncio.Event()
+        self.works = (group.create_task(driver.serve(replayed.set)),)
+        await replayed.wait()
+        self.works += (group.create_task(net.carry(driver, self.world.spec.pace.lease_s)),)
+        if self.work.has_model:
+            self.works += (group.create_task(self._start_worker(driver)),)
+        await self.outranked.wait()
+
+    async def _start_worker(self, driver: Driver) -> None:
+        await driver.on_started(await self.worker.start())
+
+    def _leave_chain(self, first: int | None) -> None:
+        """As `Daemon.leave_chain`."""
+        if first is not None:
+            self.world.changes.append((self.number, first))
+        self.left.append(first)
+        self.outranked.set()
+
+    async def _change_chain(self, context: RunContext, swarm: Swarm, net: SwarmNetwork) -> None:
+        """As `Daemon` does: over the same network, with what the worker makes of the state of the other chain."""
+        for task in self.works:
+            task.cancel()
+        await asyncio.wait(self.works)
+        self._mark_states()
+        net.forget_chain()
+        self.driver = self._build(context, swarm, net)
+
+    def _mark_states(self) -> None:
+        for first in self.left:
+            if first is not None:
+                self.worker.leave_chain(first)
+        self.left.clear()
+        self.outranked.clear()
 
 
 class World:
@@ -575,7 +619,6 @@ class World:
         self.nodes: dict[int, Node] = {}
         self.hosts: dict[int, MemoryHost] = {}
         self._group = asyncio.TaskGroup()
-        self.changing: set[int] = set()
         self.changes: list[tuple[int, int]] = []
         """Nodes that joined another chain, with the first round that it decides."""
 
@@ -622,21 +665,6 @@ class World:
             neighbours = SwarmNeighbours(node.swarm, net)
             await begin_hand_over(node.driver, neighbours).run()
         await self.kill(number)
-
-    def join_other_chain(self, node: Node, first: int | None) -> None:
-        """As `node start` does: begin again, with what the worker makes of the state of the other chain."""
-        if node.number not in self.changing:
-            self.changing.add(node.number)
-            if first is not None:
-                self.changes.append((node.number, first))
-            self._group.create_task(self._begin_again(node, first))
-
-    async def _begin_again(self, node: Node, first: int | None) -> None:
-        await self.kill(node.number)
-        if first is not None:
-            node.worker.leave_chain(first)
-        self.start(node.number, work=node.work)
-        self.changing.discard(node.number)
 
     async def until(self, done: Callable[[], bool], limit_s: float = DEADLINE_S, look_s: float = 0.5) -> float:
         """Wait for `done`, looking every `look_s`; virtual seconds that took."""
