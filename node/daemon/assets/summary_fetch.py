@@ -1,8 +1,8 @@
 """Begins with a summary that the run's voters certified, where no peer has the records of the first rounds.
 
 The peers that are connected are asked in turn, each for its chain of links. The newest summary that is proven is
-taken, with the records that it names, and stored in one transaction. Then the node begins again, with the replay
-of what it stored: from there on it is like any node that cut its own ledger.
+taken, with the records that it names, and stored in one transaction. Then the driver is built anew, and replays
+what is stored: from there on the node is like any node that cut its own ledger.
 """
 
 import asyncio
@@ -119,7 +119,7 @@ def fetcher_of(spec: RunSpec, swarm: Swarm, last_final: Callable[[], int]) -> Su
 
 
 async def begin_with_summary(fetcher: SummaryFetcher, begin_again: Callable[[], None]) -> None:
-    """Begin again with a certified summary, and do not return; return where no peer has one that helps."""
+    """Begin anew with a certified summary, and do not return; return where no peer has one that helps."""
     if await fetcher.bring() is not None:
         begin_again()
         await asyncio.Event().wait()

@@ -23,7 +23,9 @@ from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.atomic_files import make_folder
 from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.ledger.records import Ack
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.run_spec import sign_run
 from atoll.protocols.run.sections.objective import ObjectiveSpec
@@ -256,6 +258,29 @@ async def test_the_bound_of_open_rounds_is_what_the_user_set(tmp_path):
     parts.log.close()
     assert parts.chain.driver.round.config.open_rounds == open_rounds_of(SPEC, given)
     assert parts.chain.driver.round.config.open_rounds.payloads == 5
+
+
+async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_path):
+    home = Home(tmp_path / "home")
+    home.make()
+    home.run_file("run").write_bytes(sign_run(SPEC, OWNER))
+    parts = build(await plan_in(home, link=None, wanted="run"), lambda *, finish=False: None, lambda first: None)
+    before, trainer, operator = parts.chain.driver, parts.chain.trainer, parts.control._operator
+    parts.net.publish(Ack(Round(0), Digest(bytes(32)), Digest(bytes(32))))
+    assert len(parts.net.entries()) == 1
+    parts.chain.change("on battery")
+    parts.log.close()
+    now = parts.chain.driver
+    assert now is not before
+    assert operator.control is now, "the user sees what the node does now"
+    assert parts.chain.trainer is trainer, "its process goes on"
+    assert parts.swarm.on_pruned == now.on_pruned
+    assert parts.swarm.replication.orphans.on_found == now.on_orphans
+    assert now.on_other_chain is parts.chain.on_other_chain
+    assert len(parts.net.entries()) == 1, "it reads the whole ledger"
+    for event in now.queue._events:
+        event()
+    assert now.round.held == "on battery", "what holds the node holds it on any chain"
 
 
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):

@@ -1,6 +1,7 @@
 """Whole nodes: members leave for good, and the others go on; both sides of a cut go on, and meet in one chain."""
 
 import asyncio
+import json
 
 import msgspec
 import pytest
@@ -81,6 +82,31 @@ def test_both_sides_of_a_cut_go_on_and_meet(world, sizes):
             await w.until(lambda: min(finals(w, *range(count))) > healed + 5)
             w.check_agreement()
             assert len(w.changes) == min(sizes)
+
+    run_virtual(story())
+
+
+def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
+    async def story() -> None:
+        async with world(200, 1) as w:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, 0, 1, 2)) >= 4)
+            peers = [w.nodes[number].peer for number in range(3)]
+            w.network.cut(peers[:2], peers[2:])
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            w.network.heal()
+            healed = max(finals(w, 0, 1, 2))
+            await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
+            (leaver,) = (w.nodes[number] for number, _ in w.changes)
+            events = map(json.loads, (leaver.home / "events.jsonl").read_text().splitlines())
+            changed_s = [event["time"] for event in events if event["event"] == "other_chain"]
+            for node in w.nodes.values():
+                if node is not leaver:
+                    known = node.swarm.discovery.book.get(leaver.peer)
+                    assert known.connected_at < changed_s[0], "and not again since"
+            w.check_agreement()
+            await w.check_feeds()
 
     run_virtual(story())
 

@@ -12,6 +12,7 @@ from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
 from atoll.p2p.host.interface import Connection, PeerAddress, Route
+from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
@@ -22,7 +23,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Contribution, SlicedContribution, sign_entry
 from atoll.protocols.ledger.registers import Lease, sign_register
 
@@ -611,5 +612,48 @@ def test_an_excluded_peer_reads_why_and_gets_nothing_else(tmp_path: Path) -> Non
             again = await world.start(3, 1, 2)
             await asyncio.sleep(30)
             assert "excluded: noise" in again.replication.refusals.values()
+
+    run_virtual(main())
+
+
+def test_what_followed_from_a_chain_is_forgotten_over_the_same_connections(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one, two, three = await world.start(1), await world.start(2, 1), await world.start(3, 1, 2)
+            await asyncio.sleep(5)
+            for number, node in world.nodes.items():
+                node.publish(ack(number))
+            await world.until_equal()
+            blob = one.blobs.store.add_bytes(b"payload" * 1000)
+            connected_s = [known.connected_at for known in one.discovery.book.all()]
+            one.newcomers.accept([peer(1), peer(2)], by_work=False)
+            for _ in range(3):
+                one.newcomers.accept([peer(2)])
+            one.end_replay()
+            one.exclude(peer(3), "excluded: noise")
+            one.replication.records_gone = "keeps recent records only"
+            one.fetch_orphans(WantedEntries(Round(1), (Digest(bytes(32)),)))
+            assert one.newcomers.shares.rounds(peer(2)) == 3
+            one.forget_chain()
+            assert one.newcomers.is_replaying, "nobody knows yet who counts in the other chain"
+            assert one.ledger.newcomers is one.newcomers
+            assert one.newcomers.shares.rounds(peer(2)) == 0, "its replay counts each round again"
+            assert not one.newcomers.is_accepted(peer(2))
+            assert one.newcomers.shares.holds(peer(2))
+            assert not one.replication.records_gone
+            assert not one.replication.orphans.wanted
+            assert peer(3) in one.neighbours()
+            assert one.ledger.admits(peer(3))
+            assert (await three.fetch(blob, [peer(1)], 1 << 20)).exists()
+            two.publish(ack(5))
+            three.publish(ack(6))
+            await asyncio.sleep(30)
+            assert one.ledger.vector() == two.ledger.vector()
+            await asyncio.sleep(200)
+            assert peer(3) in {known.peer for known in one.discovery.book.all()}, "its addresses are learnt again"
+            assert connected_s[0] in [known.connected_at for known in one.discovery.book.all()]
+            with one.subscribed():
+                assert len(one._notifiers) == 1
+            assert not one._notifiers
 
     run_virtual(main())
