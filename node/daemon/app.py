@@ -40,7 +40,7 @@ SHARDS_ASKED = 32
 
 
 SETTLE_S = 10.0
-"""After a change of the chain the collector waits for so long: it holds the loop up while the others wait for us."""
+"""After a change of the chain the collector waits for so long: it holds up the loop, and others wait for us."""
 
 
 def settle_garbage() -> None:
@@ -56,7 +56,7 @@ def settle_garbage() -> None:
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round | None], None]], NodeParts]
 OF_CHAIN = "worker", "goodput", "carry", "driver", "garbage"
-"""Tasks that end when the node changes its chain, as at its end."""
+"""Tasks that end when the node changes its chain, in this order: what they report to ends after them."""
 
 
 class Daemon:
@@ -118,7 +118,7 @@ class Daemon:
             raise self._fault
 
     async def _start_parts(self, group: asyncio.TaskGroup, on_up: Callable[[], None]) -> None:
-        """Start each part as soon as those that it needs are ready; what belongs to a chain once for each chain."""
+        """Start each part as soon as those that it needs are ready, and what belongs to a chain for each chain."""
         parts = self._parts
         if self._plan.config.work.has_model:
             # Its imports take longer than all that comes before it is needed.
@@ -158,10 +158,9 @@ class Daemon:
         """End what belongs to the chain, all of it: no two drivers may ever write into one feed."""
         parts = self._parts
         parts.chain.trainer.keep()
-        tasks = [self._tasks[name] for name in OF_CHAIN if name in self._tasks]
-        for task in tasks:
+        for task in [self._tasks[name] for name in OF_CHAIN if name in self._tasks]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.wait((task,))  # without a deadline
         self._outranked.clear()
         parts.chain.change(parts.guest.verdict.reason)
 

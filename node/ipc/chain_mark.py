@@ -37,8 +37,8 @@ def news_of(run_folder: Path) -> str:
     if first is None:
         return ""
     return (
-        f"this node joins the others' model from round {first} on; its own work returns through its error feedback. "
-        f"The model that it had is in {run_folder / ASIDE}"
+        f"this node joins the others' model from round {first} on; its own work returns through its error "
+        f"feedback. The model that it had is in {run_folder / ASIDE}"
     )
 
 

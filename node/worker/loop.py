@@ -125,7 +125,7 @@ class Worker:
                 return self._open().answer(request.ask)
 
     def _end_session(self) -> None:
-        """End the session of a daemon that begins again, as a stop and a new process would, but torch stays."""
+        """End the session of a chain that the node leaves, as a stop and a new process would, but torch stays."""
         if self._session is None:
             return
         if self._training is not None:
