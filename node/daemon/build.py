@@ -96,9 +96,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         net.bring_summary = lambda: begin_with_summary(fetcher, lambda: on_other_chain(None))
     web = WebServer(parse_listen_address(config.web), lambda request: site.answer(request), time.monotonic)
     loggers = loggers_of(config.loggers, folder / "loggers", plan.run.spec.name, log.rows)
-    guest = GuestWatch(
-        read_guest(config.guest), MachineSensors(MachineFiles()), lambda why: chain.driver.hold(why)
-    )
+    guest = GuestWatch(read_guest(config.guest), MachineSensors(MachineFiles()), chain.hold)
     samples = sampler_of(plan, log, lambda: chain.driver.view()) if config.sample_every_s else None
     access = PageAccess(time.monotonic, secrets.token_bytes, is_open=has_loopback(config.web))
     operator = DaemonOperator(

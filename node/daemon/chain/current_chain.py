@@ -62,15 +62,19 @@ class CurrentChain:
         )
         self._build()
 
-    def change(self, hold: str) -> None:
+    def hold(self, reason: str) -> None:
+        """See `Driver.hold`."""
+        self.driver.hold(reason)
+
+    def change(self, held: str) -> None:
         """Begin anew, as another chain of the run is followed. What the driver did has ended; nothing runs yet.
 
-        `hold`: why the node must rest; empty: it need not.
+        `held`: why the node must rest; empty: it need not.
         """
         self.net.forget_chain()
         self._build()
-        if hold:
-            self.driver.hold(hold)
+        if held:
+            self.hold(held)
 
     def _build(self) -> None:
         plan, spec, config = self.plan, self.plan.run.spec, self.plan.config
