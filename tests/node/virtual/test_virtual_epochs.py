@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from functools import partial
 
 import msgspec
 import pytest
@@ -105,6 +106,39 @@ def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
                 if node is not leaver:
                     known = node.swarm.discovery.book.get(leaver.peer)
                     assert known.connected_at < changed_s[0], "and not again since"
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
+def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_start(world):
+    async def story() -> None:
+        async with world(200, 1) as w, asyncio.TaskGroup() as group:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, 0, 1, 2)) >= 4)
+            peers = [w.nodes[number].peer for number in range(3)]
+            w.network.cut(peers[:2], peers[2:])
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            died: list[int] = []
+
+            async def die(number: int) -> None:
+                await w.kill(number)
+                died.append(number)
+                w.start(number)
+
+            def leave(node, first: int | None) -> None:
+                node._leave_chain(first)  # its state is marked; the Follow comes next
+                group.create_task(die(node.number))
+
+            for node in w.nodes.values():
+                node.driver.on_other_chain = partial(leave, node)
+            w.network.heal()
+            healed = max(finals(w, 0, 1, 2))
+            await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
+            assert died == [number for number, _ in w.changes]
+            assert len(died) == 1, "once: the ledger says after the start which chain it follows"
             w.check_agreement()
             await w.check_feeds()
 
