@@ -61,31 +61,27 @@ async def run_node(
     wanted: str | None,
     *,
     on_up: Callable[[], None] | None,
+    worker: KeptWorker,
     **options: bool,
 ) -> None:
     """The three phases: read the plan, build the daemon, run it, until it is stopped. One loop serves all of them.
 
-    `on_up` is called when the node is up. Raises AtollError, click's Abort and Exit.
+    `on_up` is called when the node is up. `worker`: what may have begun already; the caller ends it.
+    Raises AtollError, click's Abort and Exit.
     """
     this_task = asyncio.current_task()
     assert this_task is not None
     signals = StopSignals(this_task.cancel, show_cursor)
-    worker = KeptWorker()
-    try:
-        with notifying(notice_from(os.environ, os.getpid())) as tell_ready:
+    with notifying(notice_from(os.environ, os.getpid())) as tell_ready:
 
-            def ready() -> None:
-                if on_up is not None:
-                    on_up()
-                tell_ready()
+        def ready() -> None:
+            if on_up is not None:
+                on_up()
+            tell_ready()
 
-            while await _run_once(
-                home, config, link, wanted, on_up=ready, signals=signals, worker=worker, **options
-            ):
-                signals.stop = this_task.cancel
-                options["opens"] = False  # the browser has the page already
-    finally:
-        await worker.end()
+        while await _run_once(home, config, link, wanted, on_up=ready, signals=signals, worker=worker, **options):
+            signals.stop = this_task.cancel
+            options["opens"] = False  # the browser has the page already
 
 
 async def _run_once(
@@ -123,6 +119,7 @@ async def _run_once(
             )
             worker.free = plan.free
             if plan.is_new:
+                await worker.end()  # that of another run need not wait for the user's answer
                 await _agree(plan, yes=yes)
             plan.check_text()
             if not has_home:

@@ -1,15 +1,21 @@
-"""The daemon's end of one worker process. Where a daemon begins again, the next one goes on with its worker."""
+"""The daemon's end of one worker process: how it begins, and how it passes from one daemon to the next."""
 
 import asyncio
 import contextlib
 import os
 import signal
+import sys
+from pathlib import Path
 
 from atoll.node.ipc.framing import frame
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.p2p.host.framing import PREFIX_BYTES, check_open, frame_size
+from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
+
+WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 
 class WorkerPipe:
@@ -63,13 +69,43 @@ class WorkerPipe:
             await self.process.wait()
 
 
+async def spawn(log_path: Path, nice: int, command: tuple[str, ...] = WORKER) -> tuple[WorkerPipe, int]:
+    """A fresh worker, and where its log begins. Raises DiskFault."""
+    with disk(log_path):
+        worker_log = log_path.open("ab")
+        log_start = worker_log.tell()
+    with worker_log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
+            start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
+            preexec_fn=die_with_parent(os.getpid(), nice),
+        )  # fmt: skip
+    return WorkerPipe(process), log_start
+
+
 class KeptWorker:
     """The place where a daemon that begins again leaves its worker for the next one."""
 
     def __init__(self) -> None:
         self._pipe: WorkerPipe | None = None
+        self._begun: tuple[WorkerPipe, int] | None = None
+        self._log_path = Path()
         self.free: Free | None = None
         """What was free before there was a worker: what it holds itself is no reason to choose less for it."""
+
+    async def begin(self, log_path: Path, nice: int, free: Free) -> None:
+        """Begin a worker's process for a daemon that is not there yet. Raises DiskFault."""
+        self.free, self._log_path = free, log_path
+        self._begun = await spawn(log_path, nice)
+
+    async def take_begun(self, log_path: Path) -> tuple[WorkerPipe, int] | None:
+        """The process that `begin` began, once, and where its log begins; one that logs elsewhere is ended."""
+        begun, self._begun = self._begun, None
+        if begun is not None and self._log_path != log_path:
+            await begun[0].kill()
+            return None
+        return begun
 
     def put(self, pipe: WorkerPipe | None) -> None:
         self._pipe = pipe
@@ -80,6 +116,8 @@ class KeptWorker:
         return pipe if pipe is not None and pipe.is_alive else None
 
     async def end(self) -> None:
-        """End a worker that nobody took."""
+        """End each worker that nobody took."""
         if (pipe := self.take()) is not None:
             await pipe.kill()
+        if (begun := await self.take_begun(self._log_path)) is not None:
+            await begun[0].kill()

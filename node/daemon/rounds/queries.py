@@ -79,17 +79,18 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
     given_up = []
     for peer in lacking:
         view = state.members.get(peer)
-        share = LOST_ROUNDS
+        patience_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
         if view is not None and view.lost_at is not None:
             since = view.lost_at
-            # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more.
+            # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
+            # however short rounds are, that dial is over.
             if view.is_unreachable and state.quorum_at is not None:
-                share = UNREACHABLE_ROUNDS
+                patience_s = UNREACHABLE_ROUNDS * state.train_s
         elif peer in state.absent or (view is not None and view.untried):
             since = idle_at(state)
         else:
             return None
-        given_up.append(since + max(LOST_LEAST_S, share * state.train_s))
+        given_up.append(since + patience_s)
     return max(given_up, default=None)
 
 

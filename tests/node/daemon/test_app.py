@@ -102,7 +102,7 @@ class Node:
             swarm=parts["network"], net=network, log=log, driver=driver, control=parts["control"],
             trainer=SimpleNamespace(
                 prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
-                hand_on=self._hand_on, given=None,
+                hand_on=self._hand_on, given=None, log_path=Path("worker.log"),
             ),
             goodput=parts["goodput"],
             web=parts["web"],
@@ -127,7 +127,7 @@ class Node:
     async def _hand_on(self):
         return self.pipe
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, begun) -> None:
         self.before_worker = list(self.story)
 
     async def _start_host(self) -> None:
