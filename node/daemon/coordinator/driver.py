@@ -33,7 +33,7 @@ from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
-from atoll.node.daemon.rounds.queries import reason
+from atoll.node.daemon.rounds.queries import closes_in_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
 from atoll.node.daemon.telemetry.missing_voters import missing, missing_model
@@ -104,7 +104,8 @@ class Driver:
     async def _ticks(self) -> None:
         while True:
             self.queue.post(self._tick)
-            await asyncio.sleep(REST_TICK_S if self.round.phase in _SLOW else TICK_S)
+            tick_s = REST_TICK_S if self.round.phase in _SLOW else TICK_S
+            await asyncio.sleep(min(tick_s, closes_in_s(self.round, self.context.now())))
 
     def _tick(self) -> None:
         now = self.context.now()

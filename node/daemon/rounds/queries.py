@@ -3,6 +3,7 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
+import math
 from collections.abc import Collection
 from statistics import median
 
@@ -14,6 +15,7 @@ from atoll.node.daemon.rounds.state import (
     LOST_ROUNDS,
     STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
+    WORKING,
     Phase,
     RoundState,
 )
@@ -72,6 +74,15 @@ def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
     if given_up is not None:
         closing.append(max(idle_at(state), given_up))
     return min(closing)
+
+
+def closes_in_s(state: RoundState, now: float) -> float:
+    """Seconds from `now` until the collected round closes if nothing more comes; infinite where none is due."""
+    if state.phase not in WORKING or state.collecting <= state.closed:
+        return math.inf
+    awaited, there = attendance(state)
+    left_s = closes_at(state, awaited - there) - now
+    return left_s if left_s > 0 else math.inf
 
 
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
