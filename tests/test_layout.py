@@ -63,7 +63,7 @@ LAZY_IMPORTS = {
     ("cli/commands/status.py", "rounds"): "reads runs: only of a node that does not run",
     ("cli/commands/status.py", "status"): "reads runs: only with --last",
     ("cli/commands/steer.py", "evaluate"): "reads runs: only of a node that does not run",
-    ("cli/commands/start.py", "start"): "the daemon takes half a second: only once the options are right",
+    ("cli/commands/start.py", "run"): "the daemon takes half a second, in which the worker begins",
     ("cli/commands/checkpoint.py", "save"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "join_command"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "show"): "torch takes a second: only once the options are right",

@@ -118,8 +118,9 @@ async def _run_once(
                 config,
             )
             worker.free = plan.free
+            if plan.is_new or not plan.config.work.has_model:
+                await worker.end()  # of another run, which need not wait for an answer, or of another role
             if plan.is_new:
-                await worker.end()  # that of another run need not wait for the user's answer
                 await _agree(plan, yes=yes)
             plan.check_text()
             if not has_home:

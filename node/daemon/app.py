@@ -116,8 +116,6 @@ class Daemon:
         if self._plan.config.work.has_model:
             # Its imports take longer than all that comes before it is needed.
             await parts.trainer.prepare(await self._worker.take_begun(parts.trainer.log_path))
-        else:
-            await self._worker.end()
         await self._plan.host.start()
         self._begin(group, "host", self._plan.host.watch())
         await self._begin_ready(group, "network", parts.swarm.serve)

@@ -94,10 +94,10 @@ class KeptWorker:
         self.free: Free | None = None
         """What was free before there was a worker: what it holds itself is no reason to choose less for it."""
 
-    async def begin(self, log_path: Path, nice: int, free: Free) -> None:
+    async def begin(self, log_path: Path, nice: int, free: Free, *, command: tuple[str, ...] = WORKER) -> None:
         """Begin a worker's process for a daemon that is not there yet. Raises DiskFault."""
         self.free, self._log_path = free, log_path
-        self._begun = await spawn(log_path, nice)
+        self._begun = await spawn(log_path, nice, command)
 
     async def take_begun(self, log_path: Path) -> tuple[WorkerPipe, int] | None:
         """The process that `begin` began, once, and where its log begins; one that logs elsewhere is ended."""

@@ -3,7 +3,6 @@
 Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.md.
 """
 
-import math
 from collections.abc import Collection
 from statistics import median
 
@@ -24,6 +23,11 @@ from atoll.protocols.ids import Digest, PeerId
 
 _NO_WORK = RoundBook()
 _REMEMBERED = ", with as many contributions as a node remembers"
+REST_TICK_S = 1.0
+"""Time between two ticks in a pause and after the last round: only leases are due, and an event ends the rest."""
+SOON_S = 0.01
+"""The least time between two ticks: of two times that are nearly equal no clock passes the later one at once."""
+_AT_REST = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
 
@@ -76,13 +80,13 @@ def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
     return min(closing)
 
 
-def closes_in_s(state: RoundState, now: float) -> float:
-    """Seconds from `now` until the collected round closes if nothing more comes; infinite where none is due."""
+def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
+    """Seconds from `now` to the next tick: `tick_s`, sooner where a round closes by the clock, later at rest."""
     if state.phase not in WORKING or state.collecting <= state.closed:
-        return math.inf
+        return REST_TICK_S if state.phase in _AT_REST else tick_s
     awaited, there = attendance(state)
-    left_s = closes_at(state, awaited - there) - now
-    return left_s if left_s > 0 else math.inf
+    closes_s = closes_at(state, awaited - there) - now
+    return max(SOON_S, closes_s) if 0 < closes_s < tick_s else tick_s
 
 
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
