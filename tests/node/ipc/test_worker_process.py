@@ -225,8 +225,10 @@ async def test_a_process_that_was_prepared_is_not_handed_on(rig):
 async def test_a_process_that_began_before_its_trainer_is_the_one_that_is_served(rig, tmp_path):
     one, kept = rig(), KeptWorker()
     await kept.begin(one.trainer.log_path, 0, FREE, command=one.trainer.command)
-    await one.trainer.prepare(await kept.take_begun(one.trainer.log_path))
-    pid = one.pid
+    begun = await kept.take_begun(one.trainer.log_path)
+    assert begun is not None
+    await one.trainer.prepare(begun)
+    pid = begun[0].process.pid
     assert kept.free is FREE
     assert await kept.take_begun(one.trainer.log_path) is None, "taken once"
     await kept.end()
