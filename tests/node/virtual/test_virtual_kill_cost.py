@@ -14,7 +14,7 @@ OVERLAPPED = {**PACE, "least_256": 32, "overlap_steps": 10}
 DOWN_S = 3.0
 """From SIGKILL until the next worker is there, on 16 cores."""
 COSTS_S = 0.3
-"""A grace is 0.45 s. A round that waits for it at the kill, and again at the return, costs 0.45 to 0.7 s in all."""
+"""A grace is 0.45 s. Rounds that wait for it at the kill, and again at the return, cost 0.45 to 0.7 s."""
 
 
 class Watch:
