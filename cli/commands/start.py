@@ -15,11 +15,13 @@ from msgspec.structs import replace
 
 from atoll.cli.command_group import GroupedCommand
 from atoll.cli.node_commands.detached import leave_terminal, start_detached
+from atoll.cli.node_commands.early_worker import begin_early
 from atoll.cli.options import guest_options, home_option, network_options, run_option
 from atoll.node.config.home import Home
 from atoll.node.config.loggers import LoggerName
 from atoll.node.config.node_config import load_config
 from atoll.node.config.roles import Role
+from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.invite import is_invite
 
@@ -111,16 +113,24 @@ def start(
     if opens and not config.web:
         config = replace(config, web=ANY_PORT)
     link, wanted = _link_or_name(target, wanted)
-    from atoll.cli.node_commands.running import run_node
-
     on_up = partial(leave_terminal, home) if detached else None
+
+    async def run() -> None:
+        worker = EarlyWorker()
+        try:
+            await begin_early(home, config, worker)
+            from atoll.cli.node_commands.running import run_node
+
+            await run_node(
+                home, config, link, wanted,
+                on_up=on_up, worker=worker, yes=yes, as_json=as_json, plain=plain, opens=opens,
+            )  # fmt: skip
+        finally:
+            await worker.end()
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(
-                run_node(
-                    home, config, link, wanted, on_up=on_up, yes=yes, as_json=as_json, plain=plain, opens=opens
-                )
-            )
+            runner.run(run())
         except asyncio.CancelledError:  # a signal before there was a node to stop
             raise click.Abort from None
 

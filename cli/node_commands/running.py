@@ -27,6 +27,7 @@ from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
 from atoll.node.ipc.chain_mark import news_of
+from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.capacity.machine_fit import (
     able_role,
@@ -60,11 +61,13 @@ async def run_node(
     wanted: str | None,
     *,
     on_up: Callable[[], None] | None,
+    worker: EarlyWorker,
     **options: bool,
 ) -> None:
     """The three phases: read the plan, build the daemon, run it, until it is stopped. One loop serves all of them.
 
-    `on_up` is called when the node is up. Raises AtollError, click's Abort and Exit.
+    `on_up` is called when the node is up. `worker`: what may have begun already; the caller ends it.
+    Raises AtollError, click's Abort and Exit.
     """
     this_task = asyncio.current_task()
     assert this_task is not None
@@ -76,7 +79,7 @@ async def run_node(
                 on_up()
             tell_ready()
 
-        await _run(home, config, link, wanted, on_up=ready, signals=signals, **options)
+        await _run(home, config, link, wanted, on_up=ready, signals=signals, worker=worker, **options)
 
 
 async def _run(
@@ -87,6 +90,7 @@ async def _run(
     *,
     on_up: Callable[[], None],
     signals: StopSignals,
+    worker: EarlyWorker,
     yes: bool,
     as_json: bool,
     plain: bool,
@@ -106,9 +110,12 @@ async def _run(
                     unix_s=time.time(),
                     group=group,
                     report=_report,
+                    free=worker.free,
                 ),
                 config,
             )
+            if plan.is_new or not plan.config.work.has_model:
+                await worker.end()  # of another run, which need not wait for an answer, or of another role
             if plan.is_new:
                 await _agree(plan, yes=yes)
             plan.check_text()
@@ -118,7 +125,7 @@ async def _run(
             _begin_log(home, plan.config)
             if news := news_of(home.run(plan.run.spec.id)):
                 _report(news)
-            daemon = Daemon(plan, report=_report)
+            daemon = Daemon(plan, worker=worker, report=_report)
             signals.stop = daemon.stop
             log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
             with shown(home, as_json=as_json, plain=plain, words=_words(plan), opens=opens):

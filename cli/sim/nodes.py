@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,13 @@ from atoll.protocols.local.control_messages import MAX_ROUNDS, Ask, GetRounds, G
 
 STOP_S = 30.0
 POLL_S = 0.2
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""With it each start compiles all of the node's modules anew, which no user's node does."""
+
+
+def kept_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a node, which keeps what Python compiles whatever the caller does."""
+    return {name: value for name, value in environ.items() if name != NO_BYTECODE}
 
 
 class SimNode:
@@ -51,7 +58,7 @@ class SimNode:
             self._is_told = False
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                preexec_fn=die_with_parent(os.getpid()),
+                preexec_fn=die_with_parent(os.getpid()), env=kept_environment(os.environ),
             )  # fmt: skip
 
     def wait_up(self, patience_s: float, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -23,6 +23,7 @@ from atoll.node.daemon.leaving.hand_over import begin_hand_over
 from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left, news_of
+from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.p2p.system.interned_names import settle_interned_names
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
@@ -63,10 +64,18 @@ class Daemon:
     """One node in one run. The caller holds the home's lock, and reads the plan."""
 
     def __init__(
-        self, plan: JoinPlan, build_parts: BuildParts = build, report: Callable[[str], None] = lambda line: None
+        self,
+        plan: JoinPlan,
+        build_parts: BuildParts = build,
+        report: Callable[[str], None] = lambda line: None,
+        worker: EarlyWorker | None = None,
     ) -> None:
-        """Build the parts. Raises what `build` raises. `report` gets lines that the user must read."""
+        """Build the parts. Raises what `build` raises.
+
+        `report` gets lines that the user must read. `worker`: what may have begun already; the caller ends it.
+        """
         self._plan = plan
+        self._worker = worker or EarlyWorker()
         self._report = report
         self._stop = asyncio.Event()
         self._finish = asyncio.Event()
@@ -122,7 +131,8 @@ class Daemon:
         parts = self._parts
         if self._plan.config.work.has_model:
             # Its imports take longer than all that comes before it is needed.
-            await parts.chain.trainer.prepare()
+            trainer = parts.chain.trainer
+            await trainer.prepare(await self._worker.take(trainer.log_path))
         await self._plan.host.start()
         self._begin(group, "host", self._plan.host.watch())
         await self._begin_ready(group, "network", parts.swarm.serve)

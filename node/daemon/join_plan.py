@@ -122,11 +122,13 @@ async def read_plan(
     unix_s: float,
     group: asyncio.TaskGroup,
     report: Report,
+    free: Free | None = None,
 ) -> JoinPlan:
     """Read the plan for the run of an invite (`link`), or for `wanted`: a run of this home (see `find_run`), else
     of the DHT (see `parse_wanted`).
 
-    `group` owns the host's task. Raises ConfigError where the user must change something, LocalFault, DiskFault.
+    `group` owns the host's task. `free`: what there was before a worker began early. Raises ConfigError where the
+    user must change something, LocalFault, DiskFault.
     """
     check_sensors(read_guest(config.guest), MachineFiles())
     new_seed = b"" if home.identity.exists() else os.urandom(key_file.SEED_BYTES)
@@ -144,7 +146,7 @@ async def read_plan(
     restored = read_mark(home.run(spec.id))
     if choice.is_new or not _has_worked(home, spec, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
-    free = measure_free(home.root, config.device, config.guest.gpu_memory)
+    free = free or measure_free(home.root, config.device, config.guest.gpu_memory)
     room, config = offer_of(spec, with_average(spec, config, free), free)
     is_asked = choice.is_new and host.is_up
     outlook = await ask_outlook(host.host, spec, identity, _askable(choice)) if is_asked else None

@@ -1,14 +1,21 @@
-"""The daemon's end of one worker process."""
+"""The daemon's end of one worker process, and a worker that begins before there is a daemon."""
 
 import asyncio
 import contextlib
 import os
 import signal
+import sys
+from pathlib import Path
 
 from atoll.node.ipc.framing import frame
+from atoll.node.runs.capacity.memory_model import Free
 from atoll.p2p.host.framing import PREFIX_BYTES, check_open, frame_size
+from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
+
+WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 
 class WorkerPipe:
@@ -60,3 +67,46 @@ class WorkerPipe:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             await self.process.wait()
+
+
+async def spawn(log_path: Path, nice: int, command: tuple[str, ...] = WORKER) -> tuple[WorkerPipe, int]:
+    """A fresh worker, and where its log begins. Raises DiskFault."""
+    with disk(log_path):
+        worker_log = log_path.open("ab")
+        log_start = worker_log.tell()
+    with worker_log:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
+            start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
+            preexec_fn=die_with_parent(os.getpid(), nice),
+        )  # fmt: skip
+    return WorkerPipe(process), log_start
+
+
+class EarlyWorker:
+    """A worker's process that begins before its daemon is there, until the daemon takes it."""
+
+    def __init__(self) -> None:
+        self._begun: tuple[WorkerPipe, int] | None = None
+        self._log_path = Path()
+        self.free: Free | None = None
+        """What was free before it began: what it holds itself is no reason to choose less for it."""
+
+    async def begin(self, log_path: Path, nice: int, free: Free, *, command: tuple[str, ...] = WORKER) -> None:
+        """Begin the process. Raises DiskFault."""
+        self.free, self._log_path = free, log_path
+        self._begun = await spawn(log_path, nice, command)
+
+    async def take(self, log_path: Path) -> tuple[WorkerPipe, int] | None:
+        """The process, once, and where its log begins; one that logs elsewhere is ended."""
+        begun, self._begun = self._begun, None
+        if begun is not None and self._log_path != log_path:
+            await begun[0].kill()
+            return None
+        return begun
+
+    async def end(self) -> None:
+        """End a worker that nobody took."""
+        if (begun := await self.take(self._log_path)) is not None:
+            await begun[0].kill()

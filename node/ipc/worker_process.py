@@ -8,8 +8,6 @@ kernel kills it. When it dies by itself (out of memory, a CUDA error), pending a
 import asyncio
 import contextlib
 import logging
-import os
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -21,10 +19,8 @@ import msgspec
 from atoll.node.config.node_config import devices_of
 from atoll.node.ipc.start_clock import StartClock
 from atoll.node.ipc.start_moves import StartMoves, cpu_seconds
-from atoll.node.ipc.worker_pipe import WorkerPipe
-from atoll.p2p.host.framing import PREFIX_BYTES
-from atoll.p2p.system.atomic_files import disk
-from atoll.p2p.system.child_processes import die_with_parent, kernel_kills
+from atoll.node.ipc.worker_pipe import WORKER, WorkerPipe, spawn
+from atoll.p2p.system.child_processes import kernel_kills
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols import errors
 from atoll.protocols.local import worker_messages
@@ -58,7 +54,6 @@ MORE_MEMORY = (
     'set recompute = "on" and micro_batch = 1 in config.toml, end other programs, or join a smaller run: '
     "see atoll doctor --fit"
 )
-WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 
 
 class WorkerDied(errors.LocalFault):
@@ -147,12 +142,14 @@ class Trainer:
         is_short = self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 0
         return f"{OUT_OF_MEMORY}: {MORE_MEMORY}" if is_short else ""
 
-    async def prepare(self) -> None:
+    async def prepare(self, begun: tuple[WorkerPipe, int] | None = None) -> None:
         """Begin the process that `serve` will ask first: it imports torch while the node's other parts start.
 
-        `stop` ends it, too. Raises DiskFault.
+        `begun`: one that began before this trainer, and where its log begins. `stop` ends it. Raises DiskFault.
         """
-        self._prepared = await self._spawn()
+        if begun is not None:
+            self._note_begun()
+        self._prepared = begun or await self._spawn()
         self._pipe = self._prepared[0]
 
     async def serve(self) -> None:
@@ -260,19 +257,13 @@ class Trainer:
 
     async def _spawn(self) -> tuple[WorkerPipe, int]:
         """A fresh worker, and where its log begins."""
-        with disk(self.log_path):
-            worker_log = self.log_path.open("ab")
-            log_start = worker_log.tell()
-        with worker_log:
-            process = await asyncio.create_subprocess_exec(
-                *self.command,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
-                start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
-                preexec_fn=die_with_parent(os.getpid(), self.nice),
-            )  # fmt: skip
+        begun = await spawn(self.log_path, self.nice, self.command)
+        self._note_begun()
+        return begun
+
+    def _note_begun(self) -> None:
         self.on_spent(TimeSpent())
         self._clock.begin()
-        return WorkerPipe(process), log_start
 
     async def _announce(self, pipe: WorkerPipe) -> None:
         self._clock.begin(is_loaded=pipe.asked > 0)

@@ -104,7 +104,7 @@ class Discovery:
                     self._dialling[known.peer] = self._now()
                     group.create_task(self._dial(known))
                 try:
-                    async with asyncio.timeout(STAGGER_S if self._is_racing() else _TICK_S):
+                    async with asyncio.timeout(STAGGER_S if self._is_racing() else self._rest_s()):
                         await self._wake.wait()
                 except TimeoutError:
                     continue
@@ -219,6 +219,12 @@ class Discovery:
     def _is_due(self, known: KnownPeer, now: float) -> bool:
         is_busy = known.peer in self._connected or known.peer in self._dialling
         return bool(known.maddrs) and not is_busy and max(known.next_dial, known.banned_until) <= now
+
+    def _rest_s(self) -> float:
+        """Seconds to wait for the next dial: to the tick, or until a lost peer is due if that is sooner."""
+        now = self._now()
+        due_s = (known.next_dial - now for known in self.book.all() if self._is_lost(known))
+        return min((wait_s for wait_s in due_s if 0 < wait_s < _TICK_S), default=_TICK_S)
 
     def _is_racing(self) -> bool:
         return not self._connected and 0 < len(self._dialling) < DIALS_MAX

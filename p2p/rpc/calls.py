@@ -39,6 +39,8 @@ class Calls:
         """Set once `serve` runs: from then on calls can be made."""
         self.on_answer: Callable[[float], None] = lambda round_trip_s: None
         """Receives the seconds from each request to its reply, time at the peer included. Failures have none."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when a stream of ours ended by itself: perhaps the connection is lost."""
         if answers:
             host.set_handler(frames.PROTOCOL, self._answers.serve)
 
@@ -124,6 +126,7 @@ class Calls:
         finally:
             del self._links[link.peer]
             link.finish(error)
+            self.on_end()
             if stream is not None:
                 stream.reset()
 

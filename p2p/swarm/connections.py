@@ -1,10 +1,11 @@
 """The peers that a node is connected to: host events, liveness, bans, and the table of peers for the status.
 
 Only this module changes the set of connected peers. Host events may be lost while a transport restarts, so the set
-is compared with the host's own list every two seconds.
+is compared with the host's own list every two seconds, and when a stream ends.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from atoll.p2p.host.interface import (
 from atoll.p2p.membership.liveness import LivenessMonitor
 from atoll.p2p.membership.reputation import ReputationTable
 from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.system.waiting import Notifier
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 
@@ -28,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 """Interval between two comparisons of the connected peers with the host's list; status readers wait for it."""
+LOOK_S = 0.05
+"""Pause before the comparison that follows the end of a stream, which may come before that of its connection."""
 CONNECT_S = 15.0
 """Longest deadline of one dial that a fetch or a request asked for."""
 
@@ -75,6 +79,9 @@ class PeerConnections:
         """Connected peers; None until the first poll has seen the connection's path."""
         self._excluded: set[PeerId] = set()
         self._group: asyncio.TaskGroup | None = None
+        self._ended = Notifier()
+        """A stream of ours ended. Of a killed peer the kernel ends all at once; a transport may say so later."""
+        self.calls.on_end = self._ended.notify
         self._liveness = LivenessMonitor(self.calls, self.neighbours, self.now, self.on_fault, self._on_silent)
 
     @property
@@ -183,7 +190,10 @@ class PeerConnections:
                 else:
                     self._add(peer)
                     self._live[peer] = connection
-            await asyncio.sleep(POLL_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._ended.wait()
+                await asyncio.sleep(LOOK_S)
 
     def _add(self, peer: PeerId) -> None:
         if peer not in self._live:

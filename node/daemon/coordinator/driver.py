@@ -33,7 +33,7 @@ from atoll.node.daemon.removal.requests import votes_against
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
-from atoll.node.daemon.rounds.queries import reason
+from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
 from atoll.node.daemon.telemetry.missing_voters import missing, missing_model
@@ -45,9 +45,6 @@ from atoll.protocols.ledger.records import Ack, Contribution, Entry, Exclude, Fo
 from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
-REST_TICK_S = 1.0
-"""The same in a pause and after the last round: only leases are due then, and what ends the rest is an event."""
-_SLOW = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -104,7 +101,7 @@ class Driver:
     async def _ticks(self) -> None:
         while True:
             self.queue.post(self._tick)
-            await asyncio.sleep(REST_TICK_S if self.round.phase in _SLOW else TICK_S)
+            await asyncio.sleep(next_tick_s(self.round, self.context.now(), TICK_S))
 
     def _tick(self) -> None:
         now = self.context.now()

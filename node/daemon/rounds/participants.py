@@ -181,5 +181,5 @@ def lost_of(members: Mapping[PeerId, MemberView]) -> frozenset[PeerId]:
 
 
 def rounded_s(seconds: float) -> float:
-    """Round to half seconds: the time at which a lease began must not look new at each reading."""
-    return float(int(seconds * 2.0 + 0.5)) / 2.0
+    """Round to eighths of a second: the time at which a lease began must not look new at each reading."""
+    return float(int(seconds * 8.0 + 0.5)) / 8.0

@@ -14,6 +14,7 @@ from atoll.node.daemon.rounds.state import (
     LOST_ROUNDS,
     STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
+    WORKING,
     Phase,
     RoundState,
 )
@@ -22,6 +23,11 @@ from atoll.protocols.ids import Digest, PeerId
 
 _NO_WORK = RoundBook()
 _REMEMBERED = ", with as many contributions as a node remembers"
+REST_TICK_S = 1.0
+"""Time between two ticks in a pause and after the last round: only leases are due, and an event ends the rest."""
+SOON_S = 0.01
+"""The least time between two ticks: of two times that are nearly equal no clock passes the later one at once."""
+_AT_REST = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
 
@@ -74,22 +80,32 @@ def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
     return min(closing)
 
 
+def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
+    """Seconds from `now` to the next tick: `tick_s`, sooner where a round closes by the clock, later at rest."""
+    if state.phase not in WORKING or state.collecting <= state.closed:
+        return REST_TICK_S if state.phase in _AT_REST else tick_s
+    awaited, there = attendance(state)
+    closes_s = closes_at(state, awaited - there) - now
+    return max(SOON_S, closes_s) if 0 < closes_s < tick_s else tick_s
+
+
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
     for peer in lacking:
         view = state.members.get(peer)
-        share = LOST_ROUNDS
+        patience_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
         if view is not None and view.lost_at is not None:
             since = view.lost_at
-            # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more.
+            # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
+            # however short rounds are, that dial is over.
             if view.is_unreachable and state.quorum_at is not None:
-                share = UNREACHABLE_ROUNDS
+                patience_s = UNREACHABLE_ROUNDS * state.train_s
         elif peer in state.absent or (view is not None and view.untried):
             since = idle_at(state)
         else:
             return None
-        given_up.append(since + max(LOST_LEAST_S, share * state.train_s))
+        given_up.append(since + patience_s)
     return max(given_up, default=None)
 
 

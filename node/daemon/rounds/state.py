@@ -28,8 +28,8 @@ LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
 LATE_ROUNDS = 0.1
 """Who begins a round later than the others by this share of it takes fewer steps, or waits for the next round."""
-LATE_LEAST_S = 1.0
-"""The least such delay, in seconds: times in leases are rounded."""
+LATE_LEAST_S = 0.25
+"""The least such delay, in seconds: times in leases are rounded, and as old as their way here is long."""
 NO_DIGEST = Digest(b"")
 NO_RUN = RunId(NO_DIGEST)
 

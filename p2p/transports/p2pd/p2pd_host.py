@@ -121,13 +121,7 @@ class P2pdHost(HostBase):
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections; none during a restart."""
-        if self._control is None:
-            return ()
-        try:
-            listed = await self._control.list_peers()
-        except Unreachable:
-            return ()
-        return tuple(Connection(peer, maddr, _route(maddr)) for peer, maddr in listed)
+        return tuple(Connection(peer, maddr, _route(maddr)) for peer, maddr in await self._list_peers())
 
     async def open_stream(self, peer: PeerId, protocol: str) -> P2pdStream:
         """Open a stream to a connected peer. Raises Unreachable."""
@@ -230,18 +224,24 @@ class P2pdHost(HostBase):
     async def _watch_peers(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
-            before = set(self._peers)
-            if self._control is None:
-                continue
-            try:
-                listed = {peer for peer, _ in await self._control.list_peers()}
-            except Unreachable:
-                continue
-            for peer in before - listed:
-                self._on_disconnected(peer)
-            if self._control is not None:
-                for peer in listed - self._peers:
-                    self._on_connected(peer)
+            await self._list_peers()
+
+    async def _list_peers(self) -> tuple[tuple[PeerId, str], ...]:
+        """Peers with an address of each, after an event for each that came or left; none during a restart."""
+        before = set(self._peers)
+        if self._control is None:
+            return ()
+        try:
+            listed = await self._control.list_peers()
+        except Unreachable:
+            return ()
+        peers = {peer for peer, _ in listed}
+        for peer in before - peers:
+            self._on_disconnected(peer)
+        if self._control is not None:
+            for peer in peers - self._peers:
+                self._on_connected(peer)
+        return listed
 
     def _on_inbound(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._group is None:

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.cli.formatting import sent_line
 from atoll.cli.sim import verdict
-from atoll.cli.sim.nodes import SimNode
+from atoll.cli.sim.nodes import SimNode, kept_environment
 from atoll.cli.sim.progress import EVERY_S, Progress
 from atoll.cli.sim.report import as_json, sent
 from atoll.cli.sim.scenario import Join, Kill, Seen, Story, plan
@@ -231,3 +231,7 @@ def test_a_node_that_was_told_to_end_is_not_told_again(tmp_path):
     node.stop()
     process.stdout.close()
     assert process.returncode == 1
+
+
+def test_a_node_keeps_what_python_compiles_as_a_user_s_does() -> None:
+    assert kept_environment({"PYTHONDONTWRITEBYTECODE": "1", "HOME": "/h"}) == {"HOME": "/h"}

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -103,7 +104,7 @@ class Node:
                 driver=driver,
                 trainer=SimpleNamespace(
                     prepare=self._prepare, serve=parts["worker"].serve, stop=self._save,
-                    keep=lambda: self.story.append("worker kept"),
+                    keep=lambda: self.story.append("worker kept"), log_path=Path("worker.log"),
                 ),
                 goodput=parts["goodput"],
                 change=lambda hold: self.story.append(f"changed {hold}"),
@@ -127,7 +128,7 @@ class Node:
         final = 4 if "hands_on" in self.story else 3
         return {OTHER: (Lease("observing", Round(5), Round(final), bytes(32), Round(final), 0.0), 60.0)}
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, begun) -> None:
         self.before_worker = list(self.story)
 
     async def _start_host(self) -> None:

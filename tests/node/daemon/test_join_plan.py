@@ -14,6 +14,7 @@ from atoll.node.config.node_config import load_config
 from atoll.node.daemon.build import build
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
+from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
@@ -57,7 +58,9 @@ class Opened(Counter[str]):
             self[Path(str(args[0])).name] += 1
 
 
-async def plan_in(home: Home, *, link: str | None = LINK, wanted: str | None = None, **flags: object) -> JoinPlan:
+async def plan_in(
+    home: Home, *, link: str | None = LINK, wanted: str | None = None, free: Free | None = None, **flags: object
+) -> JoinPlan:
     config = load_config(home.config_toml, {"listen": ["/ip4/127.0.0.1/tcp/0"], "device": "cpu", **flags})
     async with asyncio.TaskGroup() as group:
         return await read_plan(
@@ -68,7 +71,15 @@ async def plan_in(home: Home, *, link: str | None = LINK, wanted: str | None = N
             unix_s=time.time(),
             group=group,
             report=print,
+            free=free,
         )
+
+
+async def test_a_node_whose_worker_began_early_goes_by_what_was_free_before(tmp_path):
+    """The worker holds memory by then."""
+    first = Free(memory_bytes=1 << 50, disk_bytes=1 << 50)
+    assert (await plan_in(Home(tmp_path / "home"), free=first)).free == first
+    assert (await plan_in(Home(tmp_path / "home"))).free != first
 
 
 async def test_a_home_is_read_once_from_the_plan_to_the_built_daemon(tmp_path):

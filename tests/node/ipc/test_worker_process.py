@@ -13,8 +13,9 @@ import pytest
 import uvloop
 
 from atoll.node.ipc import worker_process as module
-from atoll.node.ipc.worker_pipe import WorkerPipe
+from atoll.node.ipc.worker_pipe import EarlyWorker, WorkerPipe
 from atoll.node.ipc.worker_process import Trainer, WorkerDied
+from atoll.node.runs.capacity.memory_model import Free
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault, Superseded
 from atoll.protocols.identity import Identity
@@ -42,6 +43,7 @@ from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
 from tests.waiting import HANGS_S, eventually
 
+FREE = Free(1 << 30, 1 << 30)
 STAND_IN = """
 import sys, time
 from pathlib import Path
@@ -210,6 +212,35 @@ async def test_a_process_that_was_prepared_and_not_needed_is_ended(rig):
     pid = one.pid
     await one.trainer.stop()
     assert is_gone(pid)
+
+
+async def test_a_process_that_began_before_its_trainer_is_the_one_that_is_served(rig, tmp_path):
+    one, kept = rig(), EarlyWorker()
+    await kept.begin(one.trainer.log_path, 0, FREE, command=one.trainer.command)
+    begun = await kept.take(one.trainer.log_path)
+    assert begun is not None
+    await one.trainer.prepare(begun)
+    pid = begun[0].process.pid
+    assert kept.free is FREE
+    assert await kept.take(one.trainer.log_path) is None, "taken once"
+    await kept.end()
+    async with served(one):
+        await one.life(1)
+        assert one.pid == pid
+        assert one.spent[0] == TimeSpent()
+
+
+async def test_a_process_that_began_for_another_run_or_for_nobody_is_ended(rig, tmp_path):
+    one, kept = rig(), EarlyWorker()
+    for is_taken in (True, False):
+        await kept.begin(one.trainer.log_path, 0, FREE, command=one.trainer.command)
+        assert kept._begun is not None
+        pid = kept._begun[0].process.pid
+        if is_taken:
+            assert await kept.take(tmp_path / "other.log") is None
+        else:
+            await kept.end()
+        assert is_gone(pid)
 
 
 async def test_asks_are_answered_and_faults_keep_their_name(rig):

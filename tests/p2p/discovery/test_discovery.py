@@ -207,6 +207,27 @@ def test_a_lost_peer_is_unreachable_once_a_dial_failed(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_lost_peer_is_dialled_as_soon_as_it_is_due(tmp_path: Path) -> None:
+    """Rounds wait for the failure of this dial."""
+
+    async def main(group: asyncio.TaskGroup) -> None:
+        network = MemoryNetwork()
+        other = Node(network, 2, [], tmp_path / "other.json")
+        node = Node(network, 1, [other.address], tmp_path / "peers.json")
+        await start(group, other, node)
+        for _ in range(5):
+            await asyncio.sleep(100.3)
+            dials = len(node.host.dials)
+            network.kill(peer(2))
+            await asyncio.sleep(0.001)
+            due_s = node.discovery.book.get(peer(2)).next_dial
+            await asyncio.sleep(2.5)
+            assert node.host.dials[dials][0] - due_s < 0.01
+            network.revive(peer(2))
+
+    run(main)
+
+
 def test_a_peer_that_dies_twice_is_unreachable_as_soon_as_the_first_time(tmp_path: Path) -> None:
     """Rounds wait longer for a member that was lost and that no dial has missed."""
 

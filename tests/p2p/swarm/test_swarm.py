@@ -11,13 +11,14 @@ from msgspec.structs import astuple, replace
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
-from atoll.p2p.host.interface import Connection, PeerAddress, Route
+from atoll.p2p.host.interface import Connection, PeerAddress, PeerDisconnected, Route
 from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.connections import POLL_S
 from atoll.p2p.swarm.swarm import Swarm
+from atoll.p2p.transports.host_base import Announcer
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
@@ -314,6 +315,27 @@ def test_who_passes_on_a_second_history_by_gossip_is_innocent(tmp_path: Path) ->
             assert one.reputations.get(peer(2)).faults == 0
 
     run_virtual(main())
+
+
+def test_a_killed_peer_is_lost_at_once_where_the_host_says_it_later(tmp_path: Path, monkeypatch) -> None:
+    """p2pd tells of no lost connection: its host compares lists each second. Streams end with their peer."""
+    announce = Announcer.announce
+    monkeypatch.setattr(
+        Announcer, "announce", lambda self, event: isinstance(event, PeerDisconnected) or announce(self, event)
+    )
+
+    async def story() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            await world.start(2, 1)
+            await asyncio.sleep(10 + 0.4 * POLL_S)
+            peer = world.hosts[2].peer_id
+            assert one.neighbours() == [peer]
+            world.network.kill(peer)
+            await asyncio.sleep(0.2)
+            assert one.neighbours() == []
+
+    run_virtual(story())
 
 
 def test_a_peer_of_another_run_is_left_alone_but_not_blamed(tmp_path: Path) -> None:

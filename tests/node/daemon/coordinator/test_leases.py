@@ -121,8 +121,8 @@ def test_a_lease_that_comes_through_others_says_that_the_member_lives(world):
 
 
 def test_the_last_lease_before_a_loss_is_no_sign_of_life(world):
-    """Times of leases are rounded to half seconds: one that began just before looks as if it began after."""
-    world.net.now += 0.3
+    """Times of leases are rounded to eighths of a second: one from just before looks like one from after."""
+    world.net.now += 0.1
     world.net.began[A] = world.net.now
     world.net.connected = [B]
     world.leases.refresh()

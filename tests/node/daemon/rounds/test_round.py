@@ -9,7 +9,15 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.facts import ANNOUNCE_AGAIN_S
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import counted_book, own_set, reason, waits_s
+from atoll.node.daemon.rounds.queries import (
+    REST_TICK_S,
+    SOON_S,
+    counted_book,
+    next_tick_s,
+    own_set,
+    reason,
+    waits_s,
+)
 from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, UNREACHABLE_ROUNDS, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -305,6 +313,32 @@ def test_with_a_quorum_a_member_that_cannot_be_dialled_costs_a_quarter_of_a_roun
     node = Node().ready().leases(a=0, b=0, c=0).lost(C, unreachable=True).train(0).seen(A, 0)
     assert node.state.phase is Phase.COLLECT
     assert node.seen(B, 0).state.phase is Phase.FOLD, "at once"
+
+
+def test_however_short_rounds_are_a_member_that_cannot_be_dialled_costs_a_quarter_of_one():
+    """The least wait for a lost member gives a dial its time; this one is over."""
+    round_s = 0.8
+    node = Node().ready().leases(a=0, b=0, c=0).trained(0, train_s=round_s).seen(ME, 0).seen(A, 0).seen(B, 0)
+    node.lost(C, unreachable=True).tick(UNREACHABLE_ROUNDS * round_s - 0.02)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.03).state.phase is Phase.FOLD
+
+
+def test_the_next_tick_comes_when_the_round_closes():
+    node = of_four()
+    assert next_tick_s(node.state, node.now, 0.25) == 0.25
+    node.tick(TRAIN_S / 2 - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert next_tick_s(node.state, node.now, 0.25) == pytest.approx(0.1)
+    assert next_tick_s(node.state, node.now + 0.06, 0.25) == pytest.approx(0.04), (
+        "the clock is later than the event"
+    )
+    assert next_tick_s(node.state, node.now + 0.2, 0.25) == 0.25, "it is due: the event is on its way"
+    assert next_tick_s(node.state, node.now + 0.1 - 1e-9, 0.25) == SOON_S, "a sleep that ends at once ends never"
+    assert node.tick(0.1).state.phase is Phase.FOLD
+    assert next_tick_s(node.state, node.now, 0.25) == 0.25
+    node.state = replace(node.state, phase=Phase.PAUSED)
+    assert next_tick_s(node.state, node.now, 0.25) == REST_TICK_S
 
 
 def test_a_lost_connection_alone_ends_no_grace():
