@@ -120,35 +120,3 @@ def test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals(wor
             w.check_agreement()
 
     run_virtual(story())
-
-
-def test_rounds_open_at_the_heal_leave_out_work_of_the_other_chain(world):
-    """Rounds of a second leave about a lease of them open on each side."""
-
-    async def story() -> None:
-        async with world(2000, 1, quorum_256=192, grace_256=128, lease_s=20.0) as w:
-            for number in range(4):
-                w.start(number, 1.0)
-            await w.until(lambda: min(finals(w, *range(4))) >= 4)
-            peers = [w.nodes[number].peer for number in range(4)]
-            w.network.cut(peers[:2], peers[2:])
-            before = max(finals(w, *range(4)))
-            await w.until(lambda: min(finals(w, *range(4))) > before + 2, look_s=0.1)
-            begun = min(node.driver.round.round for node in w.nodes.values())
-            healed = max(finals(w, *range(4)))
-            assert begun > healed + 5, "rounds are open"
-            w.network.heal()
-            last = max(node.driver.round.round for node in w.nodes.values()) + 10
-            await w.until(lambda: min(finals(w, *range(4))) > last)
-            w.check_agreement()
-            await w.check_feeds()
-            moved = {number for number, _ in w.changes}
-            assert len(moved) == 2
-            stayed = w.nodes[({*range(4)} - moved).pop()]
-            away = {w.nodes[number].peer for number in moved}
-            sets = {at: {*row.contributors} for at, row in stayed.driver.context.log.rows.items() if row.final}
-            # The other side had made its work for these before it knew of our chain.
-            assert not any(sets[at] & away for at in range(healed + 1, begun)), w.describe()
-            assert any(sets[at] & away for at in range(begun, last)), "afterwards both work together"
-
-    run_virtual(story())

@@ -87,7 +87,7 @@ STORY = [
     entry(C, work(21), b"there"),
     entry(D, THEIRS, b"e2"),
     entry(D, work(21), b"there too"),
-    entry(D, Follow(epoch_id(OURS)), b"f"),
+    entry(D, Follow(Round(8), epoch_id(OURS)), b"f"),
     entry(D, work(22), b"here"),
     entry(A, OURS, b"e3"),
     entry(A, work(21), b"ours"),
@@ -113,11 +113,8 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     found = OtherChains(machines, lambda: 1.0)
     for one in STORY:
         found.on_entry(one)
-    for last_final, apart in (
-        (4, set()),
-        (5, {b"ours", b"here"}),
-        (7, {b"ours", b"here", b"there", b"there too"}),
-    ):
+    ours, theirs = {b"ours", b"here"}, {b"there", b"there too"}
+    for last_final, apart in ((4, set()), (5, ours), (7, ours | theirs)):
         machines.finality = replace(machines.finality, last_final=last_final)
         found.step()
         assert machines.finality.apart == apart, "an epoch may still be ours until its first round is decided"
