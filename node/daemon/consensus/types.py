@@ -92,6 +92,12 @@ class AuthorPruned(msgspec.Struct, frozen=True):
     author: PeerId
 
 
+class OtherChainsSeen(msgspec.Struct, frozen=True):
+    """All contributions to open rounds that were made in another chain (apart.py)."""
+
+    entries: frozenset[Digest]
+
+
 class RoundClosed(msgspec.Struct, frozen=True):
     """Our round machine closed `round`, or folded it again: our own set of the round (PublishAck)."""
 
@@ -186,6 +192,7 @@ Event: TypeAlias = (
     EntrySeen
     | EntryPayloadHeld
     | AuthorPruned
+    | OtherChainsSeen
     | RoundClosed
     | CheckDone
     | FinalApplied
@@ -429,6 +436,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
     """Contributions whose payload is held."""
+    apart: frozenset[Digest] = frozenset()
+    """Contributions that were made in another chain."""
     checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
     """State digest of each choice that the worker checked, for this round; without exclusions (`folded`)."""
     checking: frozenset[Choice] = frozenset()
