@@ -1,14 +1,16 @@
 """Contributions that were made in another chain: own sets of open rounds leave them out (docs/epochs.md).
 
-An author works in the epoch that it signed or followed last before the contribution in its feed. So all nodes
-that have the same entries and the same chain leave out the same work.
+An author works in the epoch that it signed or followed last before the contribution in its feed. What it made while
+it waited for that epoch to begin was trained apart, too. Nodes that have the same entries and the same chain
+leave out the same work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
+from itertools import takewhile
+from typing import NamedTuple, Protocol
 
-from atoll.node.daemon.consensus.apart import is_apart
+from atoll.node.daemon.consensus.apart import parting
 from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochBook, EpochId
 from atoll.node.daemon.consensus.types import FinalityState, OtherChainsSeen
 from atoll.node.daemon.rounds.types import WorkApart
@@ -24,46 +26,52 @@ class _Machines(Protocol):
     def feed_round(self, event: WorkApart) -> None: ...
 
 
+class _Work(NamedTuple):
+    author: PeerId
+    choices: int
+    """How many choices its author had made before it."""
+    base: Digest
+    """Digest of the weights that it was trained from."""
+
+
 @dataclass(slots=True)
 class OtherChains:
-    """The epoch in which each contribution to an open round was made; tells both machines which are apart."""
+    """In which chain each contribution to an open round was made; tells both machines which are apart."""
 
     machines: _Machines
     now: Callable[[], float]
-    _choices: dict[PeerId, EpochId] = field(default_factory=dict)
-    """The epoch that an author signed or followed last."""
-    _made_in: dict[int, dict[Digest, EpochId]] = field(default_factory=dict)
-    """By round and entry; without those that were made in the run's first epoch."""
-    _is_other: dict[EpochId, bool] = field(default_factory=dict)
-    """Of the epochs in `_made_in`, as of the last look."""
+    _choices: dict[PeerId, list[EpochId]] = field(default_factory=dict)
+    """The epochs that an author signed or followed, in the order of its feed."""
+    _works: dict[int, dict[Digest, _Work]] = field(default_factory=dict)
+    """By round and entry."""
+    _partings: dict[EpochId, Epoch | None] = field(default_factory=dict)
+    """What `parting` said of each choice, as of the last look."""
+    _ours: frozenset[EpochId] = frozenset()
+    """The epochs of our chain, as of the last look."""
     _looked_at: tuple[EpochBook, object] | None = None
 
     def on_entry(self, entry: Entry) -> None:
         """Note an entry. Those of one feed come in order."""
         match entry.body:
             case Epoch(members=members) as body if entry.author in members:
-                self._choices[entry.author] = epoch_id(body)
+                self._choices.setdefault(entry.author, []).append(epoch_id(body))
             case Follow(epoch=name):
-                self._choices[entry.author] = name
-            case Contribution(round=number) if self._choices.get(entry.author, ROOT) != ROOT:
-                choice = self._choices[entry.author]
-                self._made_in.setdefault(int(number), {})[entry.id] = choice
-                if self._is_other.get(choice, True):
+                self._choices.setdefault(entry.author, []).append(name)
+            case Contribution(round=number, base=base) if number > self.machines.finality.last_final:
+                choices = self._choices.get(entry.author, ())
+                self._works.setdefault(int(number), {})[entry.id] = _Work(entry.author, len(choices), base)
+                if choices and self._partings.get(choices[-1], choices) is not None:
                     self._looked_at = None
                     self.step()  # before it gets into an own set
 
     def step(self) -> None:
         """Tell the machines, if that changed."""
         state = self.machines.finality
-        if not self._made_in or self._is_as_before(state):
+        if not self._works or self._is_as_before(state):
             return
-        for number in [at for at in self._made_in if at <= state.last_final]:
-            del self._made_in[number]
-        choices = {choice for made in self._made_in.values() for choice in made.values()}
-        self._is_other = {choice: is_apart(state, choice) for choice in choices}
-        found = frozenset(
-            entry for made in self._made_in.values() for entry, choice in made.items() if self._is_other[choice]
-        )
+        for number in [at for at in self._works if at <= state.last_final]:
+            del self._works[number]
+        found = frozenset(self._found(state) if self._choices else ())
         if found != state.apart:
             self.machines.feed_finality(OtherChainsSeen(found))
             self.machines.feed_round(WorkApart(found, self.now()))
@@ -73,3 +81,34 @@ class OtherChains:
         before, book, place = self._looked_at, state.epochs.unvoted, (state.chain, state.deciding)
         self._looked_at = book, place
         return before is not None and before[0] is book and before[1] == place
+
+    def _found(self, state: FinalityState) -> Iterator[Digest]:
+        self._ours = frozenset(segment.epoch for segment in state.chain)
+        authors = {work.author for works in self._works.values() for work in works.values()}
+        chosen = {author: self._choices.get(author, []) for author in authors}
+        self._partings = {choice: parting(state, choice) for each in chosen.values() for choice in each}
+        others = {who for who, each in chosen.items() if any(self._partings[choice] for choice in each)}
+        together = self._together(others)
+        for number, works in self._works.items():
+            for entry, work in works.items():
+                if work.author in others and self._is_apart(work, number, together.get(work.author, -1)):
+                    yield entry
+
+    def _together(self, others: Collection[PeerId]) -> dict[PeerId, int]:
+        """Newest round that an author trained from the same weights as one that never was in another chain."""
+        newest = dict[PeerId, int]()
+        for number, works in sorted(self._works.items()):
+            bases = {work.base for work in works.values() if work.author not in others}
+            newest.update((work.author, number) for work in works.values() if work.base in bases)
+        return newest
+
+    def _is_apart(self, work: _Work, number: int, together: int) -> bool:
+        """Whether its author was in another chain, or then chose one that goes on from where it was."""
+        chosen = self._choices.get(work.author, [])
+        before, later = [ROOT, *chosen][work.choices], chosen[work.choices :]
+        if self._partings.get(before) is not None or number <= together:
+            return self._partings.get(before) is not None
+        stayed = takewhile(lambda choice: choice not in self._ours, later)  # after that it works with us
+        left_by = next((found for choice in stayed if (found := self._partings[choice])), None)
+        was_in = self.machines.finality.epochs.begun(before)
+        return left_by is not None and left_by.parent == was_in and number >= left_by.round

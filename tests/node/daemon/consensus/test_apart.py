@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.apart import is_apart
+from atoll.node.daemon.consensus.apart import parting
 from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochBook, add_entry
 from atoll.node.daemon.consensus.types import FinalityState, OtherChainsSeen
 from atoll.node.daemon.consensus.voter import _own_set
@@ -40,29 +40,29 @@ BOTH = [(A, OURS), (B, OURS), (C, THEIRS), (D, THEIRS), (C, LATER)]
 
 def test_the_other_side_of_a_fork_is_apart_and_our_own_is_not():
     node = known(*BOTH, last_final=20, chain=[OURS])
-    found = {name: is_apart(node, name) for name in (ROOT, *map(epoch_id, (OURS, THEIRS, LATER)))}
-    assert list(found.values()) == [False, False, True, True]
+    found = [parting(node, name) for name in (ROOT, *map(epoch_id, (OURS, THEIRS, LATER)))]
+    assert found == [None, None, THEIRS, THEIRS]
 
 
 def test_an_epoch_is_apart_once_our_chain_decided_its_first_round_without_it():
-    results = [is_apart(known(*BOTH, last_final=at), epoch_id(THEIRS)) for at in (5, 6, 7, 8)]
-    assert results == [False, False, True, True]
-    results = [is_apart(known(*BOTH, last_final=at, chain=[THEIRS]), epoch_id(LATER)) for at in (8, 9)]
-    assert results == [False, True], "it continues an epoch of our chain"
+    results = [parting(known(*BOTH, last_final=at), epoch_id(THEIRS)) for at in (5, 6, 7, 8)]
+    assert results == [None, None, THEIRS, THEIRS]
+    results = [parting(known(*BOTH, last_final=at, chain=[THEIRS]), epoch_id(LATER)) for at in (8, 9)]
+    assert results == [None, LATER], "it continues an epoch of our chain"
 
 
 def test_what_never_began_and_what_is_unknown_is_not_apart():
     waits = known((A, OURS), (B, OURS), (C, THEIRS), last_final=20, chain=[OURS])
-    assert not is_apart(waits, epoch_id(THEIRS)), "D has not signed it"
-    assert not is_apart(waits, b"unknown" * 4)
+    assert not parting(waits, epoch_id(THEIRS)), "D has not signed it"
+    assert not parting(waits, b"unknown" * 4)
 
 
 def entry(author, body, name):
     return SimpleNamespace(id=name, author=author, body=body)
 
 
-def work(number):
-    return Contribution(Round(number), *(digest(b"x"),) * 2, steps=1, tokens=1, weight=64, loss=1.0)
+def work(number, base=b"of all"):
+    return Contribution(Round(number), digest(base), digest(b"x"), steps=1, tokens=1, weight=64, loss=1.0)
 
 
 class Listener:
@@ -82,15 +82,19 @@ class Listener:
 
 
 STORY = [
-    entry(C, work(6), b"before"),
+    entry(B, work(21), b"B's"),
+    entry(C, work(6, b"C"), b"before"),
+    entry(C, work(21), b"together"),
+    entry(C, work(22, b"C"), b"waited"),
     entry(C, THEIRS, b"e1"),
-    entry(C, work(21), b"there"),
+    entry(C, work(23, b"C"), b"there"),
     entry(D, THEIRS, b"e2"),
-    entry(D, work(21), b"there too"),
+    entry(D, work(23, b"D"), b"there too"),
     entry(D, Follow(Round(8), epoch_id(OURS)), b"f"),
-    entry(D, work(22), b"here"),
+    entry(D, work(24, b"D"), b"here"),
+    entry(A, work(22, b"A"), b"A waited"),
     entry(A, OURS, b"e3"),
-    entry(A, work(21), b"ours"),
+    entry(A, work(23, b"A"), b"ours"),
 ]
 
 
@@ -98,14 +102,14 @@ STORY = [
 def test_the_newest_choice_before_the_work_counts_in_whatever_order_feeds_arrive(seed):
     """Each feed in order; feeds mixed at random; the ledger known before, during or after."""
     random_ = random.Random(seed)
-    feeds = {author: [one for one in STORY if one.author == author] for author in (A, C, D)}
+    feeds = {author: [one for one in STORY if one.author == author] for author in (A, B, C, D)}
     machines = Listener(known(*BOTH, last_final=20, chain=[OURS]))
     found = OtherChains(machines, lambda: 1.0)
     while any(feeds.values()):
         found.on_entry(random_.choice([feed for feed in feeds.values() if feed]).pop(0))
     found.step()
-    assert machines.finality.apart == {b"there", b"there too"}
-    assert all(before <= after for before, after in pairwise(machines.told)), "nothing comes back by itself"
+    assert machines.finality.apart == {b"waited", b"there", b"there too"}
+    assert all(before - {b"together"} <= after for before, after in pairwise(machines.told))
 
 
 def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
@@ -113,7 +117,7 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     found = OtherChains(machines, lambda: 1.0)
     for one in STORY:
         found.on_entry(one)
-    ours, theirs = {b"ours", b"here"}, {b"there", b"there too"}
+    ours, theirs = {b"A waited", b"ours", b"here"}, {b"waited", b"there", b"there too"}
     for last_final, apart in ((4, set()), (5, ours), (7, ours | theirs)):
         machines.finality = replace(machines.finality, last_final=last_final)
         found.step()
@@ -121,11 +125,11 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     machines.finality = known(*BOTH, last_final=7, chain=[THEIRS])
     machines.finality = replace(machines.finality, apart=machines.told[-1])
     found.step()
-    assert machines.finality.apart == {b"ours", b"here"}
-    machines.finality = replace(machines.finality, last_final=22)
+    assert machines.finality.apart == ours
+    machines.finality = replace(machines.finality, last_final=24)
     found.step()
     assert machines.finality.apart == frozenset()
-    assert not found._made_in
+    assert not found._works
 
 
 def test_an_idle_voter_counts_the_same_set():
