@@ -15,6 +15,7 @@ from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
 from atoll.node.daemon.removal.other_chains import OtherChains
+from atoll.node.daemon.removal.reasons import reason_given
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, since_of, vote_line
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
@@ -71,13 +72,6 @@ class Removals:
             self._reasons = {key: text for key, text in known.items() if key[0] in cast.get(key[1], ())}
         self.step()
 
-    def _reason(self, peer: PeerId, first: int) -> str:
-        """What one of the voters that excluded a member gave as its reason: the same one on all nodes."""
-        state = self.machines.finality
-        is_known = first == state.deciding or first in state.decided
-        voters = state.electorate(first).voters if is_known else ()
-        return next((text for (of, by), text in sorted(self._reasons.items()) if of == peer and by in voters), "")
-
     def _add(self, peer: PeerId, number: Round, reason: str, *, by: str) -> None:
         if self.is_excluded(peer, number):
             return
@@ -93,7 +87,9 @@ class Removals:
         me, finality, at_work = self.context.me, self.machines.finality, self.machines.round.round
         for peer, first in finality.epochs.voted_out.items():
             if not self.is_excluded(peer, first):
-                self._add(peer, Round(first), self._reason(peer, first), by="voters")
+                self._add(
+                    peer, Round(first), reason_given(finality, peer, first, reasons=self._reasons), by="voters"
+                )
         for peer, one in self.found.items():
             # Until its round is final a peer may be a voter that the others need.
             is_due = max(finality.deciding, at_work) >= one.round if peer == me else finality.deciding > one.round

@@ -1,13 +1,12 @@
 """Contributions that were made in another chain: own sets of open rounds leave them out (docs/epochs.md).
 
-An author works in the epoch that it signed or followed last before the contribution in its feed. What it made while
-it waited for that epoch to begin was trained apart, too. Nodes that have the same entries and the same chain
-leave out the same work.
+An author works in the epoch that it signed or followed last before the contribution in its feed. What it made
+before that, in rounds that this epoch decides, was trained apart, too. Nodes that have the same entries and the
+same chain leave out the same work.
 """
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from atoll.node.daemon.consensus.apart import parting
@@ -46,8 +45,6 @@ class OtherChains:
     """By round and entry."""
     _partings: dict[EpochId, Epoch | None] = field(default_factory=dict)
     """What `parting` said of each choice, as of the last look."""
-    _ours: frozenset[EpochId] = frozenset()
-    """The epochs of our chain, as of the last look."""
     _looked_at: tuple[EpochBook, object] | None = None
 
     def on_entry(self, entry: Entry) -> None:
@@ -83,7 +80,6 @@ class OtherChains:
         return before is not None and before[0] is book and before[1] == place
 
     def _found(self, state: FinalityState) -> Iterator[Digest]:
-        self._ours = frozenset(segment.epoch for segment in state.chain)
         authors = {work.author for works in self._works.values() for work in works.values()}
         chosen = {author: self._choices.get(author, []) for author in authors}
         self._partings = {choice: parting(state, choice) for each in chosen.values() for choice in each}
@@ -91,24 +87,25 @@ class OtherChains:
         together = self._together(others)
         for number, works in self._works.items():
             for entry, work in works.items():
-                if work.author in others and self._is_apart(work, number, together.get(work.author, -1)):
+                if work.author in others and self._is_apart(work, number, together.get(work[:2], -1)):
                     yield entry
 
-    def _together(self, others: Collection[PeerId]) -> dict[PeerId, int]:
-        """Newest round that an author trained from the same weights as one that never was in another chain."""
-        newest = dict[PeerId, int]()
+    def _together(self, others: Collection[PeerId]) -> dict[tuple[PeerId, int], int]:
+        """Newest round that an author trained from the same weights as one that never was in another chain.
+
+        By author and the number of its choices until then: it may be together with these again.
+        """
+        newest = dict[tuple[PeerId, int], int]()
         for number, works in sorted(self._works.items()):
             bases = {work.base for work in works.values() if work.author not in others}
-            newest.update((work.author, number) for work in works.values() if work.base in bases)
+            newest.update((work[:2], number) for work in works.values() if work.base in bases)
         return newest
 
     def _is_apart(self, work: _Work, number: int, together: int) -> bool:
-        """Whether its author was in another chain, or then chose one that goes on from where it was."""
-        chosen = self._choices.get(work.author, [])
+        """Whether its author was in another chain, or next began one that goes on from where it was."""
+        chosen, book = self._choices.get(work.author, []), self.machines.finality.epochs
         before, later = [ROOT, *chosen][work.choices], chosen[work.choices :]
         if self._partings.get(before) is not None or number <= together:
             return self._partings.get(before) is not None
-        stayed = takewhile(lambda choice: choice not in self._ours, later)  # after that it works with us
-        left_by = next((found for choice in stayed if (found := self._partings[choice])), None)
-        was_in = self.machines.finality.epochs.begun(before)
-        return left_by is not None and left_by.parent == was_in and number >= left_by.round
+        left_by = self._partings.get(next(filter(book.is_complete, later), ROOT))
+        return left_by is not None and left_by.parent == book.begun(before) and number >= left_by.round

@@ -31,7 +31,8 @@ def test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side(world, long)
             w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
             apart = w.newest() + 1
             await w.until(lambda: all(len(n.driver.finality.chain) > 1 for n in nodes))
-            await w.until(lambda begun=w.newest(): not long or w.all_final(begun + 1))
+            begun = w.newest()
+            await w.until(lambda: not long or w.all_final(begun + 1))
             healed, opened = max(n.worker.final for n in nodes), min(n.driver.round.round for n in nodes)
             assert opened - healed >= 20
             w.network.heal()
@@ -40,7 +41,6 @@ def test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side(world, long)
             assert len(w.changes) == 2
             stayed = next(n for n in nodes if n.number not in dict(w.changes))
             counts = {at: len(row.contributors) for at, row in stayed.driver.context.log.rows.items() if row.final}
-            print(healed, opened, counts)
             assert {counts[at] for at in range(max(apart, healed) + 1, opened)} == {2}
             assert counts[opened + 6] == 4, "then all work together"
 

@@ -92,6 +92,9 @@ STORY = [
     entry(D, work(23, b"D"), b"there too"),
     entry(D, Follow(Round(8), epoch_id(OURS)), b"f"),
     entry(D, work(24, b"D"), b"here"),
+    entry(B, work(25), b"B's again"),
+    entry(C, Follow(Round(8), epoch_id(OURS)), b"f2"),
+    entry(C, work(25), b"together again"),
     entry(A, work(22, b"A"), b"A waited"),
     entry(A, OURS, b"e3"),
     entry(A, work(23, b"A"), b"ours"),
@@ -117,7 +120,7 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     found = OtherChains(machines, lambda: 1.0)
     for one in STORY:
         found.on_entry(one)
-    ours, theirs = {b"A waited", b"ours", b"here"}, {b"waited", b"there", b"there too"}
+    ours, theirs = {b"A waited", b"ours", b"here", b"together again"}, {b"waited", b"there", b"there too"}
     for last_final, apart in ((4, set()), (5, ours), (7, ours | theirs)):
         machines.finality = replace(machines.finality, last_final=last_final)
         found.step()
@@ -126,7 +129,7 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     machines.finality = replace(machines.finality, apart=machines.told[-1])
     found.step()
     assert machines.finality.apart == ours
-    machines.finality = replace(machines.finality, last_final=24)
+    machines.finality = replace(machines.finality, last_final=25)
     found.step()
     assert machines.finality.apart == frozenset()
     assert not found._works
