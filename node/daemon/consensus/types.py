@@ -21,16 +21,7 @@ from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.probation import Tally
-from atoll.protocols.ledger.records import (
-    Body,
-    Epoch,
-    Excised,
-    Follow,
-    Prepare,
-    Promise,
-    Proposal,
-    Vote,
-)
+from atoll.protocols.ledger.records import Body, Epoch, Excised, Follow, Prepare, Promise, Proposal, Vote
 from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
 
 PATIENCE_S = 10.0
