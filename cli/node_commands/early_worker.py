@@ -7,11 +7,8 @@ from pathlib import Path
 
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.ipc.worker_pipe import EarlyWorker
+from atoll.node.ipc.worker_pipe import WORKER_LOG, EarlyWorker
 from atoll.node.runs.capacity.free_resources import measure_free
-
-WORKER_LOG = "worker.log"
-"""In the folder of a run."""
 
 
 async def begin_early(home: Home, config: NodeConfig, worker: EarlyWorker) -> None:

@@ -14,6 +14,7 @@ from atoll.node.checkpoint.local import LocalBody
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.round_log import read_rows
 from atoll.node.import_export.export_run import load_saved
+from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.worker.error_feedback import LOST_FEEDBACK
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.membership.reputation import BANNED
@@ -88,7 +89,7 @@ def read_home(root: Path) -> History:
         damage=damage,
         whole=frozenset(_whole_payloads(folder / "spool")),
         banned=tuple(_banned(home)),
-        lost_feedback=_text(folder / "worker.log").count(LOST_FEEDBACK),
+        lost_feedback=_text(folder / WORKER_LOG).count(LOST_FEEDBACK),
     )
 
 

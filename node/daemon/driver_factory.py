@@ -34,6 +34,7 @@ from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machin
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
+from atoll.node.daemon.removal.other_chains import OtherChains
 from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import RoundConfig, config_of
@@ -275,6 +276,7 @@ def _build_training(
         reducer=reducer,
         is_synced=lambda: finalizer.is_synced,
         are_correctable=finalizer.sets.are_correctable,
+        apart=OtherChains(common.machines, context.now),
     )
     leases = MemberLeases(
         context=context,

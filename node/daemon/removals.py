@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.excision import corrections, due, wanted
-from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld, FinalityState
+from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld
 from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
-from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, vote_line
+from atoll.node.daemon.removal.other_chains import OtherChains
+from atoll.node.daemon.removal.reasons import reason_given
+from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, since_of, vote_line
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, Divergence, LocalFault
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.records import Excise, Excised, Exclude
+from atoll.protocols.ledger.records import Entry, Excise, Excised, Exclude
 from atoll.protocols.local.standing import Exclusion
 
 
@@ -36,6 +38,7 @@ class Removals:
     """Returns whether this node's feed was compared with what the others have."""
     are_correctable: Callable[[Iterable[Correction], Round], bool]
     """Returns whether all payloads for these corrections are held; if not, gets them until a round is final."""
+    apart: OtherChains
     found: dict[PeerId, Exclusion] = field(default_factory=dict)
     """By peer; of several about one peer the one with the lowest round."""
     _reasons: dict[tuple[PeerId, PeerId], str] = field(default_factory=dict)
@@ -52,6 +55,12 @@ class Removals:
         own = self.found.get(self.context.me)
         return reason_of(own, self.context.me) if own else ""
 
+    def on_entry(self, entry: Entry) -> None:
+        """Receive what finality has of a feed."""
+        self.apart.on_entry(entry)
+        if isinstance(entry.body, Exclude):
+            self.on_exclude(entry.author, entry.body)
+
     def on_exclude(self, author: PeerId, body: Exclude) -> None:
         """Receive the owner's exclusion, or a member's vote, once the finality machine has it."""
         if author == self.context.spec.owner:
@@ -62,13 +71,6 @@ class Removals:
             # An author has few votes that count, and none once its feed was pruned.
             self._reasons = {key: text for key, text in known.items() if key[0] in cast.get(key[1], ())}
         self.step()
-
-    def _reason(self, peer: PeerId, first: int) -> str:
-        """What one of the voters that excluded a member gave as its reason: the same one on all nodes."""
-        state = self.machines.finality
-        is_known = first == state.deciding or first in state.decided
-        voters = state.electorate(first).voters if is_known else ()
-        return next((text for (of, by), text in sorted(self._reasons.items()) if of == peer and by in voters), "")
 
     def _add(self, peer: PeerId, number: Round, reason: str, *, by: str) -> None:
         if self.is_excluded(peer, number):
@@ -81,10 +83,13 @@ class Removals:
 
     def step(self) -> None:
         """Read what votes decided; pause this node, and cut off others, when their rounds have come."""
+        self.apart.step()
         me, finality, at_work = self.context.me, self.machines.finality, self.machines.round.round
         for peer, first in finality.epochs.voted_out.items():
             if not self.is_excluded(peer, first):
-                self._add(peer, Round(first), self._reason(peer, first), by="voters")
+                self._add(
+                    peer, Round(first), reason_given(finality, peer, first, reasons=self._reasons), by="voters"
+                )
         for peer, one in self.found.items():
             # Until its round is final a peer may be a voter that the others need.
             is_due = max(finality.deciding, at_work) >= one.round if peer == me else finality.deciding > one.round
@@ -173,12 +178,6 @@ class Removals:
         """Who is excluded, and what of its work is taken out."""
         state = self.machines.finality
         return tuple(
-            replace(one, excise_since=_since(state, peer), excised_in=done and done.round)
+            replace(one, excise_since=since_of(state, peer), excised_in=done and done.round)
             for peer, one, done in ((peer, one, state.excised.get(peer)) for peer, one in self.found.items())
         )
-
-
-def _since(state: FinalityState, peer: PeerId) -> int | None:
-    """The first round that a member's work is, or was, taken out of; None: nobody wants that."""
-    since = state.excised[peer].since if peer in state.excised else wanted(state).get(peer)
-    return since if since is None or peer in state.excised else max(since, state.deciding - state.excise_rounds)

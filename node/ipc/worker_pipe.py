@@ -16,6 +16,8 @@ from atoll.protocols import codec
 from atoll.protocols.local import worker_messages
 
 WORKER = (sys.executable, "-m", "atoll.node.worker.main")
+WORKER_LOG = "worker.log"
+"""In the folder of a run."""
 
 
 class WorkerPipe:

@@ -18,6 +18,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
@@ -50,7 +51,7 @@ class CurrentChain:
         folder, net = self._folder, self.net
         self.trainer = Trainer(
             _start_request(self.plan, folder, self.swarm.blobs.store),
-            folder / "worker.log",
+            folder / WORKER_LOG,
             lambda started: self.driver.on_started(started),
             lambda progress: self._on_progress(progress),
             on_gone=self._on_worker_gone,

@@ -196,6 +196,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, held=state.held | {entry}), []
         case finality_types.AuthorPruned(author):
             return _without(state, author), []
+        case finality_types.OtherChainsSeen(entries):
+            return replace(state, apart=entries), []
         case finality_types.RoundClosed(number, members):
             state = replace(state, views={**state.views, number: members}, closed=max(state.closed, number))
             return _note_stable(state), []

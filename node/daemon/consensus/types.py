@@ -21,16 +21,7 @@ from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.probation import Tally
-from atoll.protocols.ledger.records import (
-    Body,
-    Epoch,
-    Excised,
-    Follow,
-    Prepare,
-    Promise,
-    Proposal,
-    Vote,
-)
+from atoll.protocols.ledger.records import Body, Epoch, Excised, Follow, Prepare, Promise, Proposal, Vote
 from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
 
 PATIENCE_S = 10.0
@@ -90,6 +81,12 @@ class AuthorPruned(msgspec.Struct, frozen=True):
     """The ledger let go of an author that showed no work: its contributions without a payload are forgotten."""
 
     author: PeerId
+
+
+class OtherChainsSeen(msgspec.Struct, frozen=True):
+    """All contributions to open rounds that were made in another chain (apart.py)."""
+
+    entries: frozenset[Digest]
 
 
 class RoundClosed(msgspec.Struct, frozen=True):
@@ -186,6 +183,7 @@ Event: TypeAlias = (
     EntrySeen
     | EntryPayloadHeld
     | AuthorPruned
+    | OtherChainsSeen
     | RoundClosed
     | CheckDone
     | FinalApplied
@@ -429,6 +427,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Our own set of each closed round."""
     held: frozenset[Digest] = frozenset()
     """Contributions whose payload is held."""
+    apart: frozenset[Digest] = frozenset()
+    """Contributions that were made in another chain."""
     checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
     """State digest of each choice that the worker checked, for this round; without exclusions (`folded`)."""
     checking: frozenset[Choice] = frozenset()

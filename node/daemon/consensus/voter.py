@@ -289,10 +289,11 @@ def _counted_of_ours(state: FinalityState) -> set[Digest]:
 
 
 def _own_set(state: FinalityState) -> set[Digest]:
-    """Our own set of the round, without excluded work; empty too early."""
+    """Our own set of the round, without excluded work and that of other chains; empty too early."""
     # Our own set, not the ledger: work that no peer serves, or of members in name only, is in no set. An idle node
     # may never close the round, and counts what it holds after its patience.
     view, known = state.views.get(state.deciding), state.book.contributions
     rested = state.idle and state.stable_since is not None and state.now - state.stable_since >= state.patience_s
     names = view or (state.held if rested else frozenset[Digest]()) - state.book.orphans
-    return _counted(state, known.keys() & names)
+    found = known.keys() & names
+    return _counted(state, found - state.apart or found)

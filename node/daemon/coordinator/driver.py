@@ -41,7 +41,7 @@ from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.entry_rules import is_lawful
-from atoll.protocols.ledger.records import Ack, Contribution, Entry, Exclude, Follow, Leave
+from atoll.protocols.ledger.records import Ack, Contribution, Entry, Follow, Leave
 from atoll.protocols.local import worker_messages
 
 TICK_S = 0.25
@@ -331,8 +331,8 @@ class Driver:
         self.reducer.add_entry(entry, is_orphan=is_orphan)
         self.newcomers.on_entry(entry)
         self.machines.feed_finality(finality_types.EntrySeen(name, entry.author, body, is_orphan))
-        if isinstance(body, Exclude):
-            self.removals.on_exclude(entry.author, body)
+        if not is_orphan:
+            self.removals.on_entry(entry)
         if isinstance(body, Contribution) and (
             self.contributions.is_held(name) or self.reducer.is_reduced(body.round)
         ):

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES
-from atoll.node.daemon.consensus.excision import corrections
+from atoll.node.daemon.consensus.excision import corrections, wanted
 from atoll.node.daemon.consensus.exclusion import needed_votes
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.errors import ConfigError
@@ -79,3 +79,9 @@ def first_excluded(state: FinalityState, peer: PeerId, first: Round | None) -> R
             f"this node voted to exclude {MAX_VOTES} members", hint="no more of its votes count; others may vote"
         )
     return state.deciding if first is None else first
+
+
+def since_of(state: FinalityState, peer: PeerId) -> int | None:
+    """The first round that a member's work is, or was, taken out of; None: nobody wants that."""
+    since = state.excised[peer].since if peer in state.excised else wanted(state).get(peer)
+    return since if since is None or peer in state.excised else max(since, state.deciding - state.excise_rounds)

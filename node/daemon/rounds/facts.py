@@ -46,6 +46,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             return _fetch_missing(replace(state, books=books))  # there may be room now
         case round_types.AuthorExcluded(author, number):
             return _fetch_missing(_author_excluded(state, author, number))
+        case round_types.WorkApart(entries):
+            return _with_work_apart(state, entries), []
         case round_types.ReductionPlanned(number):
             # A closed round is folded from whole payloads: a plan for it would only make the node wait for slices.
             fresh = max(state.closed, state.final) < number and number not in state.reduced
@@ -157,6 +159,13 @@ def _author_excluded(state: RoundState, author: PeerId, number: int) -> RoundSta
     state = replace(state, excluded={**state.excluded, author: min(number, state.excluded.get(author, number))})
     books = {at: book.without(author) if at >= number else book for at, book in state.books.items()}
     return replace(state, books=books, settled={})
+
+
+def _with_work_apart(state: RoundState, entries: frozenset[Digest]) -> RoundState:
+    """Folds of the rounds whose own set may have changed follow."""
+    changed = entries ^ state.apart
+    settled = {at: book for at, book in state.settled.items() if changed.isdisjoint(book.authors)}
+    return replace(state, apart=entries, settled=settled)
 
 
 def _fetch_missing(state: RoundState) -> Out:

@@ -42,12 +42,27 @@ def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
     return number >= state.excluded.get(author, number + 1)
 
 
-def counted_book(state: RoundState, number: int) -> RoundBook:
-    """The contributions that count in this node's own set of a round: those of excluded authors only alone."""
+def awaited_book(state: RoundState, number: int) -> RoundBook:
+    """The contributions that a round waits for: those of excluded authors only alone."""
     book = book_of(state, number)
     if not state.excluded:
         return book
-    left = {entry: who for entry, who in book.authors.items() if not is_excluded(state, who, number)}
+    return _narrowed(book, {entry for entry, who in book.authors.items() if is_excluded(state, who, number)})
+
+
+def counted_book(state: RoundState, number: int) -> RoundBook:
+    """The contributions that count in this node's own set of a round.
+
+    Those of excluded authors, and those that were made in another chain, only alone.
+    """
+    book = awaited_book(state, number)
+    # It was trained from a model that this chain does not have. But its authors train the round no more.
+    return book if state.apart.isdisjoint(book.authors) else _narrowed(book, state.apart)
+
+
+def _narrowed(book: RoundBook, without: Collection[Digest]) -> RoundBook:
+    """The book without some contributions, if others are held."""
+    left = {entry: who for entry, who in book.authors.items() if entry not in without}
     # A round in which nobody else worked could never become final without them.
     has_other = not book.held.isdisjoint(left)
     return RoundBook(left, book.held & left.keys()) if has_other and len(left) < len(book.authors) else book
@@ -60,7 +75,7 @@ def own_set(state: RoundState, number: int) -> tuple[Digest, ...]:
 
 def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
-    book = counted_book(state, state.collecting)
+    book = awaited_book(state, state.collecting)
     awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
     return awaited, book.there & awaited
 

@@ -184,6 +184,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Members that a round closed without, and of whose contributions none was seen since."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
+    apart: frozenset[Digest] = frozenset()
+    """Contributions that were made in another chain."""
     set_rules: SetRules = msgspec.field(default_factory=SetRules)
     """Who comes first in a round with more contributions than a set may name."""
     shortage: str = ""

@@ -68,6 +68,13 @@ class AuthorExcluded(msgspec.Struct, frozen=True):
     now: float
 
 
+class WorkApart(msgspec.Struct, frozen=True):
+    """All contributions to open rounds that were made in another chain: own sets have them only alone."""
+
+    entries: frozenset[Digest]
+    now: float
+
+
 class ReductionPlanned(msgspec.Struct, frozen=True):
     """The round is reduced: no node needs its payloads as a whole. Ignored where the round is closed already.
 
@@ -214,6 +221,7 @@ Event: TypeAlias = (
     | PayloadHeld
     | AuthorPruned
     | AuthorExcluded
+    | WorkApart
     | ReductionPlanned
     | SetResolved
     | SenioritySeen

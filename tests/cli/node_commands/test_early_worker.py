@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.cli.node_commands.early_worker import WORKER_LOG, begin_early
+from atoll.cli.node_commands.early_worker import begin_early
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.daemon import build
+from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.p2p.system.atomic_files import make_folder
 
 
@@ -34,7 +34,3 @@ async def test_a_worker_begins_early_where_there_is_one_run_and_a_model(tmp_path
     await begin_early(home, config, begun)
     is_early = runs == 1 and roles != ("relay",)
     assert begun.logs == [home.run(bytes(32)) / WORKER_LOG] * is_early
-
-
-def test_the_log_is_the_one_that_the_daemon_names():
-    assert f'folder / "{WORKER_LOG}"' in Path(build.__file__).read_text()

@@ -53,6 +53,7 @@ class Node:
             ),
             reducer=SimpleNamespace(exclude=lambda peer, first: self.reduced.append((peer, first))),
             is_synced=lambda: is_synced,
+            apart=SimpleNamespace(step=lambda: None),
             are_correctable=lambda found, until: self.asked.append(found) or self.has_payloads,
         )
 

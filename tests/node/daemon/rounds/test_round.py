@@ -49,6 +49,7 @@ from atoll.node.daemon.rounds.types import (
     TrainingDone,
     TrainingRefused,
     TrainingSaved,
+    WorkApart,
     WorkerReady,
 )
 from atoll.node.runs.capacity.open_rounds import OpenRounds
@@ -1223,6 +1224,31 @@ def test_the_work_of_an_excluded_author_is_not_fetched_and_counts_before_its_rou
     assert node.seen(A, 0, held=False).find(FetchPayload) == [FetchPayload(entry_of(A, 0))]
     late = Node().seen(A, 3, held=False).feed(AuthorExcluded(A, Round(1), 0.0)).ready()
     assert not any(isinstance(action, FetchPayload) for action in late.log)
+
+
+def test_own_sets_leave_out_work_of_another_chain_and_wait_for_none_of_its_authors():
+    node = Node().ready().leases(a=0, b=0).feed(WorkApart(frozenset([entry_of(A, 0), entry_of(A, 1)]), 0.0))
+    node.train(0).seen(A, 0).seen(B, 0)
+    assert own_set(node.state, 0) == tuple(sorted((entry_of(ME, 0), entry_of(B, 0))))
+    assert node.find(FoldRound)[-1].members == own_set(node.state, 0), "it closes without that of A"
+    node.fold().train(1).seen(A, 1)
+    assert own_set(node.state, 1) == (entry_of(ME, 1),)
+
+
+def test_closed_rounds_are_folded_again_without_work_that_turns_out_to_be_of_another_chain():
+    node = Node().ready().leases(a=0, b=0).train(0).seen(A, 0).seen(B, 0).fold()
+    whole = own_set(node.state, 0)
+    node.train(1).seen(A, 1).feed(WorkApart(frozenset(entry_of(A, at) for at in (0, 1)), node.now))
+    node.leases(b=1).seen(B, 1)
+    folds = {action.round: action.members for action in node.log if isinstance(action, FoldRound)}
+    assert folds == {at: tuple(sorted((entry_of(ME, at), entry_of(B, at)))) for at in (0, 1)}
+    node.feed(WorkApart(frozenset(), node.now))
+    assert own_set(node.state, 0) == whole
+
+
+def test_a_round_with_work_of_another_chain_alone_keeps_it():
+    node = Node().ready(-1).seen(A, 0).leases(a=5, b=5).feed(WorkApart(frozenset([entry_of(A, 0)]), 0.0))
+    assert own_set(node.state, 0) == (entry_of(A, 0),)
 
 
 def test_a_round_in_which_only_the_excluded_worked_keeps_its_work():

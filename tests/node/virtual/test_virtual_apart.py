@@ -1,0 +1,47 @@
+"""Whole nodes: halves that decided apart meet while many rounds are open, and whose work is folded into these."""
+
+import asyncio
+
+import pytest
+
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.local.worker_messages import CheckRequest
+from tests.node.virtual.conftest import FakeWorker
+
+ROUND_S = 2.0
+
+
+class SlowChecks(FakeWorker):
+    """Rounds become final no faster than they are trained: what the lease left open stays a backlog."""
+
+    async def _answer(self, ask):
+        if isinstance(ask, CheckRequest):
+            await asyncio.sleep(0.5 * ROUND_S)
+        return await super()._answer(ask)
+
+
+@pytest.mark.parametrize("long", [False, True], ids=["trained_in_the_lease", "trained_in_the_epochs"])
+def test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side(world, long):
+    """Presets' pace, but for checks. `long`: all that is open at the heal was trained after the epochs began."""
+
+    async def story() -> None:
+        async with world(400, 1, worker=SlowChecks) as w:
+            nodes = [w.start(number, ROUND_S) for number in range(4)]
+            await w.until(lambda: w.all_final(4))
+            w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
+            apart = w.newest() + 1
+            await w.until(lambda: all(len(n.driver.finality.chain) > 1 for n in nodes))
+            begun = w.newest()
+            await w.until(lambda: not long or w.all_final(begun + 1))
+            healed, opened = max(n.worker.final for n in nodes), min(n.driver.round.round for n in nodes)
+            assert opened - healed >= 20
+            w.network.heal()
+            await w.until(lambda: w.all_final(opened + 6))
+            w.check_agreement()
+            assert len(w.changes) == 2
+            stayed = next(n for n in nodes if n.number not in dict(w.changes))
+            counts = {at: len(row.contributors) for at, row in stayed.driver.context.log.rows.items() if row.final}
+            assert {counts[at] for at in range(max(apart, healed) + 1, opened)} == {2}
+            assert counts[opened + 6] == 4, "then all work together"
+
+    run_virtual(story())
