@@ -17,6 +17,7 @@ from atoll.protocols.local.standing import Standing
 
 MOST = 64
 """Most members that a status names: an open run may have a thousand on probation."""
+TWO_HISTORIES = "two histories"
 HINT = "see what `atoll doctor` says of this machine; the weight is back as soon as new verdicts show work"
 
 
@@ -66,7 +67,11 @@ class MemberStandings:
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
         audits = self.for_others or self.auditor  # of a trainer its own, of an evaluator those for others
         share_256 = self.share_of(peer)
+        is_proven = peer in state.equivocators
         why = (
+            f"signed {TWO_HISTORIES} (a copied home, or an old backup): nothing new of it counts"
+            if is_proven
+            else "",
             _probation(votes_in, state.tally, peer, share_256),
             why_weight,
             f"no Reduction of it counts up to round {until}" if until is not None else "",
@@ -74,7 +79,7 @@ class MemberStandings:
         return Standing(
             peer=peer,
             votes_in=votes_in,
-            weight_16=scaled(weight_16, share_256),
+            weight_16=0 if is_proven else scaled(weight_16, share_256),
             verdicts=verdicts,
             audits_made=audits.made if audits and peer == self.me else None,
             audits_adopted=self.auditor.adopted if self.auditor and peer == self.me else None,
@@ -83,6 +88,15 @@ class MemberStandings:
             distrusted_until=until,
             why="; ".join(filter(None, why)),
         )
+
+    def absence(self, peer: PeerId) -> str:
+        """Why an author is no member now: it signed two histories, left, or is gone; empty: it is no author."""
+        state = self.finality()
+        if peer in state.equivocators:
+            return TWO_HISTORIES
+        if state.epochs.has_left(peer, state.deciding, state.epoch):
+            return "left"
+        return "gone" if peer in state.accepted else ""
 
     def diminished(self, peers: Iterable[PeerId]) -> tuple[Standing, ...]:
         """Those of the peers that count less than in full, those without weight first; MOST at most."""

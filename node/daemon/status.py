@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed
+from atoll.node.daemon.member_standing import TWO_HISTORIES
 from atoll.node.daemon.rounds.queries import must_wait, reason, untrained, waits_s
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
@@ -238,6 +239,8 @@ class DaemonOperator:
         votes = {one.peer: one.votes for one in view.votes_against}
         known = self.swarm.peers()
         standings = view.standings.of(*(row.peer for row in known))
+        absences = {row.peer: view.standings.absence(row.peer) for row in known}
+        liars = {peer for peer, reason in absences.items() if reason == TWO_HISTORIES}
         rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in known]
         return [
             replace(
@@ -245,6 +248,7 @@ class DaemonOperator:
                 excluded_from=excluded.get(row.peer),
                 votes_against=votes.get(row.peer, 0),
                 standing=standing if row.member else None,
+                activity=row.activity if row.member and row.peer not in liars else absences[row.peer],
             )
             for row, standing in zip(rows, standings, strict=True)
         ]

@@ -14,10 +14,19 @@ LISTEN_S = 10.0
 """A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
 
-def missing(state: FinalityState) -> str:
-    """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is."""
+Leases = Callable[[], Mapping[PeerId, tuple[Lease, float]]]
+"""Returns the live leases of others with their remaining life in seconds."""
+
+
+def missing(state: FinalityState, leases: Leases = dict) -> str:
+    """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is.
+
+    Nobody is missed in a round that another member's lease calls final: this node has yet to read its records.
+    """
     here = present_of(state, state.voters)
     if not state.live or state.deciding >= state.rounds or is_quorum(state.voters, here):
+        return ""
+    if any(lease.final >= state.deciding for lease, _ in leases().values()):
         return ""
     gone = [peer for peer in state.voters if peer not in here]
     # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
@@ -60,7 +69,7 @@ def _next(state: FinalityState) -> str:
     return "those that are here go on without them now"
 
 
-def missing_model(newest: int, applied: int, leases: Callable[[], Mapping[PeerId, tuple[Lease, float]]]) -> str:
+def missing_model(newest: int, applied: int, leases: Leases) -> str:
     """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
 
     `applied`: the newest round in its Θ_final. `leases` is called for a node without a model only. Empty: it has

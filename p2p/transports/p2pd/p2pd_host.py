@@ -146,7 +146,7 @@ class P2pdHost(HostBase):
         return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
 
     async def _reconnect(self, peer: PeerId, began_s: float) -> None:
-        """Replace the peer's connections, on which a stream wanted since `began_s` did not open. Raises Unreachable.
+        """Replace connections on which a stream wanted since `began_s` did not open. Raises Unreachable.
 
         Most QUIC streams of p2pd leave their place taken at the other side when they end in order: after some 300
         go-libp2p waits for ever to open another one, while streams that are open go on, and with them all pings.

@@ -39,6 +39,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
+from atoll.protocols.ledger.registers import Lease
 from tests.node.daemon.consensus.before_round import before_round
 
 RUN = RunId(digest(b"epochs"))
@@ -377,6 +378,14 @@ def test_a_node_that_came_up_just_now_does_not_say_for_how_long_others_are_silen
 
 def test_a_node_that_came_up_just_now_complains_of_nobody():
     assert missing(Node(here=(A,)).wait(LISTEN_S - 1).state) == ""
+
+
+def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():
+    """A node that came back, or a newcomer, reads a round's records before those of the epoch that went on."""
+    node = Node(here=(A,)).wait(LISTEN_S)
+    for final, is_told in ((4, True), (5, False), (6, False)):
+        leases = {B: (Lease("training", Round(final + 2), Round(final), b"", Round(-1), 10.0), 30.0)}
+        assert bool(missing(node.state, lambda leases=leases: leases)) == is_told
 
 
 # --- what the simulator found -------------------------------------------------------------------
