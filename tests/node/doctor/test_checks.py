@@ -119,7 +119,7 @@ def test_home(tmp_path: Path) -> None:
     assert only(run_checks(blocked, [DoctorCheck("home", 5.0, doctor_machine.home)])).state == "fail"
 
 
-def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
+def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path, monkeypatch) -> None:
     sick = patient(tmp_path)
     sick.home.lock.write_text(f"{os.getpid()}\n")
     assert only(doctor_machine.home(sick)).check == "home", "an old lock file is no lock"
@@ -128,6 +128,9 @@ def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
         _, row = doctor_machine.home(sick)
         assert (row.check, row.state) == ("lock", "fail")
         assert str(os.getpid()) in row.found
+        assert row.remedy.startswith("wait if it has just started; ")
+        monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_STOPPED)
+        assert f"kill -CONT {os.getpid()}" in [*doctor_machine.home(sick)][1].remedy
         assert only(doctor_machine.home(patient(tmp_path, status={"pid": 1}))).check == "home"
 
 
