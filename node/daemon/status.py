@@ -33,7 +33,7 @@ from atoll.p2p.nat.route_host import RouteHost
 from atoll.p2p.swarm.connections import PeerView
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.mentioned import names_in
@@ -248,7 +248,7 @@ class DaemonOperator:
                 excluded_from=excluded.get(row.peer),
                 votes_against=votes.get(row.peer, 0),
                 standing=standing if row.member else None,
-                activity=row.activity if row.member and row.peer not in liars else absences[row.peer],
+                activity=row.activity if row.member and row.peer not in liars else absences[PeerId(row.peer)],
             )
             for row, standing in zip(rows, standings, strict=True)
         ]
