@@ -23,6 +23,7 @@ from atoll.p2p.host.interface import (
     Route,
 )
 from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
+from atoll.p2p.transports.p2pd.connection_replacements import OPEN_S, ConnectionReplacements
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.p2p.transports.p2pd.process import (
@@ -37,11 +38,9 @@ from atoll.p2p.transports.p2pd.process import (
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId, peer_from_bytes, short
+from atoll.protocols.ids import PeerId, peer_from_bytes
 
 log = logging.getLogger(__name__)
-OPEN_S = 5.0
-"""Seconds that a stream may take to open; then its connection takes no more streams, and is replaced."""
 
 
 class P2pdHost(HostBase):
@@ -62,8 +61,7 @@ class P2pdHost(HostBase):
         self._poll_s = poll_s
         self._listen = self._options.listen
         self._peers: set[PeerId] = set()
-        self._replaced_at: dict[PeerId, float] = {}
-        """When the connections of a peer were replaced, of the last OPEN_S."""
+        self._replacements = ConnectionReplacements()
         self._is_stopping = False
         """The next death of p2pd is one that we asked for."""
         self._control: P2pdControl | None = None
@@ -140,26 +138,10 @@ class P2pdHost(HostBase):
             async with asyncio.timeout(OPEN_S):
                 socket = await self._live().open_stream(peer, protocol)
         except TimeoutError as error:
-            await self._reconnect(peer, began_s)
+            await self._replacements.replace(self, peer, began_s)
             raise Unreachable("the connection took no more streams, and was replaced") from error
         self._on_connected(peer)
         return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
-
-    async def _reconnect(self, peer: PeerId, began_s: float) -> None:
-        """Replace connections on which a stream wanted since `began_s` did not open. Raises Unreachable.
-
-        Most QUIC streams of p2pd leave their place taken at the other side when they end in order: after some 300
-        go-libp2p waits for ever to open another one, while streams that are open go on, and with them all pings.
-        """
-        now_s = asyncio.get_running_loop().time()
-        if self._replaced_at.get(peer, began_s) > began_s:
-            return  # another stream that hung replaced them meanwhile
-        self._replaced_at = {other: at_s for other, at_s in self._replaced_at.items() if now_s - at_s < OPEN_S}
-        self._replaced_at[peer] = now_s
-        maddrs = tuple(each.maddr for each in await self.connections() if each.peer == peer)
-        log.warning("%s: the connection takes no more streams: it is replaced", short(peer))
-        await self.disconnect(peer)
-        await self.connect(PeerAddress(peer, maddrs))
 
     def statistics(self) -> HostStatistics:
         """Return a snapshot."""

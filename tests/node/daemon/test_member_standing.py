@@ -58,14 +58,6 @@ def test_of_two_histories_nothing_new_counts_and_all_read_why():
     assert known.diminished(("a2", "a3")) == (liar,)
 
 
-def test_an_author_that_is_no_member_now_has_a_reason():
-    book = SimpleNamespace(has_left=lambda peer, number, epoch: peer == "a2" and (number, epoch) == (7, b""))
-    state = SimpleNamespace(equivocators={"a3"}, epochs=book, deciding=7, epoch=b"", accepted={"a1", "a2", "a3"})
-    known = replace(standings(), finality=lambda: state)
-    said = [known.absence(peer) for peer in ("a1", "a2", "a3", "stranger")]
-    assert said == ["gone", "left", "two histories", ""]
-
-
 def test_a_run_without_audits_says_nothing_of_verdicts():
     assert standings(audits=False).of(IDLE) == [Standing(peer=IDLE)]
 

@@ -90,9 +90,12 @@ async def test_a_peer_that_is_no_member_now_has_the_reason_for_an_activity() -> 
     known = [
         SimpleNamespace(peer=peer, path="", maddr="", rtt_s=None, faults=0, last_error="") for peer in reasons
     ]
+    epochs = SimpleNamespace(left={"stopped": 3}, voted={}, back={})
+    authors = {"here", "idle", "stopped", "lost", "liar"}
+    state = SimpleNamespace(equivocators={"liar"}, epochs=epochs, accepted=authors, epoch=b"")
     standings = SimpleNamespace(
         of=lambda *peers: [Standing(peer=peer, weight_16=16 * (peer == "here")) for peer in peers],
-        absence=reasons.get,
+        finality=lambda: state,
     )
     view = SimpleNamespace(left={"stopped"}, excluded=(), votes_against=(), standings=standings)
     parts = {
