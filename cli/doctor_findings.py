@@ -33,7 +33,9 @@ def findings(home: Home, wanted: str | None = None) -> list[Finding]:
     status, more = _status(home)
     given = DoctorInput(home, config, _run(home, wanted), status)
     with _logged(home):
-        return [*rows, *more, *run_checks(given, CHECKS)]
+        found = run_checks(given, CHECKS)
+    # A node that does not answer is no node that does not run.
+    return [*rows, *more, *(row for row in found if not more or row.check != "node")]
 
 
 @contextmanager

@@ -238,7 +238,7 @@ def ledger(use: LedgerUse) -> str:
     """Who is in the ledger, how many without work had to go, and which rounds it has records of."""
     new = f"{use.new} new of {use.places} places" + (f", {use.pruned} gave theirs up" if use.pruned else "")
     kept = f"; records from round {use.records_from} on" if use.records_from else ""
-    return f"{use.accepted} authors, {use.worked} more that worked, {new}; {size(use.disk_bytes)}{kept}"
+    return f"{counted(use.accepted, 'author')}, {use.worked} more that worked, {new}; {size(use.disk_bytes)}{kept}"
 
 
 def counts(standing: Standing | None) -> str:
@@ -257,7 +257,7 @@ def counts(standing: Standing | None) -> str:
 def relaying(use: control_messages.RelayUse) -> str:
     """What the node relays for others."""
     today = f"{size(use.bytes_today)} of {size(use.bytes_per_day)} today"
-    return f"{use.circuits} circuits open, {use.circuits_served} served, {today}, {use.refused} refused"
+    return f"{counted(use.circuits, 'circuit')} open, {use.circuits_served} served, {today}, {use.refused} refused"
 
 
 def peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
@@ -269,8 +269,8 @@ def peer_cells(row: control_messages.PeerStatus) -> tuple[str, ...]:
         span(row.rtt_s),
         _activity(row),
         "–" if row.round is None else str(row.round),
-        "–" if row.final is None else str(row.final),
-        number(row.tokens_per_s, 0),
+        "–" if row.final is None or row.final < 0 else str(row.final),
+        number(row.tokens_per_s or None, 0),
         span(row.heard_s),
         str(row.faults),
         counts(row.standing),

@@ -13,6 +13,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig, load_config
 from atoll.node.doctor.checks import Finding, has_no_failure
 from atoll.node.runs.capacity.machine_fit import PresetFit, largest, measure_machine, presets_here
+from atoll.protocols.errors import counted
 
 _STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _WIDTH = 10
@@ -41,8 +42,8 @@ def lines(rows: Sequence[Finding]) -> list[tuple[str, str]]:
         if row.remedy:
             shown.append(("", f"{' ' * _WIDTH} → {row.remedy}"))
     counts = {state: sum(row.state == state for row in rows) for state in _STYLES}
-    counted = f"{counts['pass']} passed, {counts['warn']} warnings, {counts['fail']} failed"
-    shown.append(("", f"{counted}, {counts['skip']} not checked"))
+    done = f"{counts['pass']} passed, {counted(counts['warn'], 'warning')}, {counts['fail']} failed"
+    shown.append(("", f"{done}, {counts['skip']} not checked"))
     return shown
 
 

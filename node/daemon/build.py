@@ -165,6 +165,7 @@ def _build_network(plan: JoinPlan, folder: Path) -> tuple[LimitedHost, RouteHost
         quota=quota,
         newcomers=NewcomerQuota(config.ledger_newcomers, config.ledger_newcomers_per_minute),
     )
+    swarm.ledger.check_author(identity.peer_id)
     return limited, routed, swarm
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from atoll.node.config.roles import TRAINS, Work
+from atoll.node.daemon.assets.fetching import verify_whole
 from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
@@ -234,7 +235,8 @@ def _build_sets(
 
 def _build_payloads(common: _Common) -> PayloadFetcher:
     async def verify(path: Path, record: PayloadRecord) -> None:
-        await common.worker.ask(verification_of(path, record), VerifyReply)
+        asked = verification_of(path, record)
+        await verify_whole(common.net, record.payload, lambda: common.worker.ask(asked, VerifyReply))
 
     return PayloadFetcher(
         blobs=common.net,

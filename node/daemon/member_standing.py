@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.node.daemon.consensus.types import FinalityState
+from atoll.node.daemon.telemetry.missing_voters import TWO_HISTORIES
 from atoll.protocols.audits.shown_work import ShownWork
 from atoll.protocols.audits.standing import Judgement
+from atoll.protocols.errors import counted
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.probation import Tally, scaled
 from atoll.protocols.local.standing import Standing
@@ -61,12 +63,12 @@ class MemberStandings:
         return [self._of(peer, distrusted.get(peer)) for peer in peers]
 
     def _of(self, peer: PeerId, until: int | None) -> Standing:
-        state = self.finality()
+        state, audits = self.finality(), self.for_others or self.auditor
         votes_in = 0 if peer in state.voters else state.tally.missing(peer)
         verdicts, shown, usual, weight_16, why_weight = self._weight(peer)
-        audits = self.for_others or self.auditor  # of a trainer its own, of an evaluator those for others
         share_256 = self.share_of(peer)
         why = (
+            TWO_HISTORIES if peer in state.equivocators else "",
             _probation(votes_in, state.tally, peer, share_256),
             why_weight,
             f"no Reduction of it counts up to round {until}" if until is not None else "",
@@ -74,7 +76,7 @@ class MemberStandings:
         return Standing(
             peer=peer,
             votes_in=votes_in,
-            weight_16=scaled(weight_16, share_256),
+            weight_16=0 if peer in state.equivocators else scaled(weight_16, share_256),
             verdicts=verdicts,
             audits_made=audits.made if audits and peer == self.me else None,
             audits_adopted=self.auditor.adopted if self.auditor and peer == self.me else None,
@@ -116,14 +118,11 @@ def _probation(votes_in: int, tally: Tally, peer: PeerId, share_256: int) -> str
     """What probation takes from a member. Where all that worked long are gone it may vote, or weigh, in full."""
     shown, sets = isinstance(tally, ShownWork), Tally.missing(tally, peer)  # weight follows from sets alone
     less = f"has {share_256}/256 of its weight" if share_256 < 256 else ""
-    less += f" for {_rounds(sets)}" if less and (shown or not votes_in) else ""
+    less += f" for {counted(sets, 'more final round')} with its work" if less and (shown or not votes_in) else ""
     if not votes_in:
         return f"{less} (probation)" if less else ""
     if shown and tally.counts.get(peer, 0) >= tally.probation:
         return "votes once verdicts of voters show enough of its work (probation)"
-    until = f", and {less}{'' if shown else ' until then'}" if less else ""
-    return f"votes after {_rounds(votes_in)}{', once verdicts of voters show it' * shown}{until} (probation)"
-
-
-def _rounds(count: int) -> str:
-    return f"{count} more final round{'s' * (count != 1)} with its work"
+    by = ", once verdicts of voters show it" * shown
+    by += f", and {less}{'' if shown else ' until then'}" * bool(less)
+    return f"votes after {counted(votes_in, 'more final round')} with its work{by} (probation)"

@@ -19,6 +19,7 @@ from atoll.node.daemon.rounds.queries import must_wait, reason, untrained, waits
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.daemon.telemetry.missing_voters import with_absences
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.telemetry.run_outlook import rate_now
 from atoll.node.daemon.web.page_access import TOKEN_S, PageAccess
@@ -249,18 +250,17 @@ class DaemonOperator:
         leases = {peer: lease for peer, lease in self.net.leases().items() if peer not in view.left}
         excluded = {one.peer: one.round for one in view.excluded}
         votes = {one.peer: one.votes for one in view.votes_against}
-        known = self.swarm.peers()
-        standings = view.standings.of(*(row.peer for row in known))
-        rows = [self._peer_row(row, *leases.get(row.peer, (None, 0.0))) for row in known]
-        return [
+        known, standings = self.swarm.peers(), view.standings
+        rows = [
             replace(
-                row,
+                self._peer_row(row, *leases.get(row.peer, (None, 0.0))),
                 excluded_from=excluded.get(row.peer),
                 votes_against=votes.get(row.peer, 0),
-                standing=standing if row.member else None,
+                standing=standing if row.peer in leases else None,
             )
-            for row, standing in zip(rows, standings, strict=True)
+            for row, standing in zip(known, standings.of(*(row.peer for row in known)), strict=True)
         ]
+        return with_absences(rows, standings.finality())
 
     def still_s(self) -> float:
         """Seconds since a step, a round or the activity of this node changed."""
@@ -272,8 +272,7 @@ class DaemonOperator:
 
     def _newest_rows(self, last: int) -> list[control_messages.RoundStatus]:
         """The log's own rows, which change as rounds go on."""
-        rows = self.log.rows
-        return [rows[number] for number in sorted(rows)[-last:]]
+        return [self.log.rows[number] for number in sorted(self.log.rows)[-last:]]
 
     async def stop(self, *, finish: bool) -> str:
         """Begin to stop."""

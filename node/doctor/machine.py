@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -18,9 +19,9 @@ import psutil
 
 from atoll.node.config.node_config import devices_of
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
-from atoll.node.doctor.experts import config_or_cpu, trained_experts
+from atoll.node.doctor.experts import available_room, config_or_cpu, trained_experts
 from atoll.node.runs.capacity.free_resources import states_of
-from atoll.node.runs.capacity.join_preview import average_bytes
+from atoll.node.runs.capacity.join_preview import preview_of, with_average
 from atoll.node.runs.capacity.machine_fit import measure_machine
 from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.p2p.membership.address_book import parse_seed
@@ -28,13 +29,13 @@ from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.control_group import usable_cpus
 from atoll.p2p.system.key_file import load_or_create
 from atoll.protocols.errors import LocalFault
-from atoll.protocols.run.bounds import base_max_bytes, snapshot_max_bytes
+from atoll.protocols.run.bounds import snapshot_max_bytes
 
 GB = 1e9
 DISK_FAIL_BYTES = 200e6
 DISK_WARN_BYTES = 2e9
-SNAPSHOTS_KEPT = 8
-"""Disk for weights, checkpoints and payloads, in sizes of one snapshot: a generous estimate."""
+SAVED = 4
+"""Size of a saved state, in sizes of one snapshot: 16 bytes a value to 4."""
 EARLIEST_S = 1_767_225_600.0
 """2026-01-01 in seconds since 1970: this program is not older."""
 LATEST_S = 4_102_444_800.0
@@ -81,26 +82,46 @@ def home(given: DoctorInput) -> Iterator[Finding]:
         yield Finding("home", "pass", f"{root} can be written" if folder == root else f"{root} will be made")
     if given.status is None and (pid := _lock_holder(given.home.lock)):
         remedy = f"wait if it has just started; else look at {given.home.log} and stop process {pid}"
+        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+            remedy = f"it was stopped by a signal: `kill -CONT {pid}` lets it go on"
         yield Finding("lock", "fail", f"process {pid} holds the home, but no node answers", remedy)
 
 
 def free_disk(given: DoctorInput) -> Iterator[Finding]:
-    """Check free disk space against what the run stores."""
+    """Check free disk space against what the run may store beside what is stored already, as `start` counts it."""
     free = shutil.disk_usage(_existing(given.home.root)).free
-    need = DISK_WARN_BYTES
-    if given.run is not None:
-        stored = SNAPSHOTS_KEPT * snapshot_max_bytes(given.run) + base_max_bytes(given.run)
-        if given.config is not None:
-            stored += average_bytes(given.run, given.config)
-        need = max(DISK_FAIL_BYTES, stored)
-    text = f"{free / GB:.1f} GB free, about {need / GB:.1f} GB needed"
-    if free < need:
-        remedy = "free some space, or choose another --home"
-        yield Finding("disk", "warn" if free >= DISK_FAIL_BYTES else "fail", text, remedy)
-    elif given.run is None:
-        yield Finding("disk", "skip", f"{free / GB:.1f} GB free; no run to measure it by")
-    else:
+    remedy = "free some space, or choose another --home"
+    if given.run is None:
+        if free < DISK_WARN_BYTES:
+            yield Finding("disk", "fail" if free < DISK_FAIL_BYTES else "warn", f"{bytes_text(free)} free", remedy)
+        else:
+            yield Finding("disk", "skip", f"{bytes_text(free)} free; no run to measure it by")
+        return
+    stored, members = _stored_bytes(given.home.run(given.run.id)), (given.status or {}).get("members")
+    config = with_average(given.run, config_or_cpu(given), Free(0, free))
+    need = preview_of(given.run, config, available_room(given), members or None).disk_bytes
+    here = f", {bytes_text(stored)} of it stored" if stored else ""
+    text = f"{bytes_text(free)} free, up to {bytes_text(need)} needed{here}"
+    if free + stored >= need:
         yield Finding("disk", "pass", text)
+    else:
+        # Less than one more saved state: the node pauses at its next save.
+        yield Finding("disk", "fail" if free < SAVED * snapshot_max_bytes(given.run) else "warn", text, remedy)
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Bytes of the files below a folder; what is deleted meanwhile counts as nothing."""
+    count = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                count += os.lstat(os.path.join(root, name)).st_blocks * 512
+    return count
+
+
+def bytes_text(count: int) -> str:
+    """`40.5 GB`, or megabytes where there is less than one: a nearly full disk has no "0.0 GB"."""
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / 1e6:.1f} MB"
 
 
 def clock(given: DoctorInput) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from atoll.p2p.nat.dialback import MULTISTREAM, PROBE_S, read_banner, speaks_qui
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.process import P2pdOptions, require_free
 from atoll.p2p.transports.p2pd.schema import binary
-from atoll.protocols.errors import ConfigError, LocalFault, Unreachable
+from atoll.protocols.errors import ConfigError, LocalFault, Unreachable, counted
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
@@ -102,7 +102,7 @@ def seeds(given: DoctorInput) -> Iterator[Finding]:
     if not wanted:
         state: CheckState = "skip" if known or given.status else "warn"
         remedy = "" if state == "skip" else "give one with --peer, `seeds` in config.toml, or an invite"
-        yield Finding("seeds", state, f"no seed; {known} peers are known from earlier", remedy)
+        yield Finding("seeds", state, f"no seed; {counted(known, 'peer')} known from earlier", remedy)
         return
     own = PeerId(str((given.status or {}).get("peer", "")))
     tried = asyncio.run(dial_seeds(wanted, own))

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
+from atoll.protocols.errors import counted
 
 YOUNG_S = 30.0
 """Uptime below which a node may not know its reachability yet, or any peer."""
@@ -102,7 +103,7 @@ def _connections(status: dict[str, Any]) -> Finding:
     count = int(status.get("peers") or 0)
     paths = ", ".join(f"{number} {path}" for path, number in (status.get("paths") or {}).items() if number)
     if count:
-        return Finding("peers", "pass", f"{count} connections" + (f" ({paths})" if paths else ""))
+        return Finding("peers", "pass", counted(count, "connection") + (f" ({paths})" if paths else ""))
     if float(status.get("uptime_s") or 0.0) < YOUNG_S:
         return Finding("peers", "warn", "nobody yet; the node has just started", "ask again in half a minute")
     return Finding("peers", "warn", "connected to nobody", "see the seeds in this list; the node goes on trying")

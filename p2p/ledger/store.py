@@ -94,11 +94,7 @@ class Ledger:
         """
         author = identity.peer_id
         feed = self._feeds.get(author, _NOTHING)
-        if author in self._forked:
-            raise LocalFault(
-                "this identity has signed two histories (its home was copied, or restored from an old backup)",
-                hint="start with a new identity",
-            )
+        self.check_author(author)
         if self._gate is not None and not feed.next and (reason := self._gate.own_refusal(body)):
             raise ConfigError(reason, hint="ask the run's owner for an invite")
         entry = sign_entry(self.run, identity, feed.next, feed.head, body)
@@ -114,6 +110,14 @@ class Ledger:
         if self._gate is not None and not entry.seq:
             self._gate.record_first_entry(entry)
         return entry
+
+    def check_author(self, author: PeerId) -> None:
+        """Raise LocalFault if our own identity is proven to have signed two histories: it can write no more."""
+        if author in self._forked:
+            raise LocalFault(
+                "this identity has signed two histories (its home was copied, or restored from an old backup)",
+                hint="move identity.key out of its home: the next start makes a new identity",
+            )
 
     def insert_all(self, entries: Iterable[Entry], sender: PeerId | None = None) -> InsertResult:
         """Store verified entries in one transaction. Raises DiskFault, and then none is stored.

@@ -326,7 +326,7 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     member: bool
     """Whether it holds a live lease on the run."""
     activity: str
-    """Activity in its lease; empty without a lease."""
+    """Activity in its lease; `left`, `gone` or `two histories` of an author that is no member now, else empty."""
     round: int | None
     """Current round in its lease."""
     final: int | None

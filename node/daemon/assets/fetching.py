@@ -1,12 +1,12 @@
 """Fetches a file of a run from whoever has it, for as long as it takes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from atoll.node.daemon.coordinator.interfaces import BlobShelf
 from atoll.p2p.blobs.asking import peers_to_ask
-from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, PeerFault, Unreachable
-from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, DiskFault, PeerFault, Unreachable
+from atoll.protocols.ids import Digest, PeerId, short
 
 ATTEMPT_S = 120.0
 """Seconds before an attempt is repeated with the peers that are connected by then. Parts that came are kept."""
@@ -51,3 +51,16 @@ async def _is_sound(net: BlobShelf, blob: Digest) -> bool:
         return True
     net.delete_blob(blob)
     return False
+
+
+async def verify_whole(net: BlobShelf, blob: Digest, check: Callable[[], Awaitable[object]]) -> None:
+    """Check a blob on the disk. Raises DecodeError if what was sent is wrong, CorruptFault if the disk damaged it.
+
+    A damaged one is deleted, so that it is fetched again, and nobody is blamed for it.
+    """
+    try:
+        await check()
+    except DecodeError as error:
+        if await _is_sound(net, blob):
+            raise
+        raise CorruptFault(f"blob {short(blob)} was damaged on the disk: {error}") from error

@@ -192,8 +192,8 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
-        final, applied, gone = self.finality.last_final, self.finalizer.applied, missing(self.finality)
-        waiting = self.training.waiting or missing_model(final, applied, self.net.leases)
+        final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
+        waiting = self.training.waiting or missing_model(final, self.finalizer.applied, self.net.leases)
         why = waiting or reason(self.round)
         return NodeView(
             round=self.round,

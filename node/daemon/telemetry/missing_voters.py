@@ -1,6 +1,8 @@
 """Which voters or which model a node misses, and what happens next, in one line for its user. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.presence import present_of, withheld
 from atoll.node.daemon.consensus.succession import wait_s
@@ -8,16 +10,27 @@ from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.local.control_messages import PeerStatus
 
 _SHOWN = 4
+TWO_HISTORIES = "signed two histories (a copied home, or an old backup): nothing new of it counts"
 LISTEN_S = 10.0
 """A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
 
-def missing(state: FinalityState) -> str:
-    """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is."""
+Leases = Callable[[], Mapping[PeerId, tuple[Lease, float]]]
+"""Returns the live leases of others with their remaining life in seconds."""
+
+
+def missing(state: FinalityState, leases: Leases = dict) -> str:
+    """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is.
+
+    Nobody is missed in a round that another member's lease calls final: this node has yet to read its records.
+    """
     here = present_of(state, state.voters)
     if not state.live or state.deciding >= state.rounds or is_quorum(state.voters, here):
+        return ""
+    if any(lease.final >= state.deciding for lease, _ in leases().values()):
         return ""
     gone = [peer for peer in state.voters if peer not in here]
     # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
@@ -60,7 +73,7 @@ def _next(state: FinalityState) -> str:
     return "those that are here go on without them now"
 
 
-def missing_model(newest: int, applied: int, leases: Callable[[], Mapping[PeerId, tuple[Lease, float]]]) -> str:
+def missing_model(newest: int, applied: int, leases: Leases) -> str:
     """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
 
     `applied`: the newest round in its Θ_final. `leases` is called for a node without a model only. Empty: it has
@@ -69,3 +82,22 @@ def missing_model(newest: int, applied: int, leases: Callable[[], Mapping[PeerId
     if applied >= 0 or newest < 0 or any(lease.snapshot for lease, _ in leases().values()):
         return ""
     return f"waiting for the model of round {newest}: no member that is here offers it"
+
+
+def absence(state: FinalityState, peer: PeerId) -> str:
+    """`two histories`, `left` in good order or `gone`; empty for a peer that is no author of a final set."""
+    if peer in state.equivocators:
+        return "two histories"
+    book, left = state.epochs, state.epochs.left.get(peer, -2)
+    if left > -2 and book.voted.get(peer, -1) <= left + 1 and state.epoch not in book.back.get(peer, ()):
+        return "left"
+    return "gone" if peer in state.accepted else ""
+
+
+def with_absences(rows: Iterable[PeerStatus], state: FinalityState) -> list[PeerStatus]:
+    """The rows, where one of no member has the reason as its activity. No lease of two histories counts."""
+    reasons = [(row, absence(state, PeerId(row.peer))) for row in rows]
+    return [
+        row if row.member and PeerId(row.peer) not in state.equivocators else replace(row, activity=reason)
+        for row, reason in reasons
+    ]

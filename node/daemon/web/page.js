@@ -219,7 +219,7 @@ function swarm(now, list, known) {
     const row = html("tr"), newest = html("td");
     newest.append(workOf(peer.peer, last));
     const cells = [
-      peer.path || "not connected", peer.member ? peer.activity : "no member", peer.round === null ? "–" : String(peer.round),
+      peer.path || "not connected", peer.activity || "no member", peer.round === null ? "–" : String(peer.round),
       exact(newestLoss(peer.peer, last), 3), short(peer.tokens_per_s), newest, span(peer.rtt_s), span(peer.heard_s), String(peer.faults),
       peer.standing ? peer.standing.why || "in full" : "–",
     ];

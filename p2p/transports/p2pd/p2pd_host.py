@@ -23,6 +23,7 @@ from atoll.p2p.host.interface import (
     Route,
 )
 from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
+from atoll.p2p.transports.p2pd.connection_replacements import OPEN_S, ConnectionReplacements
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.p2p.transports.p2pd.process import (
@@ -60,6 +61,7 @@ class P2pdHost(HostBase):
         self._poll_s = poll_s
         self._listen = self._options.listen
         self._peers: set[PeerId] = set()
+        self._replacements = ConnectionReplacements()
         self._is_stopping = False
         """The next death of p2pd is one that we asked for."""
         self._control: P2pdControl | None = None
@@ -125,7 +127,13 @@ class P2pdHost(HostBase):
 
     async def open_stream(self, peer: PeerId, protocol: str) -> P2pdStream:
         """Open a stream to a connected peer. Raises Unreachable."""
-        socket = await self._live().open_stream(peer, protocol)
+        began_s = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(OPEN_S):
+                socket = await self._live().open_stream(peer, protocol)
+        except TimeoutError as error:
+            await self._replacements.replace(self, peer, began_s)
+            raise Unreachable("the connection took no more streams, and was replaced") from error
         self._on_connected(peer)
         return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
 

@@ -12,6 +12,7 @@ from atoll.cli.node_commands.doctor_screen import lines
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor.checks import Finding
 from atoll.node.runs.capacity.machine_fit import Machine, PresetFit
+from atoll.protocols.errors import counted
 from tests.test_docs import ROOT
 
 
@@ -36,7 +37,10 @@ def test_without_a_node(atoll, tmp_path: Path) -> None:
     assert "no node runs here" in ran.out
     assert "give one with --peer, `seeds` in config.toml, or an invite" in ran.out
     counts = [sum(line.startswith(state) for line in text) for state in ("pass", "warn", "skip")]
-    assert text[-1].strip() == f"{counts[0]} passed, {counts[1]} warnings, 0 failed, {counts[2]} not checked"
+    assert (
+        text[-1].strip()
+        == f"{counts[0]} passed, {counted(counts[1], 'warning')}, 0 failed, {counts[2]} not checked"
+    )
     assert counts[2] >= 5, "no run, no seed, no key"
     assert {line[:4] for line in text} <= {"pass", "warn", "skip", "    "}
     assert [line for line in text if line.startswith("pass gpu") or line.startswith("warn gpu")]
@@ -64,6 +68,14 @@ def test_a_bad_configuration_is_a_row_and_the_other_checks_go_on(atoll, tmp_path
     assert (rows["config"].state, rows["config"].remedy) == ("fail", "did you mean port?")
     assert rows["identity"].state == "fail"
     assert rows["disk"].state == "skip"
+
+
+def test_a_node_that_does_not_answer_has_one_row_and_is_not_said_to_be_absent(atoll, quick, monkeypatch) -> None:
+    mute = Finding("node", "fail", "the node does not answer", "look at its log with `atoll logs`")
+    monkeypatch.setattr(doctor_findings, "_status", lambda _: (None, [mute]))
+    ran = atoll("doctor", "--json")
+    assert [row for row in msgspec.json.decode(ran.out, type=list[Finding]) if row.check == "node"] == [mute]
+    assert ran.code == 1
 
 
 def test_an_unknown_run_is_refused(atoll, quick) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from atoll.cli.client import ask, call, stream
-from atoll.cli.commands.status import facts, one_line
+from atoll.cli.commands.status import PEER_HEAD, facts, one_line, peer_cells
 from atoll.cli.live_panel import is_news, new_addresses, render
 from atoll.node.config.home import Home
 from atoll.protocols.errors import ConfigError, NotRunning
@@ -121,6 +121,17 @@ def test_a_status_says_from_which_round_on_there_are_records(daemon, first, said
     use = LedgerUse(accepted=3, worked=0, new=1, places=64, pruned=0, disk_bytes=4_000_000, records_from=first)
     line = f"ledger    3 authors, 0 more that worked, 1 new of 64 places; 4 MB{said}"
     assert line in facts(replace(daemon.operator.state, ledger=use))
+    alone = msgspec.structs.replace(use, accepted=1)
+    assert line.replace("3 authors", "1 author") in facts(replace(daemon.operator.state, ledger=alone))
+
+
+def test_a_peer_that_has_trained_nothing_yet_has_dashes():
+    row = PeerStatus(
+        peer="12D3KooWpeer-abcdefgh", path="", maddr="", rtt_s=None, member=True, activity="syncing",
+        round=0, final=-1, tokens_per_s=0.0, heard_s=1.0, faults=0,
+    )  # fmt: skip
+    cells = dict(zip(PEER_HEAD, peer_cells(row), strict=True))
+    assert (cells["final"], cells["tokens/s"], cells["round"]) == ("–", "–", "0")
 
 
 def test_status_says_where_the_time_goes(atoll, daemon):

@@ -18,11 +18,13 @@ from tests.protocols.audits.test_standing import IDLE, history
 OLD = ("a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7")
 
 
-def standings(me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tally=None, audits=True, share=256):
+def standings(
+    me="a1", sharers=None, distrusted=None, rounds=24, voters=OLD, tally=None, audits=True, share=256, liars=()
+):
     judgement = judge(AuditSpec(), history(), rounds)
     return MemberStandings(
         me=me,
-        finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally()),
+        finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally(), equivocators=liars),
         auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}, made=5, adopted=7) if audits else None,
         distrusted=lambda: distrusted or {},
         share_of=lambda peer: share if tally and tally.missing(peer) else 256,
@@ -47,6 +49,13 @@ def test_who_does_no_work_has_no_weight_and_is_told_why():
 def test_before_verdicts_say_anything_all_count():
     assert standings(rounds=3).of(IDLE)[0].weight_16 == 16
     assert standings(rounds=0).of("nobody") == [Standing(peer="nobody", verdicts=0, shown=0.0, usual=0.0)]
+
+
+def test_of_two_histories_nothing_new_counts_and_all_read_why():
+    known = standings(audits=False, liars=("a3",))
+    (liar,) = known.of("a3")
+    assert (liar.weight_16, liar.why.startswith("signed two histories (a copied home, ")) == (0, True)
+    assert known.diminished(("a2", "a3")) == (liar,)
 
 
 def test_a_run_without_audits_says_nothing_of_verdicts():
@@ -103,7 +112,7 @@ def test_what_is_said_of_a_weight_is_what_the_fold_gives(sets):
         voters, tally = sorted(tally.proven(authors)), tally.after(authors)
         found = MemberStandings(
             me="a",
-            finality=lambda now=(voters, tally): SimpleNamespace(voters=now[0], tally=now[1]),
+            finality=lambda now=(voters, tally): SimpleNamespace(voters=now[0], tally=now[1], equivocators=()),
             auditor=None,
             distrusted=dict,
             share_of=rig.weights.share_of,

@@ -24,6 +24,7 @@ from atoll.protocols.ids import RunId
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import RoundStatus
 from atoll.protocols.local.progress import WorkProgress
+from atoll.protocols.local.standing import Standing
 from atoll.protocols.local.worker_messages import NOTHING_YET
 from atoll.protocols.run.sections.privacy import PrivacySpec
 
@@ -76,6 +77,40 @@ def test_a_peer_has_the_name_of_its_lease() -> None:
     lease = Lease("training", 3, 2, b"", -1, 10.0, name="otter")
     assert one._peer_row(view, lease, 5.0).name == "otter"
     assert one._peer_row(view, None, 0.0).name == ""
+
+
+async def test_a_peer_that_is_no_member_now_has_the_reason_for_an_activity() -> None:
+    """A stopped, a lost and a proven author all have no lease, or none that counts; a stranger has no reason."""
+    spec, others = preset("tiny", Identity(b"o" * 32).peer_id, 1), dict.fromkeys(PARTS)
+    reasons = {
+        "here": "gone",
+        "idle": "gone",
+        "stopped": "left",
+        "lost": "gone",
+        "liar": "two histories",
+        "stranger": "",
+    }
+    lease = Lease("training", 3, 2, b"", -1, 10.0)
+    leases = dict.fromkeys(("here", "idle", "stopped", "liar"), (lease, 5.0))
+    known = [
+        SimpleNamespace(peer=peer, path="", maddr="", rtt_s=None, faults=0, last_error="") for peer in reasons
+    ]
+    epochs = SimpleNamespace(left={"stopped": 3}, voted={}, back={})
+    authors = {"here", "idle", "stopped", "lost", "liar"}
+    state = SimpleNamespace(equivocators={"liar"}, epochs=epochs, accepted=authors, epoch=b"")
+    standings = SimpleNamespace(
+        of=lambda *peers: [Standing(peer=peer, weight_16=16 * (peer == "here")) for peer in peers],
+        finality=lambda: state,
+    )
+    view = SimpleNamespace(left={"stopped"}, excluded=(), votes_against=(), standings=standings)
+    parts = {
+        "control": SimpleNamespace(view=lambda: view),
+        "net": SimpleNamespace(leases=lambda: leases),
+        "swarm": SimpleNamespace(peers=lambda: known),
+    }
+    one = DaemonOperator(plan=SimpleNamespace(run=SimpleNamespace(spec=spec)), **{**others, **parts})
+    shown = {row.peer: row.activity for row in await one.peers()}
+    assert shown == reasons | {"here": "training", "idle": "training"}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import psutil
@@ -25,7 +26,8 @@ from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import DoctorCheck, DoctorInput, Finding, has_no_failure, run_checks
 from atoll.node.doctor.network import SeedResult, dial_seeds, judge_seeds
 from atoll.node.guest.sensors import MachineFiles
-from atoll.node.runs.capacity.memory_model import needs_of
+from atoll.node.runs.capacity.join_preview import preview_of, with_average
+from atoll.node.runs.capacity.memory_model import Free, needs_of
 from atoll.node.runs.presets import preset
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, parse_seed
@@ -117,7 +119,7 @@ def test_home(tmp_path: Path) -> None:
     assert only(run_checks(blocked, [DoctorCheck("home", 5.0, doctor_machine.home)])).state == "fail"
 
 
-def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
+def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path, monkeypatch) -> None:
     sick = patient(tmp_path)
     sick.home.lock.write_text(f"{os.getpid()}\n")
     assert only(doctor_machine.home(sick)).check == "home", "an old lock file is no lock"
@@ -126,6 +128,9 @@ def test_a_node_that_holds_its_home_but_does_not_answer(tmp_path: Path) -> None:
         _, row = doctor_machine.home(sick)
         assert (row.check, row.state) == ("lock", "fail")
         assert str(os.getpid()) in row.found
+        assert row.remedy.startswith("wait if it has just started; ")
+        monkeypatch.setattr(psutil.Process, "status", lambda _: psutil.STATUS_STOPPED)
+        assert f"kill -CONT {os.getpid()}" in [*doctor_machine.home(sick)][1].remedy
         assert only(doctor_machine.home(patient(tmp_path, status={"pid": 1}))).check == "home"
 
 
@@ -136,13 +141,39 @@ def test_disk_and_memory_are_measured_by_the_run(tmp_path: Path) -> None:
     assert only(doctor_machine.memory(patient(tmp_path, run=huge))).state == "fail"
     assert only(doctor_machine.free_disk(patient(tmp_path, run=small))).state == "pass"
     row = only(doctor_machine.free_disk(patient(tmp_path, run=huge)))
-    assert (row.state, bool(row.remedy)) == ("warn", True)
+    assert (row.state, bool(row.remedy)) == ("fail", True), "not one saved state fits"
+
+
+def test_the_disk_is_measured_as_start_measures_it_less_what_is_stored(tmp_path: Path, monkeypatch) -> None:
+    run, free, sick = preset("tiny", A.peer_id, 1), 0, patient(tmp_path, run=preset("tiny", A.peer_id, 1))
+    monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    need = preview_of(run, with_average(run, sick.config, Free(0, 1 << 40)), None).disk_bytes
+
+    def row(free_bytes: int) -> Finding:
+        nonlocal free
+        free = free_bytes
+        return only(doctor_machine.free_disk(sick))
+
+    assert row(need).found == f"{need / 1e6:.1f} MB free, up to {need / 1e6:.1f} MB needed"
+    assert [row(size).state for size in (need, need - 1, 1_000_000)] == ["pass", "warn", "fail"]
+    folder = sick.home.run(run.id) / "state"
+    folder.mkdir(parents=True)
+    (folder / "arena").write_bytes(os.urandom(4_194_304))
+    assert row(need - 4_194_304).state == "pass", "what is stored is needed no more"
+    assert row(need).found.endswith("4.2 MB of it stored")
+
+
+def test_little_room_is_told_in_megabytes(tmp_path: Path, monkeypatch) -> None:
+    for free, state, said in ((3_500_000, "fail", "3.5 MB free"), (40_500_000_000, "skip", "40.5 GB free; ")):
+        monkeypatch.setattr(doctor_machine.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        row = only(doctor_machine.free_disk(patient(tmp_path)))
+        assert (row.state, row.found.startswith(said)) == (state, True)
 
 
 def test_the_disk_of_an_average_counts(tmp_path: Path) -> None:
     run = preset("1b", A.peer_id, 1)
     needed = [
-        float(only(doctor_machine.free_disk(patient(tmp_path, run=run, average_rounds=rounds))).found.split()[4])
+        float(only(doctor_machine.free_disk(patient(tmp_path, run=run, average_rounds=rounds))).found.split()[5])
         for rounds in (0, 4)
     ]
     assert needed[1] - needed[0] == pytest.approx(16e-9 * run.model.parameters, abs=0.11)
@@ -315,7 +346,7 @@ def test_no_seed_is_no_trouble_for_who_knows_peers(tmp_path: Path) -> None:
     book.connected(A.peer_id, 1.0)
     book.save(folder / "peers.json")
     row = only(doctor_net.seeds(sick))
-    assert (row.state, "1 peers are known" in row.found) == ("skip", True)
+    assert (row.state, "1 peer known from earlier" in row.found) == ("skip", True)
 
 
 @pytest.mark.network

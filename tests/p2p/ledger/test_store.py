@@ -132,7 +132,9 @@ def test_our_own_fork_is_our_fault(ledger: Ledger) -> None:
         insert(ledger, feed(ME, 1, b"from a copied home")[0])
     with pytest.raises(LocalFault, match="two histories") as caught:
         ledger.append(ME, ack(1))
-    assert "new identity" in caught.value.hint
+    assert "move identity.key out of its home" in caught.value.hint
+    with pytest.raises(LocalFault, match="two histories"):
+        ledger.check_author(ME.peer_id)  # and so does the next start
 
 
 def test_missing_is_capped_and_makes_progress(tmp_path: Path, ledger: Ledger) -> None:

@@ -243,6 +243,57 @@ async def test_replies_survive_on_quic():
             await stream.close()
 
 
+async def test_a_quic_connection_that_takes_no_more_streams_is_replaced(monkeypatch):
+    """Without it, all streams to this peer hang from about the 300th on, for as long as the connection lasts."""
+    monkeypatch.setattr("atoll.p2p.transports.p2pd.p2pd_host.OPEN_S", 1.0)
+
+    async def reply(stream):
+        await stream.read_exactly(1)
+        await stream.write(b"r" * 50)
+
+    async def ask():
+        while True:
+            with contextlib.suppress(Unreachable):
+                stream = await a.open_stream(b.peer_id, "/reply")
+                await stream.write(b"?")
+                assert await stream.read_exactly(50) == b"r" * 50
+                return await stream.close()
+
+    a = P2pdHost(Identity(b"k" * 32))
+    b = P2pdHost(Identity(b"l" * 32), P2pdOptions(listen=("/ip4/127.0.0.1/udp/0/quic-v1",)))
+    b.set_handler("/reply", reply)
+    async with serving(a, b), asyncio.timeout(HANGS_S):
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        for _ in range(60):
+            await asyncio.gather(*(ask() for _ in range(10)))
+
+
+async def test_streams_that_hang_together_replace_their_connection_once(monkeypatch):
+    calls, (host, peer) = [], (P2pdHost(Identity(b"k" * 32)), Identity(b"l" * 32).peer_id)
+
+    class Control:
+        async def open_stream(self, peer, protocol):
+            await asyncio.Event().wait()
+
+        async def list_peers(self):
+            return (peer, "/ip4/192.0.2.1/udp/7/quic-v1"), (host.peer_id, "/ip4/192.0.2.2/udp/7/quic-v1")
+
+        async def disconnect(self, peer):
+            calls.append(("disconnect", peer))
+
+        async def connect(self, peer, maddrs, within_s):
+            calls.append((peer, *maddrs))
+
+    monkeypatch.setattr("atoll.p2p.transports.p2pd.p2pd_host.OPEN_S", 0.05)
+    monkeypatch.setattr(host, "_live", Control)
+    monkeypatch.setattr(host, "_control", Control())
+    replaced = [("disconnect", peer), (peer, "/ip4/192.0.2.1/udp/7/quic-v1")]
+    for times in (1, 2):
+        hung = await asyncio.gather(*(host.open_stream(peer, "/any") for _ in range(3)), return_exceptions=True)
+        assert {type(each) for each in hung} == {Unreachable}
+        assert calls == replaced * times, "once for all three, and again for the next that hang"
+
+
 async def test_one_peer_cannot_take_all_streams(monkeypatch):
     monkeypatch.setattr("atoll.p2p.transports.host_base.STREAMS_PER_PEER", 3)
 

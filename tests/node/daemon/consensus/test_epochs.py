@@ -1,6 +1,7 @@
 """The rules of epochs, one by one: who may open one, who enters it, and which of two chains all nodes follow."""
 
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.telemetry.missing_voters import LISTEN_S, missing
+from atoll.node.daemon.telemetry.missing_voters import LISTEN_S, absence, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import (
     Ballot,
@@ -39,6 +40,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
+from atoll.protocols.ledger.registers import Lease
 from tests.node.daemon.consensus.before_round import before_round
 
 RUN = RunId(digest(b"epochs"))
@@ -377,6 +379,22 @@ def test_a_node_that_came_up_just_now_does_not_say_for_how_long_others_are_silen
 
 def test_a_node_that_came_up_just_now_complains_of_nobody():
     assert missing(Node(here=(A,)).wait(LISTEN_S - 1).state) == ""
+
+
+def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():
+    """A node that came back, or a newcomer, reads a round's records before those of the epoch that went on."""
+    node = Node(here=(A,)).wait(LISTEN_S)
+    for final, is_told in ((4, True), (5, False), (6, False)):
+        leases = {B: (Lease("training", Round(final + 2), Round(final), b"", Round(-1), 10.0), 30.0)}
+        assert bool(missing(node.state, lambda leases=leases: leases)) == is_told
+
+
+def test_an_author_that_is_no_member_now_has_a_reason():
+    """Also long after it left: who left and came back is gone once it is lost."""
+    book = SimpleNamespace(left={A: 3, B: 3, C: 3}, voted={B: 5, C: 4}, back={})
+    state = SimpleNamespace(equivocators={D}, epochs=book, epoch=b"", accepted={A, B, C, D, "peer-e"})
+    peers = (A, B, C, D, "peer-e", "stranger")
+    assert [absence(state, peer) for peer in peers] == ["left", "gone", "left", "two histories", "gone", ""]
 
 
 # --- what the simulator found -------------------------------------------------------------------
