@@ -6,7 +6,7 @@ An author has no weight while the verdicts on it look like those on work that wa
 look otherwise if it worked like the others. Rule and figures: docs/audits.md.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
@@ -54,6 +54,8 @@ class Findings:
 
     by_auditor: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
     """Excess of each auditor's verdicts, and the weight that was audited, FULL at most."""
+    by_count: bool = False
+    """Whether the auditor in the middle of all verdicts is asked, too, and the higher one counts."""
 
     @property
     def count(self) -> int:
@@ -68,8 +70,13 @@ class Findings:
     @property
     def score(self) -> int:
         """What the auditor in the middle found on average, in units of 1 / _UNIT; of two the higher one."""
-        means = sorted(sum(excess for excess, _ in each) * 256 // len(each) for each in self.by_auditor.values())
-        return means[len(means) // 2]
+        means = sorted(_mean(each) for each in self.by_auditor.values())
+        middle = means[len(means) // 2]
+        if not self.by_count:
+            return middle
+        # One poor verdict each of two new deciders would outweigh the six that the owner gave while it was alone.
+        means = sorted(_mean(each) for each in self.by_auditor.values() for _ in each)
+        return max(middle, means[len(means) // 2])
 
     @property
     def shown(self) -> int:
@@ -93,7 +100,8 @@ class Findings:
 
     def without(self, auditors: frozenset[PeerId]) -> "Findings":
         """What all others found."""
-        return Findings({auditor: each for auditor, each in self.by_auditor.items() if auditor not in auditors})
+        kept = {auditor: each for auditor, each in self.by_auditor.items() if auditor not in auditors}
+        return Findings(kept, self.by_count)
 
 
 def named(entry: Digest, author: PeerId, record: Contribution) -> Named:
@@ -175,8 +183,8 @@ def _judged(
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
 
-    auditors = found.keys() if deciding is None else deciding
-    judged = [author for author, each in found.items() if len(each.by_auditor) >= _least(author, auditors)]
+    least = (lambda author: _least(author, found.keys())) if deciding is None else _least_of(deciding)
+    judged = [author for author, each in found.items() if len(each.by_auditor) >= least(author)]
     gone = (author for author in judged if heard[author].speaks_against_work(usual))
     return Judgement(frozenset(gone), heard, usual)
 
@@ -198,9 +206,24 @@ def _measure(heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | Non
 
 def _least(author: PeerId, auditors: Collection[PeerId]) -> int:
     """How many of these must have audited an author before it can fall."""
-    # Who decides alone needs no second one: what is final follows from its word in any case.
     others = len(auditors) - (author in auditors)
-    return 1 if len(auditors) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+    return max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+
+
+def _least_of(deciders: frozenset[PeerId]) -> Callable[[PeerId], int]:
+    """The same, where these say who works: so many that a third of them, if they lie, are not most."""
+
+    def least(author: PeerId) -> int:
+        others = len(deciders) - (author in deciders)
+        most = 2 * (len(deciders) // 3) + 1
+        # Who decides alone needs no second one: what is final follows from its word in any case.
+        return 1 if len(deciders) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
+
+    return least
+
+
+def _mean(found: Collection[tuple[int, int]]) -> int:
+    return sum(excess for excess, _ in found) * 256 // len(found)
 
 
 def verdicts_in(
@@ -222,6 +245,6 @@ def verdicts_in(
             for verdict in each.verdicts:
                 about = asked.pop((each.author, verdict.contribution), None)
                 if about is not None:
-                    by_auditor = found.setdefault(about.author, Findings()).by_auditor
-                    by_auditor.setdefault(each.author, []).append((verdict.excess, min(FULL, about.weight)))
+                    known = found.setdefault(about.author, Findings(by_count=deciders is not None))
+                    known.by_auditor.setdefault(each.author, []).append((verdict.excess, min(FULL, about.weight)))
     return found

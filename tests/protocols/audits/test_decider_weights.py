@@ -2,7 +2,8 @@
 
 import pytest
 
-from atoll.protocols.audits.standing import Named, audited_by, judge, verdicts_in, without_weight
+from atoll.protocols.audits import standing
+from atoll.protocols.audits.standing import Findings, Named, audited_by, judge, verdicts_in, without_weight
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
 from atoll.protocols.run.sections.audits import AuditSpec
@@ -117,3 +118,34 @@ def test_a_verdict_counts_of_who_decided_after_the_set_that_it_is_about():
     found = verdicts_in(run.sets, 0, 11, 3, one)
     assert {peer: each.count for peer, each in found.items()} == dict.fromkeys(MEMBERS[1:4], 1)
     assert all(each.by_auditor.keys() == {OWNER} for each in found.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("usual", [4.0, 2.9])
+def test_two_liars_of_seven_take_nobodys_weight_and_let_no_noise_decide(seed, usual):
+    """They begin with the run, find work in noise and in each other, and none in all others."""
+    run = Weighed(seed, usual=usual, liars=MEMBERS[1:3])
+    for _ in range(32):
+        run.final(*MEMBERS[:7], NOISE[0])
+    assert not frozenset().union(*run.gone) & {OWNER, *MEMBERS[3:7]}
+    assert NOISE[0] not in run.decided
+    assert NOISE[0] in run.fallen
+    assert {*MEMBERS[3:7]} <= run.decided.keys()
+
+
+def test_many_verdicts_of_one_auditor_outweigh_one_each_of_two():
+    author, found = MEMBERS[3], {OWNER: [(80, 64)] * 6, MEMBERS[1]: [(-90, 64)], MEMBERS[2]: [(-80, 64)]}
+    assert Findings(found, by_count=True).score > 0 > Findings(found).score
+    few = {OWNER: [(-80, 64)] * 6, MEMBERS[1]: [(60, 64)], MEMBERS[2]: [(70, 64)]}
+    assert Findings(few, by_count=True).score == Findings(few).score > 0, "nor does one alone take its weight"
+    assert Findings(found, by_count=True).without(frozenset({author})).by_count
+
+
+@pytest.mark.parametrize(
+    ("deciders", "of_one", "of_another"),
+    [(1, 2, 1), (2, 2, 2), (3, 2, 3), (4, 3, 3), (6, 5, 5), (7, 5, 5), (9, 7, 7), (30, 8, 8)],
+)
+def test_a_third_of_the_deciders_are_less_than_half_of_those_that_must_have_audited(deciders, of_one, of_another):
+    names = [PeerId(f"decider-{at}") for at in range(deciders)]
+    least = standing._least_of(frozenset(names))
+    assert (least(names[0]), least(PeerId("another"))) == (of_one, of_another)
