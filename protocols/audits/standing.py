@@ -211,11 +211,11 @@ def _least(author: PeerId, auditors: Collection[PeerId]) -> int:
 
 
 def _least_of(deciders: frozenset[PeerId]) -> Callable[[PeerId], int]:
-    """The same, where these say who works: so many that a third of them, if they lie, are not most."""
+    """The same, where these say who works: twice as many as a third of them, which may lie."""
 
     def least(author: PeerId) -> int:
         others = len(deciders) - (author in deciders)
-        most = 2 * (len(deciders) // 3) + 1
+        most = 2 * (len(deciders) // 3)
         # Who decides alone needs no second one: what is final follows from its word in any case.
         return 1 if len(deciders) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
 

@@ -51,7 +51,8 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case round_types.SenioritySeen(seniority, order):
-            return replace(state, set_rules=state.set_rules.after(seniority, order), settled={}), []
+            rules = state.set_rules.after(seniority, order)
+            return replace(state, set_rules=rules, settled={}), []
         case round_types.LeasesChanged(members, _, shortage):
             just_left = (
                 rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}

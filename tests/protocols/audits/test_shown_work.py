@@ -78,7 +78,8 @@ def test_noise_never_decides_and_a_newcomer_that_works_does(seed, first):
     assert not run.decided.keys() & {*NOISE}
     assert run.decided[OWNER] == 0
     assert run.decided[MEMBERS[1]] >= P
-    assert 20 + P <= run.decided[MEMBERS[3]] <= 20 + 2 * P
+    # Three decide, so only the owner's audits count: three a round, of 23 others.
+    assert 20 + P <= run.decided[MEMBERS[3]] <= 20 + 6 * P
 
 
 @pytest.mark.parametrize("seed", range(6))

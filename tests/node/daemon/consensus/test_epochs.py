@@ -479,11 +479,13 @@ def test_a_chain_whose_set_names_too_many_newcomers_outranks_nobody(bound, crowd
     assert node.entered() == [epoch_id(epoch(A))]
     strangers = [PeerId(f"stranger-{at}") for at in range(crowd)]
     made = [entry_of(peer, work(peer, 5)) for peer in (B, C, D, *strangers)]
-    ballot = Ballot(0, B, b"")
+    ballot = Ballot(1, B, b"")
     proposed = entry_of(B, Proposal(Round(5), ballot, tuple(sorted(one.entry for one in made)), digest(b"s")))
     node.feed(*made, proposed)
     for peer in (B, C, D):
         node.say(peer, Vote(Round(5), ballot, proposed.entry))
+        node.say(peer, *votes(b"", 6))
+    node.wait(1)
     assert bool(node.followed()) == (bound == 0 or crowd == 3)
 
 
