@@ -13,17 +13,21 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from atoll.protocols.audits.standing import MANY_AUDITORS, SHOWN, Named, audited_by, named
+from atoll.protocols.audits.standing import (
+    FEW_DECIDERS,
+    MANY_AUDITORS,
+    OWNER_ROUNDS,
+    SHOWN,
+    Named,
+    audited_by,
+    named,
+)
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.probation import Members, Tally
 from atoll.protocols.run.run_spec import RunSpec
 
 DEVIATION = 16
 """Units of a verdict in a deviation of verdicts on no work."""
-FEW_DECIDERS = 7
-"""While fewer decide, the owner's verdicts alone say who else does."""
-OWNER_ROUNDS = 4
-"""After so many sets without the owner the verdicts of all deciders count."""
 _FINE = 256
 
 

@@ -214,7 +214,7 @@ def test_who_awaits_its_first_verdict_stays(run):
     for number in range(20):
         assert newcomer in order_of(run, number).named([*MEMBERS[:4], *others, newcomer], arrivals)
     before = run.tally
-    run.final(*MEMBERS[:4])
+    run.final(*MEMBERS[:4], newcomer)
     assert run.tally.trial(newcomer)[1]
     assert arrivals.after(before, run.tally).on_trial == frozenset()
 
