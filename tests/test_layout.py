@@ -177,9 +177,9 @@ windows in guarded runs and words for their status (24), replays that look at le
 left out and owners that leave, which the others wait for once or not at all (20), weights from
 verdicts of deciders (48), dials to lost peers that are given up and begun anew, and hang in a cut on the
 virtual network too (88), full disks for which no round of others waits (7), signers of an epoch that
-still promise (22).
-A later raise names its reason here too,
-newcomers by address block and by what audits found, and the word of the owner while few decide (121)."""
+still promise (22), newcomers by address block and by what audits found, and the owner's word while few
+decide (121).
+A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
 """Public class names that may be used more than once in all that is shipped."""
