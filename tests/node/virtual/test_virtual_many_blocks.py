@@ -60,16 +60,18 @@ class Blocks:
 
 
 @pytest.mark.parametrize(
-    "made_up",
+    ("made_up", "most_s"),
     [
-        3_000,
+        # It comes 9 s after the flood: each block of that is as new as its own, and has its turn.
+        (3_000, 2 * IN_S),
         pytest.param(
             10_000,
-            marks=pytest.mark.slow(slice="test_a_newcomer_gets_into_a_run_that_many_blocks_flood[3000]"),
+            IN_S,
+            marks=pytest.mark.slow(slice="test_a_newcomer_gets_into_a_run_that_many_blocks_flood[3000-120.0]"),
         ),
     ],
 )
-def test_a_newcomer_gets_into_a_run_that_many_blocks_flood(world, monkeypatch, made_up):
+def test_a_newcomer_gets_into_a_run_that_many_blocks_flood(world, monkeypatch, made_up, most_s):
     async def story() -> None:
         async with world(60, 3, worker=AuditedWorker, adjust=guarded(True, newcomers=PLACES)) as w:
             for number in range(3):
@@ -98,7 +100,7 @@ def test_a_newcomer_gets_into_a_run_that_many_blocks_flood(world, monkeypatch, m
                 f"{flood.sent} made up, in after {in_s} s, noise in sets {noise}, {len(ledger.vector())} authors"
             )
             print(f"counts {victims[0].swarm.newcomers.counts}, {bytes_before} and {ledger.disk_bytes} bytes")
-            assert in_s <= IN_S
+            assert in_s <= most_s
             assert max(noise) <= PLACES
             assert sum(noise) >= PLACES, "it does work"
             members = {node.peer for node in victims}
