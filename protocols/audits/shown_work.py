@@ -13,7 +13,15 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from atoll.protocols.audits.standing import MANY_AUDITORS, SHOWN, Named, audited_by, named
+from atoll.protocols.audits.standing import (
+    FEW_DECIDERS,
+    MANY_AUDITORS,
+    OWNER_ROUNDS,
+    SHOWN,
+    Named,
+    audited_by,
+    named,
+)
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.probation import Members, Tally
 from atoll.protocols.run.run_spec import RunSpec
@@ -149,8 +157,19 @@ class ShownWork(Tally, frozen=True, dict=True):
         return frozenset(
             author
             for author, found in self._about.items()
-            if self.counts[author] >= self.probation and leaves_no_doubt(found, self._deciders)
+            if self.counts[author] >= self.probation and self._leaves_no_doubt(found)
         )
+
+    def _leaves_no_doubt(self, found: Collection[FinalVerdict]) -> bool:
+        """Whether the verdicts on an author that count could hardly be those on no work."""
+        # Of two or three deciders one that lies is no small share, and whom it lets in decides for good. The owner
+        # is trusted: until it let the first ones in it decided alone.
+        if (
+            self._deciders < FEW_DECIDERS
+            and self.asked.get(self.owner, -OWNER_ROUNDS) >= self.rounds - OWNER_ROUNDS
+        ):
+            return leaves_no_doubt([one for one in found if one.auditor == self.owner], 1)
+        return leaves_no_doubt(found, self._deciders)
 
     @cached_property
     def _deciders(self) -> int:

@@ -6,7 +6,7 @@ An author has no weight while the verdicts on it look like those on work that wa
 look otherwise if it worked like the others. Rule and figures: docs/audits.md.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
@@ -21,6 +21,9 @@ LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 DOUBT, ENOUGH = 10, 3
 """Nats that the verdicts on an author must speak against its work, in Wald's sequential test of work against none;
 deviations above nothing that keep its weight whatever is usual."""
+FEW_DECIDERS, OWNER_ROUNDS = 7, 4
+"""While fewer decide, the owner's verdicts alone say who else does, and nobody falls without them: until so many
+sets lack the owner."""
 SHOWN = 5
 """Deviations of work that verdicts show together, before their author decides rounds."""
 FULL = 64
@@ -54,6 +57,10 @@ class Findings:
 
     by_auditor: dict[PeerId, list[tuple[int, int]]] = field(default_factory=dict)
     """Excess of each auditor's verdicts, and the weight that was audited, FULL at most."""
+    by_count: bool = False
+    """Whether the auditor in the middle of all verdicts is asked, too, and the higher one counts."""
+    trusted: PeerId | None = None
+    """The owner, while few decide: the score is not below what it found on average."""
 
     @property
     def count(self) -> int:
@@ -68,8 +75,14 @@ class Findings:
     @property
     def score(self) -> int:
         """What the auditor in the middle found on average, in units of 1 / _UNIT; of two the higher one."""
-        means = sorted(sum(excess for excess, _ in each) * 256 // len(each) for each in self.by_auditor.values())
-        return means[len(means) // 2]
+        means = sorted(_mean(each) for each in self.by_auditor.values())
+        middle = means[len(means) // 2]
+        if not self.by_count:
+            return middle
+        # One poor verdict each of two new deciders would outweigh the six that the owner gave while it was alone.
+        means = sorted(_mean(each) for each in self.by_auditor.values() for _ in each)
+        found = self.by_auditor.get(self.trusted, []) if self.trusted else []
+        return max(middle, means[len(means) // 2], *([_mean(found)] if found else []))
 
     @property
     def shown(self) -> int:
@@ -91,9 +104,15 @@ class Findings:
         shown, expected = self.shown, self.expected(usual)
         return shown < ENOUGH * _UNIT and 2 * expected * shown < expected**2 - 2 * DOUBT * _UNIT**2
 
+    def may_fall(self, least: int) -> bool:
+        """Whether enough auditors looked at the author. Who is trusted is among them."""
+        # Of the first deciders two may lie, and be most of them.
+        return len(self.by_auditor) >= least and (self.trusted is None or self.trusted in self.by_auditor)
+
     def without(self, auditors: frozenset[PeerId]) -> "Findings":
         """What all others found."""
-        return Findings({auditor: each for auditor, each in self.by_auditor.items() if auditor not in auditors})
+        kept = {auditor: each for auditor, each in self.by_auditor.items() if auditor not in auditors}
+        return Findings(kept, self.by_count, self.trusted)
 
 
 def named(entry: Digest, author: PeerId, record: Contribution) -> Named:
@@ -146,19 +165,25 @@ NOBODY = Judgement(frozenset(), {}, 0)
 
 
 def without_weight(
-    spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None
+    spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None, *, owner: PeerId | None = None
 ) -> frozenset[PeerId]:
     """Authors whose contributions to round `number` weigh nothing, as the sets up to `lag` rounds before say."""
-    return judge(spec, sets, number, deciders).gone
+    return judge(spec, sets, number, deciders, owner=owner).gone
 
 
-def judge(spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None) -> Judgement:
+def judge(
+    spec: AuditSpec, sets: Sets, number: int, deciders: Deciders | None = None, *, owner: PeerId | None = None
+) -> Judgement:
     """What the sets up to `lag` rounds before say about the authors of contributions to round `number`."""
     last = number - spec.lag
     first = last - spec.memory + 1
     found = verdicts_in(sets, first, last, spec.per_round, deciders)
     # Nobody can have counted a verdict on the last set.
-    deciding = None if deciders is None else _union(deciders.get(at) for at in range(max(0, first), last))
+    deciding = _decided(deciders, max(0, first), last)
+    is_here = owner in (_decided(deciders, last - OWNER_ROUNDS, last) or ())
+    if deciding is not None and len(deciding) < FEW_DECIDERS and is_here:
+        for each in found.values():
+            each.trusted = owner
     judged = _judged(found, found, deciding)
     # Who does no work has no say either: its verdicts may be as invented as the rest.
     heard = {author: each.without(judged.gone) for author, each in found.items()}
@@ -175,14 +200,17 @@ def _judged(
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
 
-    auditors = found.keys() if deciding is None else deciding
-    judged = [author for author, each in found.items() if len(each.by_auditor) >= _least(author, auditors)]
+    least = (lambda author: _least(author, found.keys())) if deciding is None else _least_of(deciding)
+    judged = [author for author, each in found.items() if each.may_fall(least(author))]
     gone = (author for author in judged if heard[author].speaks_against_work(usual))
     return Judgement(frozenset(gone), heard, usual)
 
 
-def _union(sets: Iterable[frozenset[PeerId] | None]) -> frozenset[PeerId]:
-    return frozenset[PeerId]().union(*(each for each in sets if each))
+def _decided(deciders: Deciders | None, first: int, end: int) -> frozenset[PeerId] | None:
+    """Who decided after the sets of these rounds; None where everybody's verdicts count."""
+    if deciders is None:
+        return None
+    return frozenset[PeerId]().union(*(deciders.get(at, ()) for at in range(first, end)))
 
 
 def _measure(heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | None) -> Iterable[Findings]:
@@ -198,9 +226,24 @@ def _measure(heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | Non
 
 def _least(author: PeerId, auditors: Collection[PeerId]) -> int:
     """How many of these must have audited an author before it can fall."""
-    # Who decides alone needs no second one: what is final follows from its word in any case.
     others = len(auditors) - (author in auditors)
-    return 1 if len(auditors) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+    return max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+
+
+def _least_of(deciders: frozenset[PeerId]) -> Callable[[PeerId], int]:
+    """The same, where these say who works: twice as many as a third of them, which may lie."""
+
+    def least(author: PeerId) -> int:
+        others = len(deciders) - (author in deciders)
+        most = 2 * (len(deciders) // 3)
+        # Who decides alone needs no second one: what is final follows from its word in any case.
+        return 1 if len(deciders) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
+
+    return least
+
+
+def _mean(found: Collection[tuple[int, int]]) -> int:
+    return sum(excess for excess, _ in found) * 256 // len(found)
 
 
 def verdicts_in(
@@ -222,6 +265,6 @@ def verdicts_in(
             for verdict in each.verdicts:
                 about = asked.pop((each.author, verdict.contribution), None)
                 if about is not None:
-                    by_auditor = found.setdefault(about.author, Findings()).by_auditor
-                    by_auditor.setdefault(each.author, []).append((verdict.excess, min(FULL, about.weight)))
+                    known = found.setdefault(about.author, Findings(by_count=deciders is not None))
+                    known.by_auditor.setdefault(each.author, []).append((verdict.excess, min(FULL, about.weight)))
     return found

@@ -6,13 +6,20 @@ whether any did. The rest is drawn by a hash of round and author, which nobody c
 in words: docs/rounds.md.
 """
 
-from collections.abc import Collection, Mapping
+import ipaddress
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_SET
+
+ARRIVALS_KEPT = LINES_KEPT = 8192
+"""Authors of which a node remembers how they came, and lines of which it remembers the places."""
 
 
 class Seniority(msgspec.Struct, frozen=True):
@@ -53,6 +60,45 @@ class Arrival(msgspec.Struct, frozen=True):
     """The address block of the neighbour that brought the author."""
 
 
+class Arrivals(msgspec.Struct, frozen=True):
+    """How the authors of verified payloads came, and what was found of them; empty where nothing is bounded."""
+
+    by_author: Mapping[PeerId, Arrival] = msgspec.field(default_factory=dict)
+    """The oldest first."""
+    in_vain: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Audits of newcomers of each line that found no work, since this node's start."""
+    on_trial: frozenset[PeerId] = frozenset()
+    """Newcomers of the newest final set of which no final verdict is known."""
+
+    def of(self, author: PeerId) -> Arrival:
+        """How an author came; who is not known came by itself."""
+        return self.by_author.get(author) or Arrival(-1, author)
+
+    def noted(self, author: PeerId, arrival: Arrival, needed: Callable[[], Collection[PeerId]]) -> "Arrivals":
+        """With the author, unless it is known. `needed` returns those that are not forgotten for it."""
+        if author in self.by_author:
+            return self
+        known = self.by_author
+        if len(known) >= ARRIVALS_KEPT:
+            oldest = frozenset([*known][: ARRIVALS_KEPT // 2]).difference(needed())
+            known = {peer: each for peer, each in known.items() if peer not in oldest}
+        return replace(self, by_author=put(known, author, arrival))
+
+    def after(self, before: Tally, tally: Tally) -> "Arrivals":
+        """What is known after the final sets between two tallies."""
+        if tally.rounds == before.rounds:
+            return self
+        in_vain, on_trial = dict(self.in_vain), set[PeerId]()
+        for author, arrival in self.by_author.items():
+            if tally.missing(author):
+                shown, audits = tally.trial(author)
+                if audits > before.trial(author)[1] and not shown:
+                    in_vain[arrival.line] = in_vain.pop(arrival.line, 0) + 1
+                if not audits and tally.counts.get(author, 0) > before.counts.get(author, 0):
+                    on_trial.add(author)
+        return Arrivals(self.by_author, dict([*in_vain.items()][-LINES_KEPT:]), frozenset(on_trial))
+
+
 class NewcomerOrder(msgspec.Struct, frozen=True):
     """Which newcomers a node names first in the rounds after the newest final one, where it knows too many.
 
@@ -65,7 +111,7 @@ class NewcomerOrder(msgspec.Struct, frozen=True):
     seed: bytes = b""
     """Digest of the newest final set."""
 
-    def named(self, authors: Collection[PeerId], arrivals: Mapping[PeerId, Arrival]) -> frozenset[PeerId]:
+    def named(self, authors: Collection[PeerId], arrivals: Arrivals) -> frozenset[PeerId]:
         """Those of the authors of a round that its set names: all but the newcomers without a place."""
         new = self.tally.newcomers_of(authors, self.voters)
         places = self.tally.places(len(authors) - len(new))
@@ -83,22 +129,38 @@ class NewcomerOrder(msgspec.Struct, frozen=True):
     def _in_turn(
         self,
         new: Collection[PeerId],
-        arrivals: Mapping[PeerId, Arrival],
+        arrivals: Arrivals,
         draw: Mapping[PeerId, bytes],
         trials: Mapping[PeerId, tuple[int, int]],
     ) -> list[PeerId]:
-        """One of each line, then a second one, and so on; in a line those first that were audited least."""
+        """Who is on trial, then one of each wide block, a second one, and so on; in a block by line."""
         # By line: anybody can make up as many identities as it takes, not as many addresses. Who was seen only
         # after the seed was known may have been made to fit it, so it waits for the next one.
         lines: dict[str, list[tuple[bool, int, bytes, PeerId]]] = {}
         for peer in new:
-            known = arrivals.get(peer, Arrival(-1, peer))
+            known = arrivals.of(peer)
             is_late = known.rounds >= self.tally.rounds
             lines.setdefault(known.line, []).append((is_late, trials[peer][1], draw[peer], peer))
-        turns = [(at, *one) for line in lines.values() for at, one in enumerate(sorted(line))]
-        return [peer for *_, peer in sorted(turns)]
+        blocks: dict[str, list[tuple[int, int, bool, int, bytes, PeerId]]] = {}
+        for line, waiting in lines.items():
+            turns = [(at, arrivals.in_vain.get(line, 0), *one) for at, one in enumerate(sorted(waiting))]
+            blocks.setdefault(wide_block(line), []).extend(turns)
+        order = sorted((at, *one) for turns in blocks.values() for at, one in enumerate(sorted(turns)))
+        # Not every set has an audit of each author. Whose is missing stays, or it would be drawn again.
+        return sorted((peer for *_, peer in order), key=lambda peer: peer not in arrivals.on_trial)
 
 
+@lru_cache(maxsize=1 << 14)
+def wide_block(line: str) -> str:
+    """The /16 (IPv4) or /32 (IPv6) that a line is in, or the line: a /64 costs nothing, where one has a /48."""
+    try:
+        network = ipaddress.ip_network(line)
+    except ValueError:
+        return line
+    return str(network.supernet(new_prefix=_WIDE_BITS[network.version]))
+
+
+_WIDE_BITS = {4: 16, 6: 32}
 _DRAW = b"atoll/newcomers/1\0"
 
 

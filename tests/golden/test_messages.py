@@ -56,6 +56,7 @@ NOT_SENT = {
     "protocols/ledger/reduction.py:ReductionRules": "a value in memory",
     "protocols/local/worker_messages.py:_RoundSet": "what its subclasses share",
     "protocols/ledger/set_limit.py:Arrival": "in memory only: how this node came to know an author",
+    "protocols/ledger/set_limit.py:Arrivals": "in memory only: what audits found, by address block",
     "protocols/ledger/set_limit.py:NewcomerOrder": "in memory only: what finality says of newcomers",
     "protocols/ledger/set_limit.py:Seniority": "in memory only: what finality says of authors",
     "protocols/local/worker_messages.py:_RoundState": "what its subclasses share",

@@ -180,7 +180,7 @@ class Auditor:
         """Authors without weight in a round. Of a final one it is remembered: its worker may be far behind."""
         if number <= self._final:
             return self._gone.get(number, frozenset())
-        return without_weight(self.audits, self._sets, number, self._counted)
+        return without_weight(self.audits, self._sets, number, self._counted, owner=self.context.spec.owner)
 
     @property
     def _counted(self) -> Mapping[int, frozenset[PeerId]] | None:
@@ -192,7 +192,9 @@ class Auditor:
 
     def _report(self, number: Round) -> None:
         before, members = self.judgement.gone, self._sets[number]
-        self.judgement = judge(self.audits, self._sets, self._final + 1, self._counted)
+        self.judgement = judge(
+            self.audits, self._sets, self._final + 1, self._counted, owner=self.context.spec.owner
+        )
         payloads = [each.payload for each in members]
         self.sharers = {each.author: payloads.count(each.payload) for each in members}
         if self.judgement.gone != before:

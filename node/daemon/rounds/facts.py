@@ -18,15 +18,11 @@ from atoll.node.daemon.rounds.queries import (
 )
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.set_limit import Arrival
 from atoll.protocols.local.worker_messages import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
 """Seconds between two attempts to append a contribution that the disk refused."""
-
-ARRIVALS_KEPT = 8192
-"""Authors of which a node remembers how they came; each of all others counts as one that came by itself."""
 
 Out = tuple[RoundState, list[round_types.Action]]
 V = TypeVar("V")
@@ -57,7 +53,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case round_types.SenioritySeen(seniority, order):
-            rules = replace(state.set_rules, seniority=seniority, order=order)
+            rules = state.set_rules.after(seniority, order)
             return replace(state, set_rules=rules, settled={}), []
         case round_types.LeasesChanged(members, _, shortage):
             just_left = (
@@ -183,11 +179,16 @@ def _fetch_missing(state: RoundState) -> Out:
 def _note_arrival(state: RoundState, event: round_types.PayloadHeld) -> RoundState:
     """Remember how an author came, once, in a run that bounds newcomers."""
     rules, author = state.set_rules, book_of(state, event.round).authors.get(event.entry)
-    is_known = author in rules.arrivals or len(rules.arrivals) >= ARRIVALS_KEPT
-    if not rules.order.tally.newcomers or author is None or is_known:
+    if not rules.order.tally.newcomers or author is None or author in rules.arrivals.by_author:
         return state
-    known = put(rules.arrivals, author, Arrival(rules.order.tally.rounds, event.line or author))
+    arrival = Arrival(rules.order.tally.rounds, event.line or author)
+    known = rules.arrivals.noted(author, arrival, lambda: _working(state))
     return replace(state, set_rules=replace(rules, arrivals=known), settled={})
+
+
+def _working(state: RoundState) -> frozenset[PeerId]:
+    """The authors of rounds that are not final."""
+    return frozenset(author for book in state.books.values() for author in book.authors.values())
 
 
 def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:

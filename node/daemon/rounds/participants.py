@@ -10,7 +10,7 @@ import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.registers import Activity
-from atoll.protocols.ledger.set_limit import Arrival, NewcomerOrder, Seniority, first_places
+from atoll.protocols.ledger.set_limit import Arrivals, NewcomerOrder, Seniority, first_places
 
 NEWER_S = 1.0
 """Times at which leases began are rounded: by so much one is later than the loss of a connection."""
@@ -42,8 +42,12 @@ class SetRules(msgspec.Struct, frozen=True):
     """Who comes first of more than any set may name."""
     order: NewcomerOrder = NewcomerOrder()
     """Which newcomers come first, of more than the run allows."""
-    arrivals: Mapping[PeerId, Arrival] = msgspec.field(default_factory=dict)
+    arrivals: Arrivals = Arrivals()
     """How the authors of verified payloads came; empty in runs that bound no newcomers."""
+
+    def after(self, seniority: Seniority, order: NewcomerOrder) -> "SetRules":
+        """The rules once more rounds are final."""
+        return SetRules(seniority, order, self.arrivals.after(self.order.tally, order.tally))
 
 
 class RoundBook(msgspec.Struct, frozen=True, dict=True):

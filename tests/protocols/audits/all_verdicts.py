@@ -3,7 +3,7 @@
 The tally of the product remembers less. After each set it must have the same deciders.
 """
 
-from atoll.protocols.audits.shown_work import Awaited, FinalVerdict, leaves_no_doubt
+from atoll.protocols.audits.shown_work import FEW_DECIDERS, OWNER_ROUNDS, Awaited, FinalVerdict, leaves_no_doubt
 from atoll.protocols.audits.standing import audited_by, named
 
 
@@ -53,5 +53,12 @@ class AllVerdicts:
             author
             for author, count in self.counts.items()
             if count >= self.probation
-            and leaves_no_doubt([one for one in self.found if one.author == author], len(deciders))
+            and self.leaves_no_doubt([one for one in self.found if one.author == author], deciders)
         }
+
+    def leaves_no_doubt(self, found, deciders):
+        """While few decide and the owner audits, by its verdicts."""
+        newest = max((one.round for one in (*self.asked, *self.found) if one.auditor == self.owner), default=-9)
+        if len(deciders) < FEW_DECIDERS and newest >= self.rounds - OWNER_ROUNDS:
+            return leaves_no_doubt([one for one in found if one.auditor == self.owner], 1)
+        return leaves_no_doubt(found, len(deciders))

@@ -1,8 +1,11 @@
 """Weights where voters must have shown work: verdicts of members that decide, and of nobody else."""
 
+from dataclasses import replace
+
 import pytest
 
-from atoll.protocols.audits.standing import Named, audited_by, judge, verdicts_in, without_weight
+from atoll.protocols.audits import standing
+from atoll.protocols.audits.standing import Findings, Named, audited_by, judge, verdicts_in, without_weight
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
 from atoll.protocols.run.sections.audits import AuditSpec
@@ -23,7 +26,7 @@ class Weighed(Run):
         self.sets[number] = [Named(entry, peer, 64, one.payload, one.verdicts) for entry, peer, one in members]
         self.deciders[number] = frozenset(deciding)
         super().count(authors, members, deciding)
-        found = judge(SPEC, self.sets, number + 1, self.deciders)
+        found = judge(SPEC, self.sets, number + 1, self.deciders, owner=OWNER)
         self.gone.append(found.gone)
         for author in found.heard:
             self.first_heard.setdefault(author, number)
@@ -43,7 +46,7 @@ def test_noise_that_is_most_of_a_set_falls_and_no_member_does(seed, members, fir
     after = sorted(run.fallen.get(peer, 60) - run.first_heard[peer] for peer in NOISE)
     # A set of 23 has three verdicts of a decider for 22 others: it is a question of how often each is audited.
     assert after[10] <= (10 if first else 24)
-    assert sum(len({*NOISE} - gone) for gone in run.gone[45:]) <= 3 * 15
+    assert sum(len({*NOISE} - gone) for gone in run.gone[45:]) <= 4 * 15
 
 
 def test_made_up_identities_would_take_the_weight_of_members_if_all_verdicts_counted():
@@ -117,3 +120,52 @@ def test_a_verdict_counts_of_who_decided_after_the_set_that_it_is_about():
     found = verdicts_in(run.sets, 0, 11, 3, one)
     assert {peer: each.count for peer, each in found.items()} == dict.fromkeys(MEMBERS[1:4], 1)
     assert all(each.by_auditor.keys() == {OWNER} for each in found.values())
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("usual", [4.0, 2.9])
+def test_two_liars_of_seven_take_nobodys_weight_and_let_no_noise_decide(seed, usual):
+    """They begin with the run, find work in noise and in each other, and none in all others."""
+    run = Weighed(seed, usual=usual, liars=MEMBERS[1:3])
+    for _ in range(32):
+        run.final(*MEMBERS[:7], NOISE[0])
+    assert not frozenset().union(*run.gone) & {OWNER, *MEMBERS[3:7]}
+    assert NOISE[0] not in run.decided
+    assert NOISE[0] in run.fallen
+    assert {*MEMBERS[3:7]} <= run.decided.keys()
+
+
+def test_many_verdicts_of_one_auditor_outweigh_one_each_of_two():
+    author, found = MEMBERS[3], {OWNER: [(80, 64)] * 6, MEMBERS[1]: [(-90, 64)], MEMBERS[2]: [(-80, 64)]}
+    assert Findings(found, by_count=True).score > 0 > Findings(found).score
+    few = {OWNER: [(-80, 64)] * 6, MEMBERS[1]: [(60, 64)], MEMBERS[2]: [(70, 64)]}
+    assert Findings(few, by_count=True).score == Findings(few).score > 0, "nor does one alone take its weight"
+    assert Findings(found, by_count=True).without(frozenset({author})).by_count
+
+
+def test_while_few_decide_nobody_falls_against_the_owners_verdicts():
+    lies = {MEMBERS[1]: [(-90, 64)] * 9, MEMBERS[2]: [(-80, 64)] * 9}
+    trusting = Findings({**lies, OWNER: [(60, 64)]}, by_count=True, trusted=OWNER)
+    assert trusting.may_fall(2)
+    assert trusting.score > 0 > replace(trusting, trusted=None).score
+    assert not replace(trusting, by_auditor=lies).may_fall(2), "the owner did not audit it"
+    assert trusting.without(frozenset({MEMBERS[1]})).trusted == OWNER
+    run = Weighed(1)
+    for _ in range(12):
+        run.final(*MEMBERS[:4])
+    heard = lambda rounds, **how: judge(SPEC, run.sets, rounds, run.deciders, **how).heard.values()  # noqa: E731
+    assert {each.trusted for each in heard(12, owner=OWNER)} == {OWNER}
+    assert {each.trusted for each in heard(12, owner=MEMBERS[6])} == {None}
+    assert {each.trusted for each in heard(18, owner=OWNER)} == {None}, "it was in no set for so long"
+
+
+@pytest.mark.parametrize(
+    ("deciders", "of_one", "of_another"),
+    [(1, 2, 1), (2, 2, 2), (3, 2, 2), (5, 2, 2), (6, 4, 4), (7, 4, 4), (9, 6, 6), (30, 8, 8)],
+)
+def test_a_third_of_the_deciders_are_no_more_than_half_of_those_that_must_have_audited(
+    deciders, of_one, of_another
+):
+    names = [PeerId(f"decider-{at}") for at in range(deciders)]
+    least = standing._least_of(frozenset(names))
+    assert (least(names[0]), least(PeerId("another"))) == (of_one, of_another)

@@ -1,14 +1,13 @@
 """How many newcomers one final set names, and that a flood neither grows it nor keeps a worker out."""
 
-import random
-
 import pytest
 from msgspec.structs import replace
 
 from atoll.protocols.ids import PeerId, digest
+from atoll.protocols.ledger import set_limit
 from atoll.protocols.ledger.ballots import Book, add_entry, decided_proposal
 from atoll.protocols.ledger.records import Ballot, Proposal, Vote
-from atoll.protocols.ledger.set_limit import Arrival, NewcomerOrder
+from atoll.protocols.ledger.set_limit import Arrival, Arrivals, NewcomerOrder, wide_block
 from tests.protocols.audits import test_shown_work
 from tests.protocols.audits.test_shown_work import MEMBERS, NOISE, OWNER, P, Run
 
@@ -84,7 +83,7 @@ def order_of(run, number=0):
 
 def test_members_are_always_named_and_no_more_newcomers_than_there_are_places(run):
     for number in range(20):
-        named = order_of(run, number).named([*MEMBERS[:4], *FLOOD], {})
+        named = order_of(run, number).named([*MEMBERS[:4], *FLOOD], Arrivals())
         assert {*MEMBERS[:4]} < named
         assert len(named) == 4 + PLACES
         assert not run.tally.is_over(named, run.voters)
@@ -92,9 +91,9 @@ def test_members_are_always_named_and_no_more_newcomers_than_there_are_places(ru
 
 def test_one_of_each_line_comes_before_a_second_one(run):
     """300 identities of two address blocks, and one that comes by itself."""
-    arrivals = {peer: Arrival(0, f"block {at % 2}") for at, peer in enumerate(FLOOD)}
     newcomer = MEMBERS[5]
-    arrivals[newcomer] = Arrival(0, newcomer)
+    flood = {peer: Arrival(0, f"block {at % 2}") for at, peer in enumerate(FLOOD)}
+    arrivals = Arrivals({**flood, newcomer: Arrival(0, newcomer)})
     for number in range(50):
         assert newcomer in order_of(run, number).named([*MEMBERS[:4], *FLOOD, newcomer], arrivals)
 
@@ -102,8 +101,8 @@ def test_one_of_each_line_comes_before_a_second_one(run):
 def test_identities_ground_to_fit_the_draw_wait_for_the_next_one(run):
     """They were made once the digest of the final set was known; all are of one line."""
     order, newcomer = order_of(run), MEMBERS[5]
-    arrivals = {newcomer: Arrival(run.tally.rounds - 1, "block")}
-    arrivals.update((peer, Arrival(run.tally.rounds, "block")) for peer in FLOOD)
+    flood = {peer: Arrival(run.tally.rounds, "block") for peer in FLOOD}
+    arrivals = Arrivals({**flood, newcomer: Arrival(run.tally.rounds - 1, "block")})
     assert newcomer in order.named([*MEMBERS[:4], *FLOOD, newcomer], arrivals)
 
 
@@ -112,7 +111,7 @@ def test_whose_work_verdicts_show_has_a_place_beside_a_flood_of_its_own_block(ru
     for _ in range(3):
         run.final(*MEMBERS[:4], newcomer)
     assert run.tally.trial(newcomer)[0] >= 3
-    arrivals = {peer: Arrival(0, "block") for peer in [newcomer, *FLOOD]}
+    arrivals = Arrivals({peer: Arrival(0, "block") for peer in [newcomer, *FLOOD]})
     assert newcomer in order_of(run).named([*MEMBERS[:4], newcomer, *FLOOD], arrivals)
 
 
@@ -123,34 +122,130 @@ def test_who_was_audited_least_comes_first(run):
     assert audited
     idle = {peer for peer in audited if not run.tally.trial(peer)[0]}
     fresh = FLOOD[100 : 100 + PLACES]
-    arrivals = {peer: Arrival(0, "block") for peer in [*idle, *fresh]}
+    arrivals = Arrivals({peer: Arrival(0, "block") for peer in [*idle, *fresh]})
     assert {*fresh} <= order_of(run).named([*MEMBERS[:4], *idle, *fresh], arrivals)
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("each_round", [10, 40])
-def test_a_newcomer_beside_a_flood_is_in_at_once_and_decides(monkeypatch, seed, each_round):
-    """The flood goes on, in two address blocks, and identities that were left out come again each round."""
-    monkeypatch.setattr(test_shown_work, "NOISE", [*NOISE, *FLOOD])
-    run, rng, newcomer = Run(seed), random.Random(seed), MEMBERS[5]
-    run.tally = replace(run.tally, newcomers=PLACES)
-    crowd, arrivals, first = [], {}, None
-    for number in range(80):
-        authors = [*MEMBERS[:4]]
-        if number >= 20:
-            fresh = FLOOD[len(crowd) : len(crowd) + each_round]
-            arrivals.update((peer, Arrival(run.tally.rounds, f"block {rng.randrange(2)}")) for peer in fresh)
-            crowd += fresh
-            authors += crowd
-        if number >= 30:
-            arrivals.setdefault(newcomer, Arrival(run.tally.rounds, newcomer))
+class Flooded:
+    """A run that some authors of more and more blocks flood, and a newcomer that comes in round 40."""
+
+    def __init__(self, seed, each_round, line_of):
+        self.run, self.each_round, self.line_of = Run(seed), each_round, line_of
+        self.run.tally = replace(self.run.tally, newcomers=PLACES)
+        self.crowd, self.arrivals, self.first = [], Arrivals(), None
+
+    def final(self, newcomer=None):
+        tally, authors = self.run.tally, [*MEMBERS[:4]]
+        if tally.rounds >= 20:
+            fresh = FLOOD[len(self.crowd) : len(self.crowd) + self.each_round]
+            self.crowd += fresh
+            for at, peer in enumerate(fresh):
+                self.arrivals = self.arrivals.noted(peer, Arrival(tally.rounds, self.line_of(at)), list)
+            authors += self.crowd
+        if newcomer:
+            self.arrivals = self.arrivals.noted(newcomer, Arrival(tally.rounds, newcomer), list)
             authors.append(newcomer)
-        named = order_of(run, number).named(authors, arrivals)
+        named = order_of(self.run, tally.rounds).named(authors, self.arrivals)
         assert {*MEMBERS[:4]} <= named
-        assert not run.tally.is_over(named, run.voters)
-        if number >= 30 and newcomer in named:
-            first = number if first is None else first
-        run.final(*sorted(named))
-    assert first <= 31
-    assert run.decided[newcomer] <= 30 + 3 * P
-    assert not run.decided.keys() & {*FLOOD}
+        assert not tally.is_over(named, self.run.voters)
+        if self.first is None and newcomer in named:
+            self.first = tally.rounds
+        self.run.final(*sorted(named))
+        self.arrivals = self.arrivals.after(tally, self.run.tally)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("each_round", "line_of"),
+    [
+        (10, lambda at: f"block {at % 2}"),
+        (40, lambda at: f"block {at % 2}"),
+        (40, lambda at: f"10.{at}.0.0/24"),
+        (40, lambda at: f"2001:db8:{at:x}::/64"),
+    ],
+    ids=["10 of two blocks", "40 of two blocks", "40 blocks", "40 blocks of a wide one"],
+)
+def test_a_newcomer_beside_a_flood_is_in_at_once_and_decides(monkeypatch, seed, each_round, line_of):
+    """The flood goes on, and identities that were left out come again each round."""
+    monkeypatch.setattr(test_shown_work, "NOISE", [*NOISE, *FLOOD])
+    flooded, newcomer = Flooded(seed, each_round, line_of), MEMBERS[5]
+    for number in range(80):
+        flooded.final(newcomer if number >= 40 else None)
+    assert flooded.first <= 41
+    assert flooded.run.decided[newcomer] <= 40 + 3 * P
+    assert not flooded.run.decided.keys() & {*FLOOD}
+
+
+def test_one_line_of_each_wide_block_comes_before_a_second_one(run):
+    newcomer, flood = MEMBERS[5], {peer: Arrival(0, f"2001:db8:{at:x}::/64") for at, peer in enumerate(FLOOD)}
+    arrivals = Arrivals({**flood, newcomer: Arrival(0, "2001:db9::/64")})
+    for number in range(20):
+        assert newcomer in order_of(run, number).named([*MEMBERS[:4], *FLOOD, newcomer], arrivals)
+
+
+def test_a_line_of_which_audits_found_no_work_comes_after_others(run):
+    lines = {peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate([*FLOOD[:40], MEMBERS[5]])}
+    arrivals = Arrivals(lines, {f"10.{at}.0.0/24": 1 for at in range(40)})
+    for number in range(20):
+        assert MEMBERS[5] in order_of(run, number).named([*MEMBERS[:4], *FLOOD[:40], MEMBERS[5]], arrivals)
+
+
+def test_audits_that_find_nothing_are_counted_by_line_and_work_is_not(run):
+    crowd, newcomer = FLOOD[:4], MEMBERS[5]
+    arrivals = Arrivals({peer: Arrival(0, "a line") for peer in [*crowd, newcomer]})
+    for _ in range(6):
+        before = run.tally
+        run.final(*MEMBERS[:4], *crowd, newcomer)
+        arrivals = arrivals.after(before, run.tally)
+        assert arrivals.after(run.tally, run.tally) is arrivals
+    found = sum(run.tally.trial(peer)[1] for peer in crowd)
+    assert 6 <= arrivals.in_vain["a line"] <= found
+    alone = Arrivals({newcomer: Arrival(0, "a line")})
+    assert alone.after(before, run.tally).in_vain == {}, "verdicts show its work"
+
+
+def test_who_awaits_its_first_verdict_stays(run):
+    newcomer, others = MEMBERS[5], FLOOD[:40]
+    lines = {peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate([*others, newcomer])}
+    before = run.tally
+    run.final(*MEMBERS[:4], newcomer)
+    arrivals = Arrivals(lines).after(before, run.tally)
+    assert arrivals.on_trial == {newcomer}
+    for number in range(20):
+        assert newcomer in order_of(run, number).named([*MEMBERS[:4], *others, newcomer], arrivals)
+    before = run.tally
+    run.final(*MEMBERS[:4], newcomer)
+    assert run.tally.trial(newcomer)[1]
+    assert arrivals.after(before, run.tally).on_trial == frozenset()
+
+
+def test_wide_blocks_are_those_of_one_network():
+    assert wide_block("10.1.2.0/24") == wide_block("10.1.9.0/24") == "10.1.0.0/16"
+    assert wide_block("2001:db8:1::/64") == "2001:db8::/32"
+    assert wide_block("a peer") == "a peer"
+
+
+def test_a_full_table_of_arrivals_forgets_the_oldest_that_nobody_needs(monkeypatch):
+    """Else whoever fills it once makes each later identity a line of its own."""
+    monkeypatch.setattr(set_limit, "ARRIVALS_KEPT", 8)
+    arrivals = Arrivals()
+    for peer in FLOOD[:30]:
+        arrivals = arrivals.noted(peer, Arrival(0, "block"), lambda: FLOOD[:2])
+        assert len(arrivals.by_author) <= 8
+        assert arrivals.of(peer).line == "block"
+    assert arrivals.by_author.keys() >= {*FLOOD[:2]}
+    assert arrivals.noted(FLOOD[0], Arrival(9, "other"), list) is arrivals
+
+
+def test_a_flood_of_lines_makes_nobody_forget_the_newest_of_them(run, monkeypatch):
+    monkeypatch.setattr(set_limit, "LINES_KEPT", 4)
+    arrivals = Arrivals({FLOOD[0]: Arrival(0, "at work")}, dict.fromkeys(["at work", *"abc"], 1))
+    for _ in range(4):
+        before = run.tally
+        run.final(*MEMBERS[:4], FLOOD[0])
+        arrivals = arrivals.after(before, run.tally)
+    arrivals = replace(arrivals, in_vain={**arrivals.in_vain, "d": 1, "e": 1})
+    run.final(*MEMBERS[:4])
+    kept = arrivals.after(before, run.tally).in_vain
+    assert len(kept) == 4
+    assert kept["at work"] > 1

@@ -420,6 +420,16 @@ def test_verdicts_of_those_that_decide_alone_count_where_voters_must_have_shown_
     assert {nobody.weight_of(IDLE, number) for number in range(ROUNDS)} == {64}
 
 
+def test_nobody_falls_without_the_owners_word_while_few_decide():
+    for owner in ("a1", IDLE):
+        rig = Rig(spec=msgspec.structs.replace(VOTERS, owner=PeerId(owner)))
+        for number in range(ROUNDS):
+            finish(rig, number, HALF_DECIDE | {PeerId(owner)})
+        assert {each.trusted for each in rig.auditor.judgement.heard.values()} == {owner}
+        fell = 0 in [rig.weight_of(IDLE, number) for number in range(ROUNDS)]
+        assert fell == (owner != IDLE), "the owner does not fall"
+
+
 def test_whose_verdicts_count_follows_from_the_set_that_they_are_about():
     """Two nodes: one weighs each round as it comes, the other knew open ones first, which then became final."""
     spec = msgspec.structs.replace(VOTERS, audit=AuditSpec(each=3, voters=True, memory=8))

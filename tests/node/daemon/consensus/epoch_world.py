@@ -47,6 +47,7 @@ from atoll.protocols.ledger.records import (
     Verdict,
     Vote,
 )
+from atoll.protocols.ledger.set_limit import Arrivals
 
 RUN = RunId(digest(b"epochs"))
 PEERS = [Identity(bytes([number + 1]) * 32).peer_id for number in range(8)]
@@ -266,7 +267,7 @@ class BoundedNode(ShownNode):
         """Its own set, with no more newcomers than there may be."""
         author_of = {entry: author for author, entry in self.rounds.get(number, {}).items()}
         view = super().known(number)
-        named = self.state.newcomer_order(b"").named({author_of[entry] for entry in view}, {})
+        named = self.state.newcomer_order(b"").named({author_of[entry] for entry in view}, Arrivals())
         return tuple(entry for entry in view if author_of[entry] in named)
 
 

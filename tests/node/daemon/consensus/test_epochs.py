@@ -10,7 +10,14 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality
-from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id
+from atoll.node.daemon.consensus.chains.epochs import (
+    Electorate,
+    EpochBook,
+    Segment,
+    add_entry,
+    epoch_id,
+    exempt_of,
+)
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of
@@ -29,6 +36,7 @@ from atoll.node.daemon.consensus.types import (
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.telemetry.missing_voters import LISTEN_S, absence, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,
@@ -477,3 +485,32 @@ def test_what_a_book_found_before_a_vote_is_what_it_would_find_after_it(entries)
         book = add_entry(book, author, body)
         fresh = replace(book)
         assert (book.progress, book.unvoted) == (fresh.progress, replace(fresh, voted={}))
+
+
+@pytest.mark.parametrize(("bound", "crowd"), [(0, 4), (1, 3), (1, 4)])
+def test_a_chain_whose_set_names_too_many_newcomers_outranks_nobody(bound, crowd):
+    """The others decide round 5 after all, with a set of their three works and of strangers."""
+    node = Node(voters=(A, B, C, D), here=(A,))
+    known = Tally(8, 5, dict.fromkeys((A, B, C, D), 8), newcomers=bound)
+    node.state = replace(node.state, tally=known)
+    node.wait(LEASE + 1).say(A, epoch(A)).wait(1)
+    assert node.entered() == [epoch_id(epoch(A))]
+    strangers = [PeerId(f"stranger-{at}") for at in range(crowd)]
+    made = [entry_of(peer, work(peer, 5)) for peer in (B, C, D, *strangers)]
+    ballot = Ballot(1, B, b"")
+    proposed = entry_of(B, Proposal(Round(5), ballot, tuple(sorted(one.entry for one in made)), digest(b"s")))
+    node.feed(*made, proposed)
+    for peer in (B, C, D):
+        node.say(peer, Vote(Round(5), ballot, proposed.entry))
+        node.say(peer, *votes(b"", 6))
+    node.wait(1)
+    assert bool(node.followed()) == (bound == 0 or crowd == 3)
+
+
+def test_voters_of_an_epoch_before_are_no_newcomers_in_a_fork():
+    """Round 5 of an epoch of A, B and C names these three; the root's voters were A and D."""
+    root, *epochs = [Electorate(voters, frozenset()) for voters in ((A, D), (A, B), (A, C))]
+    chain = [Segment(b"", 0, root, Tally()), *(Segment(b"epoch", 5, each, Tally()) for each in epochs)]
+    assert exempt_of(chain, 5, (D,)) == {A, B, C, D}
+    assert exempt_of(chain, 6, (D,)) == {D}
+    assert exempt_of(chain[:2], 5, (D,)) == {A, B, D}

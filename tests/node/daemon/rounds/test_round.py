@@ -55,8 +55,9 @@ from atoll.node.daemon.rounds.types import (
 from atoll.node.runs.capacity.open_rounds import OpenRounds
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, set_digest, sign_entry
-from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
+from atoll.protocols.ledger.set_limit import Arrival, NewcomerOrder, Seniority
 from atoll.protocols.local.worker_messages import Pending
 
 ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
@@ -225,6 +226,21 @@ def test_a_set_names_no_more_than_a_proposal_can():
     assert len({*changed} & {*fold.members}) == MAX_SET - 1
     node.leases().train(1)
     assert {done.round: done.members for done in node.find(FoldRound)}[0] == changed
+
+
+def test_a_node_remembers_how_authors_came_and_what_audits_found_of_them():
+    node = Node().ready().seen(A, 0, held=False)
+    first = Tally(8, 20, newcomers=16)
+    node.feed(SenioritySeen(Seniority(), NewcomerOrder(first), node.now))
+    node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now, "10.0.0.0/24"))
+    assert node.state.set_rules.arrivals.by_author == {A: Arrival(20, "10.0.0.0/24")}
+    node.feed(SenioritySeen(Seniority(), NewcomerOrder(first.after([A])), node.now))
+    assert node.state.set_rules.arrivals.on_trial == {A}
+    node.feed(SenioritySeen(Seniority(), NewcomerOrder(first.after([A]).after([])), node.now))
+    assert node.state.set_rules.arrivals.on_trial == frozenset()
+    plain = Node().ready().seen(A, 0, held=False)
+    plain.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now, "10.0.0.0/24"))
+    assert not plain.state.set_rules.arrivals.by_author
 
 
 def test_nothing_starts_before_ready():
