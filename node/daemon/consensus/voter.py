@@ -22,7 +22,7 @@ from atoll.node.daemon.consensus.types import (
     ReportOtherSummary,
 )
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.ballots import Book, bound_proposals, owner_of
+from atoll.protocols.ledger.ballots import Book, bound_proposals, named_by, owner_of, quorum
 from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
     MAX_SET,
@@ -235,9 +235,16 @@ def inherited(state: FinalityState) -> Choice | None:
     if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
         return None
     book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
-    given = ((ballot, vote.proposal) for ballot, votes in book.votes.items() for _, vote in votes.values())
-    votes = [(ballot, name) for ballot, name in given if name in book.proposals]
-    return choice_of(book.proposals[max(votes)[1]]) if votes else None
+    before, members = state.chain[-1].electorate.voters, {*state.voters} - state.equivocators
+    known, unknown = named_by(book.votes, members), {*before} - members
+    votes = [key for key in named_by(book.votes, before) if key[1] in book.proposals]
+    # One vote is enough, but to exclude a member: a liar's would do. That takes as many as may have been a quorum.
+    lawful = [
+        key
+        for key in votes
+        if not choice_of(book.proposals[key[1]]).excluded or known[key] + len(unknown) >= quorum(len(before))
+    ]
+    return choice_of(book.proposals[max(lawful)[1]]) if lawful else None
 
 
 def _all_answered(state: FinalityState, ballot: Ballot) -> bool:

@@ -1,5 +1,6 @@
 """A member that the owner or the voters excluded: sets with its work get no vote, unless they may be final."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from atoll.node.daemon.consensus.types import (
     MembersSeen,
     RoundClosed,
 )
+from atoll.node.daemon.consensus.voter import inherited
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.ids import PeerId, Round, digest
@@ -191,6 +193,22 @@ def test_an_epoch_begins_with_what_may_be_final_whoever_is_excluded():
     assert node.state.epoch == epoch_id(body)
     (final,) = node.find(FinalizeRound)
     assert final.contributions == named(*deciders)
+
+
+@pytest.mark.parametrize(("count", "excludes"), [(5, False), (2, True)])
+def test_an_epoch_excludes_only_whom_a_quorum_may_have_excluded(count, excludes):
+    """A liar votes for a proposal of its own in the epoch before, which excludes whom it likes."""
+    deciders = peers(7)
+    liar, members = deciders[0], tuple(sorted(deciders[:count]))
+    me = next(peer for peer in members if peer != liar)
+    node = Voter(deciders, me)
+    excluding = ExcludingProposal(Round(1), Ballot(0, liar), named(*deciders), digest(b"state"), (deciders[6],))
+    node.hear(liar, Vote(Round(1), Ballot(0, liar), node.hear(liar, excluding)))
+    body = Epoch(Round(1), b"", members)
+    node.feed(*(EntrySeen(digest(peer.encode()), peer, body) for peer in members)).close(*deciders)
+    assert node.state.epoch == epoch_id(body)
+    found = inherited(node.state)
+    assert (found is not None and found.excluded == (deciders[6],)) == excludes
 
 
 # --- without the owner ------------------------------------------------------------------------------
