@@ -4,12 +4,12 @@ from collections.abc import Collection
 
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.exclusion import outvoted
+from atoll.node.daemon.consensus.inherited import inherited
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.types import Action, FinalityState
 from atoll.node.daemon.consensus.voter import (
     Out,
     append,
-    inherited,
     is_folded_here,
     may_append,
     may_get_votes,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.excision import corrections, is_due
 from atoll.node.daemon.consensus.exclusion import outvoted
+from atoll.node.daemon.consensus.inherited import inherited
 from atoll.node.daemon.consensus.types import (
     Action,
     Append,
@@ -22,7 +23,7 @@ from atoll.node.daemon.consensus.types import (
     ReportOtherSummary,
 )
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.ballots import Book, bound_proposals, named_by, owner_of, quorum
+from atoll.protocols.ledger.ballots import bound_proposals, owner_of
 from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
     MAX_SET,
@@ -226,25 +227,6 @@ def _counted(state: FinalityState, names: Collection[Digest]) -> set[Digest]:
         return {*names}
     left = {name for name in names if book.author_of(name) not in barred}
     return left if book.authors_of(left) else {*names}
-
-
-def inherited(state: FinalityState) -> Choice | None:
-    """What the epoch before may have decided in the first round of ours; None: nothing that is known."""
-    # Somebody that is gone may have seen a quorum for it, and gave it out as final. Most such sets have a vote
-    # here, and what was final stays so.
-    if len(state.chain) == 1 or state.chain[-1].first != state.deciding:
-        return None
-    book = state.books.get(state.deciding, Book()).within(state.chain[-2].epoch)
-    before, members = state.chain[-1].electorate.voters, {*state.voters} - state.equivocators
-    known, unknown = named_by(book.votes, members), {*before} - members
-    votes = [key for key in named_by(book.votes, before) if key[1] in book.proposals]
-    # One vote is enough, but to exclude a member: a liar's would do. That takes as many as may have been a quorum.
-    lawful = [
-        key
-        for key in votes
-        if not choice_of(book.proposals[key[1]]).excluded or known[key] + len(unknown) >= quorum(len(before))
-    ]
-    return choice_of(book.proposals[max(lawful)[1]]) if lawful else None
 
 
 def _all_answered(state: FinalityState, ballot: Ballot) -> bool:

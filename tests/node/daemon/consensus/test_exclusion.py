@@ -9,6 +9,7 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, EpochBook, add_entry, epoch_id
 from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.forks import look_for_better_chain
+from atoll.node.daemon.consensus.inherited import inherited
 from atoll.node.daemon.consensus.types import (
     RECENT_ROUNDS,
     AuthorPruned,
@@ -18,7 +19,6 @@ from atoll.node.daemon.consensus.types import (
     MembersSeen,
     RoundClosed,
 )
-from atoll.node.daemon.consensus.voter import inherited
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.telemetry.missing_voters import missing
 from atoll.protocols.ids import PeerId, Round, digest
