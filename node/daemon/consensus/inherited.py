@@ -1,4 +1,4 @@
-"""What an epoch takes over from the one before: the set that may be final there (docs/epochs.md, docs/removal.md)."""
+"""What an epoch takes over from the one before: a set that may be final there (docs/epochs.md and removal.md)."""
 
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ledger.ballots import Book, named_by, quorum
