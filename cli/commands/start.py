@@ -6,6 +6,7 @@ joined with this invite before asks no more, so that the same command restarts a
 
 import asyncio
 import sys
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from atoll.cli.command_group import GroupedCommand
 from atoll.cli.node_commands.detached import leave_terminal, start_detached
 from atoll.cli.node_commands.early_worker import begin_early
 from atoll.cli.options import guest_options, home_option, network_options, run_option
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, hold_lock
 from atoll.node.config.loggers import LoggerName
 from atoll.node.config.node_config import load_config
 from atoll.node.config.roles import Role
@@ -117,16 +118,20 @@ def start(
 
     async def run() -> None:
         worker = EarlyWorker()
-        try:
-            await begin_early(home, config, worker)
-            from atoll.cli.node_commands.running import run_node
+        with ExitStack() as lock:
+            # First, so that `stop` finds this node. A new home is made, and locked, after the user agreed.
+            if has_home := home.root.exists():
+                lock.enter_context(hold_lock(home))
+            try:
+                await begin_early(home, config, worker)
+                from atoll.cli.node_commands.running import run_node
 
-            await run_node(
-                home, config, link, wanted,
-                on_up=on_up, worker=worker, yes=yes, as_json=as_json, plain=plain, opens=opens,
-            )  # fmt: skip
-        finally:
-            await worker.end()
+                await run_node(
+                    home, config, link, wanted, on_up=on_up, worker=worker, lock=None if has_home else lock,
+                    yes=yes, as_json=as_json, plain=plain, opens=opens,
+                )  # fmt: skip
+            finally:
+                await worker.end()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:

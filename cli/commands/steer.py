@@ -7,7 +7,7 @@ from atoll.cli.client import call
 from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json
 from atoll.cli.model_source import open_model, printable
-from atoll.cli.node_commands.ending import STOPS_S, is_locked, wait_for_end
+from atoll.cli.node_commands.ending import STOPS_S, is_locked, tell, wait_for_end
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
 from atoll.node.generation.options import TextOptions
@@ -64,13 +64,14 @@ def limit(home: Home, as_json: bool, up: str | None, down: str | None, reset: bo
 @click.option("--within", type=Duration(), default=STOPS_S, show_default="5m", help="For --wait, for example 2h.")
 def stop(home: Home, as_json: bool, finish: bool, wait: bool, within: int) -> None:
     """Stop the node in good order. No node is no error."""
-    try:
-        answer = call(home, control_messages.StopNode(finish), control_messages.CommandDone)
-    except NotRunning:
-        answer = control_messages.CommandDone("no node runs here")
     if wait and is_locked(home):
         wait_for_end(home, finish=finish, within_s=within)
-        answer = control_messages.CommandDone("the node ended")
+        _done(control_messages.CommandDone("the node ended"), as_json)
+        return
+    try:
+        answer = tell(home, finish=finish)
+    except NotRunning:
+        answer = control_messages.CommandDone("no node runs here")
     _done(answer, as_json)
 
 

@@ -1,4 +1,4 @@
-"""Waits for the end of the node of a home: its lock is free when all that it had to save is on the disk."""
+"""Tells the node of a home to end, and waits: its lock is free when all that it had to save is on the disk."""
 
 import fcntl
 import os
@@ -11,6 +11,8 @@ from atoll.protocols.local import control_messages
 
 STOPS_S = 300
 """A node ends within 48 s (the deadlines in node/daemon/app.py), and later only where its disk hangs."""
+STARTS_S = 60.0
+"""A node answers a few seconds after its start began, also on a busy machine."""
 LOOK_S = 0.05
 
 
@@ -27,6 +29,26 @@ def is_locked(home: Home) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def tell(home: Home, *, finish: bool) -> control_messages.CommandDone:
+    """What the node of `home` says when it is told to stop. One that was starting is told as soon as it answers.
+
+    Raises NotRunning if there is none, and NoAnswer.
+    """
+    end = time.monotonic() + STARTS_S
+    while True:
+        try:
+            return call(home, control_messages.StopNode(finish), control_messages.CommandDone)
+        except NotRunning:
+            if not is_locked(home):
+                raise
+            if time.monotonic() > end:
+                raise NoAnswer(
+                    f"a node starts or ends in {home.root}, and did not answer within {STARTS_S:.0f} s",
+                    hint="`atoll stop --wait` goes on for longer",
+                ) from None
+        time.sleep(LOOK_S)
 
 
 def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:

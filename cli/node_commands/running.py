@@ -62,11 +62,13 @@ async def run_node(
     *,
     on_up: Callable[[], None] | None,
     worker: EarlyWorker,
+    lock: ExitStack | None,
     **options: bool,
 ) -> None:
     """The three phases: read the plan, build the daemon, run it, until it is stopped. One loop serves all of them.
 
     `on_up` is called when the node is up. `worker`: what may have begun already; the caller ends it.
+    `lock` takes the lock of a home that is made here; None: the caller holds it.
     Raises AtollError, click's Abort and Exit.
     """
     this_task = asyncio.current_task()
@@ -79,7 +81,7 @@ async def run_node(
                 on_up()
             tell_ready()
 
-        await _run(home, config, link, wanted, on_up=ready, signals=signals, worker=worker, **options)
+        await _run(home, config, link, wanted, on_up=ready, signals=signals, worker=worker, lock=lock, **options)
 
 
 async def _run(
@@ -91,46 +93,43 @@ async def _run(
     on_up: Callable[[], None],
     signals: StopSignals,
     worker: EarlyWorker,
+    lock: ExitStack | None,
     yes: bool,
     as_json: bool,
     plain: bool,
     opens: bool,
 ) -> None:
-    has_home = home.root.exists()
-    with ExitStack() as lock:
-        if has_home:  # another one is made, and locked, after the user agreed
+    async with host_group() as group:
+        plan = await _read_able_plan(
+            partial(
+                read_plan,
+                home,
+                link=link,
+                wanted=wanted,
+                unix_s=time.time(),
+                group=group,
+                report=_report,
+                free=worker.free,
+            ),
+            config,
+        )
+        if plan.is_new or not plan.config.work.has_model:
+            await worker.end()  # of another run, which need not wait for an answer, or of another role
+        if plan.is_new:
+            await _agree(plan, yes=yes)
+        plan.check_text()
+        if lock is not None:
             lock.enter_context(hold_lock(home))
-        async with host_group() as group:
-            plan = await _read_able_plan(
-                partial(
-                    read_plan,
-                    home,
-                    link=link,
-                    wanted=wanted,
-                    unix_s=time.time(),
-                    group=group,
-                    report=_report,
-                    free=worker.free,
-                ),
-                config,
-            )
-            if plan.is_new or not plan.config.work.has_model:
-                await worker.end()  # of another run, which need not wait for an answer, or of another role
-            if plan.is_new:
-                await _agree(plan, yes=yes)
-            plan.check_text()
-            if not has_home:
-                lock.enter_context(hold_lock(home))
-            plan.store()
-            _begin_log(home, plan.config)
-            if news := news_of(home.run(plan.run.spec.id)):
-                _report(news)
-            daemon = Daemon(plan, worker=worker, report=_report)
-            signals.stop = daemon.stop
-            log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
-            with shown(home, as_json=as_json, plain=plain, words=_words(plan), opens=opens):
-                await daemon.run(on_up)
-            log.info("node ended in good order")
+        plan.store()
+        _begin_log(home, plan.config)
+        if news := news_of(home.run(plan.run.spec.id)):
+            _report(news)
+        daemon = Daemon(plan, worker=worker, report=_report)
+        signals.stop = daemon.stop
+        log.info("node starts in run %s (%s)", plan.run.spec.name, plan.run.spec.id.hex())
+        with shown(home, as_json=as_json, plain=plain, words=_words(plan), opens=opens):
+            await daemon.run(on_up)
+        log.info("node ended in good order")
 
 
 async def _read_able_plan(read: ReadPlan, config: NodeConfig) -> JoinPlan:

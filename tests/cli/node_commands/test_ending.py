@@ -5,8 +5,11 @@ import threading
 import pytest
 
 from atoll.cli.client import NoAnswer
+from atoll.cli.node_commands import ending
 from atoll.cli.node_commands.ending import is_locked, wait_for_end
 from atoll.node.config.home import Home, hold_lock
+from atoll.protocols.errors import NotRunning
+from atoll.protocols.local.control_messages import CommandDone
 from tests.waiting import HANGS_S, poll
 
 
@@ -44,6 +47,24 @@ def test_the_lock_is_looked_at_and_not_taken(tmp_path):
         assert is_locked(home)
         assert home.lock.read_text().strip().isdigit(), "its pid stays"
     assert not is_locked(home)
+
+
+def test_without_wait_a_node_that_was_starting_is_told_too(atoll, tmp_path, monkeypatch):
+    home, asked = Home(tmp_path / "home"), []
+
+    def answers_the_third_time(*request):
+        asked.append(request)
+        if len(asked) < 3:
+            raise NotRunning("nobody listens yet")
+        return CommandDone("it ends")
+
+    monkeypatch.setattr(ending, "call", answers_the_third_time)
+    with hold_lock(home):
+        ran = atoll("--home", str(home.root), "stop")
+    assert (ran.code, ran.out) == (0, "it ends\n")
+    asked.clear()
+    ran = atoll("--home", str(home.root), "stop")
+    assert (ran.code, ran.out, len(asked)) == (0, "no node runs here\n", 1), "nobody starts"
 
 
 def test_it_returns_after_the_end_and_not_before(atoll, daemon, held):

@@ -104,7 +104,7 @@ async def test_a_peer_that_is_no_member_now_has_the_reason_for_an_activity() -> 
     )
     view = SimpleNamespace(left={"stopped"}, excluded=(), votes_against=(), standings=standings)
     parts = {
-        "control": SimpleNamespace(view=lambda: view),
+        "chain": SimpleNamespace(driver=SimpleNamespace(view=lambda: view)),
         "net": SimpleNamespace(leases=lambda: leases),
         "swarm": SimpleNamespace(peers=lambda: known),
     }
