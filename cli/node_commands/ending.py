@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from contextlib import suppress
 
 from atoll.cli.client import NoAnswer, call
 from atoll.node.config.home import Home
@@ -14,6 +15,7 @@ STOPS_S = 300
 STARTS_S = 60.0
 """A node answers a few seconds after its start began, also on a busy machine."""
 LOOK_S = 0.05
+_LOGS = "look at `atoll logs`"
 
 
 def is_locked(home: Home) -> bool:
@@ -31,12 +33,12 @@ def is_locked(home: Home) -> bool:
     return False
 
 
-def tell(home: Home, *, finish: bool) -> control_messages.CommandDone:
+def tell(home: Home, *, finish: bool, within_s: float = STARTS_S) -> control_messages.CommandDone:
     """What the node of `home` says when it is told to stop. One that was starting is told as soon as it answers.
 
-    Raises NotRunning if there is none, and NoAnswer.
+    Raises NotRunning if there is none, and NoAnswer if it does not answer for so many seconds.
     """
-    end = time.monotonic() + STARTS_S
+    end = time.monotonic() + within_s
     while True:
         try:
             return call(home, control_messages.StopNode(finish), control_messages.CommandDone)
@@ -44,32 +46,16 @@ def tell(home: Home, *, finish: bool) -> control_messages.CommandDone:
             if not is_locked(home):
                 raise
             if time.monotonic() > end:
-                raise NoAnswer(
-                    f"a node starts or ends in {home.root}, and did not answer within {STARTS_S:.0f} s",
-                    hint="`atoll stop --wait` goes on for longer",
-                ) from None
+                raise NoAnswer(f"the node did not answer within {within_s:.0f} s", hint=_LOGS) from None
         time.sleep(LOOK_S)
 
 
 def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
-    """Return when no node of `home` runs. One that was starting is told to stop as soon as it answers.
-
-    Raises NoAnswer if it runs on after so many seconds.
-    """
+    """Tell the node of `home` to stop; return when none runs. Raises NoAnswer if one runs on after that time."""
     end = time.monotonic() + within_s
-    is_told = False
+    with suppress(NotRunning):
+        tell(home, finish=finish, within_s=within_s)
     while is_locked(home):
         if time.monotonic() > end:
-            raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint="look at `atoll logs`")
-        if not is_told:
-            is_told = _tell(home, finish)
+            raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint=_LOGS)
         time.sleep(LOOK_S)
-
-
-def _tell(home: Home, finish: bool) -> bool:
-    """Whether the node was there to be told."""
-    try:
-        call(home, control_messages.StopNode(finish), control_messages.CommandDone)
-    except NotRunning:
-        return False
-    return True

@@ -38,8 +38,6 @@ PART_S = 5.0
 """Deadline of the end of every other part."""
 SHARDS_ASKED = 32
 """Most shards of a packed text about which a leaving node asks the others."""
-
-
 SETTLE_S = 10.0
 """After a change of the chain the collector waits for so long: it holds up the loop, and others wait for us."""
 
@@ -67,6 +65,7 @@ class Daemon:
         self,
         plan: JoinPlan,
         build_parts: BuildParts = build,
+        *,
         report: Callable[[str], None] = lambda line: None,
         worker: EarlyWorker | None = None,
     ) -> None:

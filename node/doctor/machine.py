@@ -82,8 +82,9 @@ def home(given: DoctorInput) -> Iterator[Finding]:
         yield Finding("home", "pass", f"{root} can be written" if folder == root else f"{root} will be made")
     if given.status is None and (pid := _lock_holder(given.home.lock)):
         remedy = f"wait if it has just started; else look at {given.home.log} and stop process {pid}"
-        if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
-            remedy = f"it was stopped by a signal: `kill -CONT {pid}` lets it go on"
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            if psutil.Process(pid).status() == psutil.STATUS_STOPPED:
+                remedy = f"it was stopped by a signal: `kill -CONT {pid}` lets it go on"
         yield Finding("lock", "fail", f"process {pid} holds the home, but no node answers", remedy)
 
 

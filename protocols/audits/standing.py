@@ -6,7 +6,7 @@ An author has no weight while the verdicts on it look like those on work that wa
 look otherwise if it worked like the others. Rule and figures: docs/audits.md.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
@@ -200,8 +200,7 @@ def _judged(
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
 
-    least = (lambda author: _least(author, found.keys())) if deciding is None else _least_of(deciding)
-    judged = [author for author, each in found.items() if each.may_fall(least(author))]
+    judged = [author for author, each in found.items() if each.may_fall(_least(author, found, deciding))]
     gone = (author for author in judged if heard[author].speaks_against_work(usual))
     return Judgement(frozenset(gone), heard, usual)
 
@@ -224,22 +223,16 @@ def _measure(heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | Non
     ]
 
 
-def _least(author: PeerId, auditors: Collection[PeerId]) -> int:
-    """How many of these must have audited an author before it can fall."""
+def _least(author: PeerId, found: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | None) -> int:
+    """How many must have audited an author before it can fall."""
+    auditors = found if deciding is None else deciding
     others = len(auditors) - (author in auditors)
-    return max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
-
-
-def _least_of(deciders: frozenset[PeerId]) -> Callable[[PeerId], int]:
-    """The same, where these say who works: twice as many as a third of them, which may lie."""
-
-    def least(author: PeerId) -> int:
-        others = len(deciders) - (author in deciders)
-        most = 2 * (len(deciders) // 3)
-        # Who decides alone needs no second one: what is final follows from its word in any case.
-        return 1 if len(deciders) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
-
-    return least
+    if deciding is None:
+        return max(LEAST_AUDITORS, min(MANY_AUDITORS, others // 2))
+    # Twice as many as a third of those that say who works, which may lie. Who decides alone needs no second one:
+    # what is final follows from its word in any case.
+    most = 2 * (len(deciding) // 3)
+    return 1 if len(deciding) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
 
 
 def _mean(found: Collection[tuple[int, int]]) -> int:

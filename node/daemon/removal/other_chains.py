@@ -105,7 +105,9 @@ class OtherChains:
         """Whether its author was in another chain, or next began one that goes on from where it was."""
         chosen, book = self._choices.get(work.author, []), self.machines.finality.epochs
         before, later = [ROOT, *chosen][work.choices], chosen[work.choices :]
-        if self._partings.get(before) is not None or number <= together:
-            return self._partings.get(before) is not None
+        if self._partings.get(before) is not None:
+            return True
+        if number <= together:
+            return False
         left_by = self._partings.get(next(filter(book.is_complete, later), ROOT))
         return left_by is not None and left_by.parent == book.begun(before) and number >= left_by.round

@@ -70,7 +70,7 @@ class Node:
         plan = SimpleNamespace(host=host, home=home, config=NodeConfig())
         plan.run, plan.restored = SimpleNamespace(spec=SPEC), None
         self.said: list[str] = []
-        self.daemon = Daemon(plan, self._build, self.said.append)
+        self.daemon = Daemon(plan, self._build, report=self.said.append)
 
     def _build(self, plan, stop, on_other_chain):
         parts = self.parts

@@ -87,15 +87,20 @@ def test_both_sides_of_a_cut_go_on_and_meet(world, sizes):
     run_virtual(story())
 
 
+async def two_and_one_apart(w) -> None:
+    """Three nodes work together, then two and one for so long that each side has an epoch."""
+    for number in range(3):
+        w.start(number, ROUND_S)
+    await w.until(lambda: min(finals(w, 0, 1, 2)) >= 4)
+    peers = [w.nodes[number].peer for number in range(3)]
+    w.network.cut(peers[:2], peers[2:])
+    await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+
+
 def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
     async def story() -> None:
         async with world(200, 1) as w:
-            for number in range(3):
-                w.start(number, ROUND_S)
-            await w.until(lambda: min(finals(w, 0, 1, 2)) >= 4)
-            peers = [w.nodes[number].peer for number in range(3)]
-            w.network.cut(peers[:2], peers[2:])
-            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            await two_and_one_apart(w)
             w.network.heal()
             healed = max(finals(w, 0, 1, 2))
             await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
@@ -116,12 +121,7 @@ def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
 def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_start(world):
     async def story() -> None:
         async with world(200, 1) as w, asyncio.TaskGroup() as group:
-            for number in range(3):
-                w.start(number, ROUND_S)
-            await w.until(lambda: min(finals(w, 0, 1, 2)) >= 4)
-            peers = [w.nodes[number].peer for number in range(3)]
-            w.network.cut(peers[:2], peers[2:])
-            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            await two_and_one_apart(w)
             died: list[int] = []
 
             async def die(number: int) -> None:
