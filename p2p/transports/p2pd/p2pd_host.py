@@ -262,7 +262,6 @@ class P2pdHost(HostBase):
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
             else:
                 self._group.create_task(self._inbound(UnixSocket(connection)))
-                await asyncio.sleep(0)  # many that come at once do not hold up the loop
 
     async def _inbound(self, found: UnixSocket) -> None:
         """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""

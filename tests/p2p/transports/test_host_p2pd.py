@@ -246,7 +246,7 @@ async def test_replies_survive_on_quic():
 
 @contextlib.asynccontextmanager
 async def quic_pair():
-    """Two hosts with one QUIC connection, and a function that asks one thing of the other on a stream of its own."""
+    """A host with one QUIC connection, and a function that asks the other side on a stream of its own."""
 
     async def reply(stream):
         await stream.read_exactly(1)
