@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.fetching import verify_whole
+from atoll.node.daemon.assets.later_payloads import LaterPayloads
 from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.audits.auditor import Auditor
@@ -247,6 +248,12 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
         on_fault=common.guard.blame,
         on_disk_fault=common.guard.on_disk_fault,
         bringer_of=common.net.bringer,
+        waits=LaterPayloads(
+            context=common.context,
+            leases=common.net.leases,
+            newest=lambda: common.machines.finality.last_final,
+            applied=lambda: common.machines.round.final,
+        ),
     )
 
 

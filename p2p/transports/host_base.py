@@ -9,6 +9,7 @@ import logging
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Protocol
 
 from atoll.p2p.host.interface import Handler, HostEvent, HostStatistics, Stream
 from atoll.p2p.system.waiting import backoff_s
@@ -109,10 +110,18 @@ class StreamBase:
         self._registry.open.pop(self, None)
 
 
-class ReaderStream(StreamBase):
-    """A stream whose inbound bytes wait in an asyncio reader."""
+class Reader(Protocol):
+    """What reads as `asyncio.StreamReader` does."""
 
-    _reader: asyncio.StreamReader
+    async def readexactly(self, n: int) -> bytes: ...
+
+    async def read(self, n: int) -> bytes: ...
+
+
+class ReaderStream(StreamBase):
+    """A stream whose inbound bytes come from a reader."""
+
+    _reader: Reader
 
     async def read_exactly(self, size: int) -> bytes:
         """Read `size` bytes. Raises Unreachable when the stream ends before."""

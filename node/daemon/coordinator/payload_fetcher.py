@@ -47,6 +47,7 @@ class PayloadFetcher:
     on_disk_fault: Callable[[DiskFault], None]
     bringer_of: Callable[[PeerId], PeerId | None] = lambda author: None
     """Returns the neighbour that brought an author, while many bring authors that showed no work; else None."""
+    waits: Callable[[Round], bool] = lambda number: False  # whether payloads of this round are fetched later
     _lanes: dict[tuple[PeerId, int], asyncio.Semaphore] = field(default_factory=dict)
     """Few downloads at a time of one author, one of all whom a neighbour brings: none keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
@@ -115,8 +116,8 @@ class PayloadFetcher:
     async def _fetch_until_held(self, record: PayloadRecord, author: PeerId) -> None:
         attempt, key = 0, self._key(record)
         while key in self._wanted and not await self._attempt(record, author, attempt):
-            attempt += 1
-            await asyncio.sleep(pause_s(attempt))
+            attempt += not self.waits(record.round)
+            await asyncio.sleep(pause_s(attempt or 3))
 
     async def _attempt(self, record: PayloadRecord, author: PeerId, attempt: int) -> bool:
         """Try once. Returns True when there is nothing left to do."""
@@ -124,6 +125,8 @@ class PayloadFetcher:
         try:
             lane, slots = self._lanes_of(author)
             async with lane, slots:
+                if self.waits(record.round):
+                    return False
                 await self._load(record, author, attempt)
         except DecodeError as error:
             self._refuse(record, author, error)

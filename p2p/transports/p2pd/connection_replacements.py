@@ -1,7 +1,8 @@
 """Replaces a connection on which p2pd opens no more streams.
 
-Most QUIC streams of p2pd leave their place taken at the other side when they end in order. After some 300 of them
-go-libp2p waits for ever to open another one, while streams that are open go on, and with them calls and all pings.
+A QUIC stream that is cancelled while it waits for bytes may leave its place taken at the other side (`unix_socket`
+says why). After some 300 of them go-libp2p waits for ever to open another one, while streams that are open go on,
+and with them calls and all pings.
 """
 
 import asyncio

@@ -9,23 +9,14 @@ import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from multiaddr import Multiaddr
 
-from atoll.p2p.host.framing import check_open
-from atoll.p2p.transports.host_base import BUFFER_BYTES
 from atoll.p2p.transports.p2pd.schema import messages
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
-
-
-class Socket(NamedTuple):
-    """Both directions of one Unix connection to p2pd."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-
 
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
@@ -101,55 +92,53 @@ class P2pdControl:
         body = self._pb.StreamHandlerRequest(addr=_unix_maddr(socket_path), proto=[protocol], balanced=False)
         await self._request(self._pb.Request(type=self._pb.Request.STREAM_HANDLER, streamHandler=body))
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> Socket:
+    async def open_stream(self, peer: PeerId, protocol: str) -> UnixSocket:
         """Open a stream; the socket carries its bytes from now on."""
         body = self._pb.StreamOpenRequest(peer=peer_bytes(peer), proto=[protocol], timeout=_P2PD_DEADLINE_S)
         return await self._upgrade(self._pb.Request(type=self._pb.Request.STREAM_OPEN, streamOpen=body))
 
-    async def attach(self) -> Socket:
+    async def attach(self) -> UnixSocket:
         """Open a persistent connection: p2pd exits when the last of them closes, so it dies with us."""
         return await self._upgrade(self._pb.Request(type=self._pb.Request.PERSISTENT_CONN_UPGRADE))
 
     async def _request(self, request: Any) -> Any:
-        async with self._socket() as (reader, writer):
-            response = await self._exchange(request, reader, writer)
-            writer.close()
+        async with self._socket() as socket:
+            response = await self._exchange(request, socket)
+            socket.abort()
             return response
 
-    async def _upgrade(self, request: Any) -> Socket:
+    async def _upgrade(self, request: Any) -> UnixSocket:
         """Make a request after which the connection carries other bytes."""
-        async with self._socket() as (reader, writer):
-            await self._exchange(request, reader, writer)
-            return Socket(reader, writer)
+        async with self._socket() as socket:
+            await self._exchange(request, socket)
+            return socket
 
     @asynccontextmanager
-    async def _socket(self) -> AsyncIterator[Socket]:
+    async def _socket(self) -> AsyncIterator[UnixSocket]:
         """Connect to p2pd; the connection is aborted when the block is left by an error or a cancellation."""
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
+            socket = await UnixSocket.connect(self._path)
         except OSError as error:
             raise Unreachable(f"p2pd does not answer: {error}") from error
         try:
-            yield Socket(reader, writer)
+            yield socket
         except (OSError, asyncio.IncompleteReadError) as error:
-            writer.transport.abort()
+            socket.abort()
             raise Unreachable("p2pd closed its control socket") from error
         except BaseException:
-            writer.transport.abort()
+            socket.abort()
             raise
 
-    async def _exchange(self, request: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Any:
+    async def _exchange(self, request: Any, socket: UnixSocket) -> Any:
         body = request.SerializeToString()
-        check_open(writer)
-        writer.write(varint(len(body)) + body)
-        await writer.drain()
-        response = await read_message(reader, self._pb.Response)
+        await socket.write(varint(len(body)) + body)
+        response = await read_message(socket, self._pb.Response)
         if response.type == self._pb.Response.ERROR:
             raise Unreachable(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS])
         return response
 
 
-async def read_message(reader: asyncio.StreamReader, kind: Any) -> Any:
+async def read_message(reader: UnixSocket | asyncio.StreamReader, kind: Any) -> Any:
     """Read one length-prefixed protobuf message from p2pd. Raises Unreachable for a length that it cannot have."""
     size = shift = 0
     while True:

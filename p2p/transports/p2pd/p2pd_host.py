@@ -7,6 +7,7 @@ with the same PeerID, the same ports and all handlers.
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +23,9 @@ from atoll.p2p.host.interface import (
     PeerDisconnected,
     Route,
 )
-from atoll.p2p.transports.host_base import BUFFER_BYTES, STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
+from atoll.p2p.transports.host_base import STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
 from atoll.p2p.transports.p2pd.connection_replacements import OPEN_S, ConnectionReplacements
-from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, read_message
+from atoll.p2p.transports.p2pd.control_client import P2pdControl, read_message
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
 from atoll.p2p.transports.p2pd.process import (
     CONTROL_SOCKET,
@@ -36,11 +37,13 @@ from atoll.p2p.transports.p2pd.process import (
     with_port,
 )
 from atoll.p2p.transports.p2pd.schema import messages
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket, listen_at
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes
 
 log = logging.getLogger(__name__)
+_ACCEPT_PAUSE_S = 1.0
 
 
 class P2pdHost(HostBase):
@@ -67,7 +70,7 @@ class P2pdHost(HostBase):
         self._control: P2pdControl | None = None
         self._folder: Path | None = None
         self._process: P2pdProcess | None = None
-        self._attached: Socket | None = None
+        self._attached: UnixSocket | None = None
 
     @property
     def control_socket(self) -> Path:
@@ -88,21 +91,18 @@ class P2pdHost(HostBase):
         with private_folder() as folder:
             require_free(self._listen)
             self._folder = folder
-            # Not started here: that would be a place to be cancelled before we hold the server.
-            server = await asyncio.start_unix_server(
-                self._on_inbound, path=folder / STREAMS_SOCKET, limit=BUFFER_BYTES, start_serving=False
-            )
+            listener = listen_at(folder / STREAMS_SOCKET)
             try:
-                await server.start_serving()
                 await self._start_first()
                 async with asyncio.TaskGroup() as self._group:
+                    self._group.create_task(self._accept(listener))
                     self._group.create_task(self._watch_peers())
                     try:
                         await self._supervise(ready)
                     finally:
                         self._group = None  # a group that ends accepts no task, and streams may still arrive
             finally:
-                server.close()
+                listener.close()
                 await self._stop()
                 self._folder = None
                 self._announcer.end()
@@ -130,12 +130,12 @@ class P2pdHost(HostBase):
         began_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(OPEN_S):
-                socket = await self._live().open_stream(peer, protocol)
+                found = await self._live().open_stream(peer, protocol)
         except TimeoutError as error:
             await self._replacements.replace(self, peer, began_s)
             raise Unreachable("the connection took no more streams, and was replaced") from error
         self._on_connected(peer)
-        return P2pdStream(peer, protocol, self._streams, socket, initiator=True)
+        return P2pdStream(peer, protocol, self._streams, found, initiator=True)
 
     def statistics(self) -> HostStatistics:
         """Return a snapshot."""
@@ -183,7 +183,7 @@ class P2pdHost(HostBase):
             self._on_disconnected(peer)
         attached, self._attached = self._attached, None
         if attached is not None:
-            attached.writer.transport.abort()
+            attached.abort()
         process, self._process = self._process, None
         if process is not None:
             await process.stop()
@@ -251,26 +251,32 @@ class P2pdHost(HostBase):
                 self._on_connected(peer)
         return listed
 
-    def _on_inbound(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._group is None:
-            writer.transport.abort()
-        else:
-            self._group.create_task(self._inbound(Socket(reader, writer)))
+    async def _accept(self, listener: socket.socket) -> None:
+        """Take streams that p2pd hands to us until cancelled."""
+        assert self._group is not None
+        while True:
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # no descriptor is left: p2pd's connections wait in the kernel
+                log.warning("no stream can be taken: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+            else:
+                self._group.create_task(self._inbound(UnixSocket(connection)))
 
-    async def _inbound(self, socket: Socket) -> None:
+    async def _inbound(self, found: UnixSocket) -> None:
         """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""
         try:
-            info = await read_message(socket.reader, messages().StreamInfo)
+            info = await read_message(found, messages().StreamInfo)
             peer, handler = peer_from_bytes(info.peer), self._handlers[info.proto]
         except (OSError, asyncio.IncompleteReadError, Unreachable, DecodeError, KeyError):
-            return socket.writer.transport.abort()
+            return found.abort()
         except asyncio.CancelledError:
-            socket.writer.transport.abort()
+            found.abort()
             raise
         if not self._admission.enter(peer):
-            return socket.writer.transport.abort()
+            return found.abort()
         self._on_connected(peer)
-        stream = P2pdStream(peer, info.proto, self._streams, socket, initiator=False)
+        stream = P2pdStream(peer, info.proto, self._streams, found, initiator=False)
         await self._serve_stream(stream, handler)
 
     def _live(self) -> P2pdControl:

@@ -4,12 +4,10 @@ p2pd has no half-close: an end on one side ends both directions, and a reset loo
 initiator closes, and the responder's `close` waits for the initiator's end before it closes too.
 """
 
-import asyncio
 import contextlib
 
-from atoll.p2p.host.framing import check_open
-from atoll.p2p.transports.host_base import BUFFER_BYTES, LINGER_S, ReaderStream, StreamRegistry
-from atoll.p2p.transports.p2pd.control_client import Socket
+from atoll.p2p.transports.host_base import BUFFER_BYTES, ReaderStream, StreamRegistry
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId
 
@@ -17,13 +15,13 @@ from atoll.protocols.ids import PeerId
 class P2pdStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`."""
 
+    _reader: UnixSocket
+
     def __init__(
-        self, peer: PeerId, protocol: str, registry: StreamRegistry, socket: Socket, *, initiator: bool
+        self, peer: PeerId, protocol: str, registry: StreamRegistry, socket: UnixSocket, *, initiator: bool
     ) -> None:
         super().__init__(peer, protocol, registry, initiator=initiator)
-        self._reader, self._writer = socket
-        if not self._writer.is_closing():  # else the first write or read says that it is lost
-            self._writer.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+        self._reader = socket
 
     async def write(self, data: bytes | memoryview) -> None:
         """Hand over all of `data`, at most BUFFER_BYTES ahead of p2pd. Raises Unreachable."""
@@ -33,32 +31,21 @@ class P2pdStream(ReaderStream):
             if self._ended:
                 raise Unreachable("stream is closed")
             try:
-                check_open(self._writer)
-                self._writer.write(part)
-                await self._writer.drain()
+                await self._reader.write(part)
             except OSError as error:
                 raise Unreachable(f"stream broke: {error}") from error
             self._registry.bytes_up += len(part)
 
     async def close(self) -> None:
         """End our side in good order; a stream that is broken already is only dropped."""
-        if self._ended:
-            return
         try:
-            with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one
-                async with asyncio.timeout(LINGER_S):
-                    await self._writer.drain()
-                if not self._initiator:
+            if not self._ended and not self._initiator:
+                with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one
                     await self._linger()
-                self._finish()
-                self._writer.close()
-                # A peer that has stopped reading would hold the rest of what was written, and the stream's place.
-                async with asyncio.timeout(LINGER_S):
-                    await self._writer.wait_closed()
         finally:
             self.reset()
 
     def reset(self) -> None:
         """Drop the stream now."""
         self._finish()
-        self._writer.transport.abort()
+        self._reader.abort()

@@ -25,6 +25,8 @@ _END_S: Final = 60.0
 class PyLibp2pStream(ReaderStream):
     """See `atoll.p2p.host.interface.Stream`; `carry` is trio's half."""
 
+    _reader: asyncio.StreamReader
+
     def __init__(
         self, peer: PeerId, protocol: str, registry: StreamRegistry, lane: Lane, *, initiator: bool
     ) -> None:

@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.transports.host_base import BUFFER_BYTES
-from atoll.p2p.transports.p2pd.control_client import P2pdControl, Socket, varint
+from atoll.p2p.transports.p2pd.control_client import read_message, varint
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
 from atoll.p2p.transports.p2pd.schema import messages
 from atoll.protocols.errors import LocalFault
@@ -37,10 +37,13 @@ class Unary:
         self._peer = b""
         self._writer: asyncio.StreamWriter | None = None
 
-    async def attach(self) -> Socket:
+    async def attach(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """The persistent connection; `run` reads it."""
-        reader, self._writer = await P2pdControl(str(self._host.control_socket)).attach()
-        return Socket(reader, self._writer)
+        reader, self._writer = await asyncio.open_unix_connection(self._host.control_socket, limit=BUFFER_BYTES)
+        request = messages().Request(type=messages().Request.PERSISTENT_CONN_UPGRADE).SerializeToString()
+        self._writer.write(varint(len(request)) + request)
+        await read_message(reader, messages().Response)
+        return reader, self._writer
 
     async def answer(self) -> None:
         """Answer peers from now on."""

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
 from tests.node.virtual.conftest import STEPS
@@ -62,4 +63,31 @@ def test_who_comes_up_near_the_end_of_a_round_begins_with_the_next(world):
             assert set(steps_of(w, at)) == {0, 1, 2}
             assert steps_of(w, at + 1) == dict.fromkeys(range(4), STEPS)
 
+    run_virtual(story())
+
+
+@pytest.mark.usefixtures("asked_for")
+def test_a_newcomer_fetches_payloads_of_few_rounds_though_it_took_an_empty_ledger_for_whole(world, monkeypatch):
+    """Its first neighbour was as new as it: it takes old rounds for open until the members' records have come."""
+    loaded, real = [], PayloadFetcher._load
+
+    async def load(self, record, author, attempt):
+        if self is w.nodes[LATE].driver.sets.payloads:
+            loaded.append(record.round)
+        return await real(self, record, author, attempt)
+
+    async def story():
+        nonlocal w
+        async with world(4000, 3, **PACE, latency_s=0.3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: w.all_final(30))
+            newcomer = w.start(LATE)
+            monkeypatch.setattr(PayloadFetcher, "_load", load)
+            await w.until(lambda: newcomer.swarm is not None, look_s=0.01)
+            newcomer.swarm.replication.anti_entropy.synced.set()
+            await w.until(lambda: newcomer.worker.final > 30)
+            assert set(loaded) <= {0, *range(30, 40)}
+
+    w = None
     run_virtual(story())

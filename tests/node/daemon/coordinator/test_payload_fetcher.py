@@ -146,6 +146,38 @@ def test_the_author_alone_is_asked_for_a_small_payload(play):
     assert rig.held == [ONE]
 
 
+def test_a_payload_that_waits_costs_nothing_until_it_is_needed_and_then_comes_soon(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.holding = {AUTHOR: {ONE, (other := digest(b"other"))}}
+        rig.payloads.waits = lambda number: number in late
+        late = {3}
+        rig.payloads.fetch(record(ONE, 3), AUTHOR)
+        rig.payloads.fetch(record(other, 4), AUTHOR)
+        await asyncio.sleep(600.0)
+        assert rig.held == [other]
+        late.clear()
+        await asyncio.sleep(3.0)
+        assert rig.held == [other, ONE]
+
+    rig = play(story)
+    assert [holders for _, holders in rig.shelf.asked] == [[AUTHOR]] * 2
+
+
+def test_a_payload_that_begins_to_wait_in_the_queue_is_not_fetched(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        payloads = [digest(b"%d" % number) for number in range(PARALLEL)]
+        rig.shelf.holding = {AUTHOR: {*payloads}}
+        for number, payload in enumerate(payloads):
+            rig.payloads.fetch(record(payload, number), AUTHOR)
+        await asyncio.sleep(rig.shelf.takes_s / 2)
+        at_work = len(rig.shelf.asked)
+        rig.payloads.waits = lambda number: True
+        await asyncio.sleep(60.0)
+        assert len(rig.held) == len(rig.shelf.asked) == at_work < len(payloads)
+
+    play(story)
+
+
 def test_a_large_payload_comes_from_many_at_once(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.payloads.fetch(record(ONE, 0), AUTHOR)

@@ -1,0 +1,159 @@
+"""A Unix connection to p2pd that leaves the last byte that was read in the kernel, so that its end is a reset.
+
+p2pd ends a libp2p stream when our connection ends: with a FIN and then a reset if we had read all its bytes, and
+with the reset alone if one is left, since its own read then fails with ECONNRESET (Linux). Over QUIC a FIN that a
+reset overtakes leaks: quic-go 0.40 gives the stream's place back when its reader sees the FIN, or when a reset
+comes first. So the last byte of a read is only looked at here, and taken by the next read.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from atoll.p2p.transports.host_base import BUFFER_BYTES
+
+_BACKLOG = 128
+"""Streams that p2pd handed over and that we have not accepted."""
+
+
+class UnixSocket:
+    """One Unix connection to p2pd, for one reading and one writing task. It reads as `asyncio.StreamReader` does.
+
+    Every failure is an OSError. A write that was cut off is followed by no other: half of it may be on its way.
+    """
+
+    def __init__(self, raw: socket.socket) -> None:
+        raw.setblocking(False)
+        self._raw = raw
+        self._loop = asyncio.get_running_loop()
+        self._seen = 0
+        """Bytes at the head of the kernel's queue that were delivered already: 0 or 1."""
+        self._early = b""
+        """What a read that was cancelled had taken."""
+        self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._is_cut = False
+
+    @classmethod
+    async def connect(cls, path: str) -> "UnixSocket":
+        """Connect to the socket at `path`. Raises OSError."""
+        found = cls(socket.socket(socket.AF_UNIX))
+        try:
+            await found._loop.sock_connect(found._raw, path)
+        except BaseException:
+            found.abort()
+            raise
+        return found
+
+    def is_closing(self) -> bool:
+        """Whether our side has ended."""
+        return self._raw.fileno() < 0
+
+    async def readexactly(self, n: int) -> bytes:
+        """The next `n` bytes. Raises asyncio.IncompleteReadError at the end."""
+        parts, left = [self._early[:n]], n - len(self._early[:n])
+        self._early = self._early[n:]
+        try:
+            while left > 0:
+                part = await self._take(left - 1) if left > 1 or self._seen else await self._look()
+                parts.append(part)
+                left -= len(part)
+        except EOFError:
+            raise asyncio.IncompleteReadError(b"".join(parts), n) from None
+        except asyncio.CancelledError:
+            self._early = b"".join(parts)
+            raise
+        return b"".join(parts)
+
+    async def read(self, n: int) -> bytes:
+        """Between 1 and `n` bytes, none of which is left in the kernel; empty at the end."""
+        early, self._early = self._early[:n], self._early[n:]
+        with contextlib.suppress(EOFError):
+            while not early:
+                early = await self._take(n)
+        return early
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Hand all of `data` to the kernel, which holds about 200 kB ahead of p2pd."""
+        if self._is_cut:
+            raise ConnectionAbortedError("a write was cut off")
+        view = memoryview(data).cast("B")
+        self._is_cut = True
+        while view:
+            try:
+                view = view[self._open().send(view) :]
+            except BlockingIOError:
+                await self._until_ready(self._loop.add_writer, self._loop.remove_writer, "write")
+        self._is_cut = False
+
+    def abort(self) -> None:
+        """End both directions now. Idempotent."""
+        if self.is_closing():
+            return
+        for remove in (self._loop.remove_reader, self._loop.remove_writer):
+            remove(self._raw)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ConnectionAbortedError("the connection is closed"))
+        self._raw.close()
+
+    async def _take(self, size: int) -> bytes:
+        """Up to `size` new bytes, perhaps none, after those that were seen. Raises EOFError at the end."""
+        data = await self._receive(min(size, BUFFER_BYTES) + self._seen)
+        seen, self._seen = self._seen, 0
+        return data[seen:]
+
+    async def _look(self) -> bytes:
+        """The next byte, which stays in the kernel. Raises EOFError at the end."""
+        data = await self._receive(1, socket.MSG_PEEK)
+        self._seen = 1
+        return data
+
+    async def _receive(self, size: int, flags: int = 0) -> bytes:
+        while True:
+            try:
+                data = self._open().recv(size, flags)
+            except BlockingIOError:
+                await self._until_ready(self._loop.add_reader, self._loop.remove_reader, "read")
+            else:
+                if not data:
+                    raise EOFError
+                return data
+
+    def _open(self) -> socket.socket:
+        if self.is_closing():
+            raise ConnectionAbortedError("the connection is closed")
+        return self._raw
+
+    async def _until_ready(
+        self, add: Callable[..., object], remove: Callable[[socket.socket], object], what: str
+    ) -> None:
+        if what in self._waiting:
+            raise RuntimeError(f"two tasks {what} at once")
+        future = self._waiting[what] = self._loop.create_future()
+        add(self._raw, _ready, future)
+        try:
+            await future
+        finally:
+            del self._waiting[what]
+            if not self.is_closing():
+                remove(self._raw)
+
+
+def listen_at(path: Path) -> socket.socket:
+    """A listening Unix socket at `path`, which must not exist."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _ready(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,122 @@
+"""The Unix connection to p2pd: on the loop of `node start` and on asyncio's own."""
+
+import asyncio
+import socket
+
+import pytest
+import uvloop
+
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
+
+BRIEF_S = 10.0
+LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
+
+
+def run(loop, work):
+    """`work(ours, theirs)` over a pair of sockets."""
+
+    async def within():
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        async with asyncio.timeout(BRIEF_S):
+            with theirs:
+                found = UnixSocket(ours)
+                try:
+                    await work(found, theirs)
+                finally:
+                    found.abort()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(within())
+
+
+@LOOPS
+@pytest.mark.parametrize("sizes", [(1,), (4,), (1, 1), (4, 1, 3)])
+def test_the_end_is_a_reset_for_p2pd_though_all_was_read(loop, sizes):
+    async def work(found, theirs):
+        for size in sizes:
+            theirs.send(bytes(range(size)))
+            assert await found.readexactly(size) == bytes(range(size))
+        found.abort()
+        with pytest.raises(ConnectionResetError):
+            theirs.recv(1)
+
+    run(loop, work)
+
+
+@LOOPS
+def test_p2pd_still_gets_what_was_written_before_the_reset(loop):
+    async def work(found, theirs):
+        theirs.send(b"?")
+        await found.readexactly(1)
+        await found.write(b"answer")
+        found.abort()
+        assert theirs.recv(100) == b"answer"
+
+    run(loop, work)
+
+
+@LOOPS
+def test_bytes_come_once_and_in_order_however_they_arrive(loop):
+    async def work(found, theirs):
+        sent = bytes(range(200))
+
+        async def send():
+            for at in range(0, 100, 7):
+                theirs.send(sent[at : min(at + 7, 100)])
+                await asyncio.sleep(0)
+
+        assert await asyncio.gather(found.readexactly(100), send()) == [sent[:100], None]
+        theirs.send(sent[100:])
+        assert await found.read(30) == sent[100:130]
+        assert [await found.readexactly(size) for size in (0, 1, 1, 60)] == [
+            b"",
+            sent[130:131],
+            sent[131:132],
+            sent[132:192],
+        ]
+        theirs.close()
+        with pytest.raises(asyncio.IncompleteReadError) as short:
+            await found.readexactly(9)
+        assert short.value.partial == sent[192:]
+        assert await found.read(1) == b""
+
+    run(loop, work)
+
+
+@LOOPS
+def test_a_read_that_is_cancelled_loses_nothing(loop):
+    async def work(found, theirs):
+        theirs.send(b"abc")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await found.readexactly(5)
+        theirs.send(b"de")
+        assert await found.readexactly(2) == b"ab"
+        assert await found.readexactly(3) == b"cde"
+
+    run(loop, work)
+
+
+@LOOPS
+def test_an_end_wakes_who_waits_for_bytes_or_for_room(loop):
+    async def work(found, theirs):
+        waiting = asyncio.gather(found.readexactly(1), found.write(bytes(1 << 20)), return_exceptions=True)
+        await asyncio.sleep(0)
+        found.abort()
+        assert found.is_closing()
+        assert [str(error) for error in await waiting] == ["the connection is closed"] * 2
+
+    run(loop, work)
+
+
+@LOOPS
+def test_a_write_that_was_cut_off_is_followed_by_no_other(loop):
+    async def work(found, theirs):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await found.write(bytes(1 << 20))
+        with pytest.raises(OSError, match="cut off"):
+            await found.write(b"x")
+
+    run(loop, work)
