@@ -5,6 +5,7 @@ system, one to two megabytes, and other threads cannot use it: a daemon of some 
 Within one arena the next thread uses what the last one freed. With another C library nothing happens here.
 """
 
+import asyncio
 import ctypes
 import sys
 from collections.abc import Callable
@@ -38,3 +39,9 @@ class FreePages:
         self._at = self.now()
         if _libc is not None and hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)
+
+    async def serve(self) -> None:
+        """Return them every GIVEN_BACK_S, until cancelled."""
+        while True:
+            self.give_back()
+            await asyncio.sleep(GIVEN_BACK_S)

@@ -1,11 +1,14 @@
 """Threads of a node share one arena of the C library's heap, and free pages go back to the system."""
 
+import asyncio
 import subprocess
 import sys
 
 import pytest
 
 from atoll.p2p.system import c_heap
+from atoll.p2p.system.c_heap import GIVEN_BACK_S, FreePages
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 if sys.platform != "linux" or not hasattr(c_heap._libc, "malloc_info"):
     pytestmark = pytest.mark.skip("the heap is another one than glibc's")
@@ -66,3 +69,17 @@ def test_free_pages_between_used_ones_go_back_but_not_each_time():
     assert given_mb[0] >= 20, given_mb
     assert given_mb[1] <= 2, "less than a minute after"
     assert given_mb[2] >= 20, given_mb
+
+
+def test_a_daemon_gives_them_back_once_a_minute(monkeypatch):
+    given = list[float]()
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(loop.time()))
+        async with asyncio.timeout(3.5 * GIVEN_BACK_S):
+            await FreePages(loop.time).serve()
+
+    with pytest.raises(TimeoutError):
+        run_virtual(story())
+    assert [at - given[0] for at in given] == [0.0, GIVEN_BACK_S, 2 * GIVEN_BACK_S, 3 * GIVEN_BACK_S]
