@@ -25,6 +25,8 @@ from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
+GIVEN_BACK_S = 600.0
+"""Seconds between two returns of free pages: the next step needs most of them again."""
 Said: TypeAlias = worker_messages.Answer | worker_messages.StartProgress | worker_messages.TrainProgress
 
 
@@ -43,7 +45,7 @@ class Worker:
         self._background = BackgroundFold(inbox.wake)
         self._progress_at = 0.0
         self._spent = TimeAccount(time.monotonic_ns)
-        self._pages = FreePages(time.monotonic)
+        self._pages = FreePages(time.monotonic, GIVEN_BACK_S)
         self._told = self._spent.read()
         """The newest account that the daemon was given, under the lock `_telling`: none that is older follows."""
         self._telling = threading.Lock()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 GIVEN_BACK_S: Final = 60.0
-"""Seconds between two returns of free pages. The pages that are needed again cost some milliseconds of CPU."""
+"""Seconds between two returns of free pages by a process that hardly needs them again."""
 _M_ARENA_MAX: Final = -8
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -30,18 +30,19 @@ class FreePages:
 
     now: Callable[[], float]
     """A clock in seconds."""
+    every_s: float = GIVEN_BACK_S
     _at: float = float("-inf")
 
     def give_back(self) -> None:
-        """Return them, unless that was less than GIVEN_BACK_S ago."""
-        if self.now() - self._at < GIVEN_BACK_S:
+        """Return them, unless that was less than `every_s` ago."""
+        if self.now() - self._at < self.every_s:
             return
         self._at = self.now()
         if _libc is not None and hasattr(_libc, "malloc_trim"):
             _libc.malloc_trim(0)
 
     async def serve(self) -> None:
-        """Return them every GIVEN_BACK_S, until cancelled."""
+        """Return them every `every_s`, until cancelled."""
         while True:
             self.give_back()
-            await asyncio.sleep(GIVEN_BACK_S)
+            await asyncio.sleep(self.every_s)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, mark_left
 from atoll.node.worker import main
-from atoll.node.worker.loop import Worker
+from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.p2p.system.c_heap import FreePages
 from atoll.protocols import codec
@@ -226,10 +226,11 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path):
 
 def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):
     given = list[float]()
-    monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(self.now()))
+    monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(self.every_s))
     daemon = Daemon(tmp_path)
     Worker(daemon, daemon).run()
-    assert len(given) == sum(isinstance(answer, TrainReply) for answer in daemon.said) == 3
+    assert sum(isinstance(answer, TrainReply) for answer in daemon.said) == 3
+    assert given == [GIVEN_BACK_S] * 3
 
 
 def test_a_worker_uses_one_arena_before_it_does_anything_else(monkeypatch):
