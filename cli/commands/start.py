@@ -23,6 +23,7 @@ from atoll.node.config.loggers import LoggerName
 from atoll.node.config.node_config import load_config
 from atoll.node.config.roles import Role
 from atoll.node.ipc.worker_pipe import EarlyWorker
+from atoll.p2p.system.c_heap import use_one_arena
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.invite import is_invite
 
@@ -133,6 +134,7 @@ def start(
             finally:
                 await worker.end()
 
+    use_one_arena()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(run())

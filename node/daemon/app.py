@@ -24,6 +24,7 @@ from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left, news_of
 from atoll.node.ipc.worker_pipe import EarlyWorker
+from atoll.p2p.system.c_heap import FreePages
 from atoll.p2p.system.interned_names import settle_interned_names
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
@@ -138,6 +139,7 @@ class Daemon:
         await self._begin_ready(group, "control", parts.control.serve)
         self._begin(group, "web", parts.web.serve())
         self._begin(group, "loggers", parts.loggers.serve())
+        self._begin(group, "heap", FreePages(asyncio.get_running_loop().time).serve())
         if parts.samples is not None:
             self._begin(group, "sample", parts.samples.serve())
         await self._begin_ready(group, "guest", parts.guest.serve)
@@ -194,7 +196,7 @@ class Daemon:
         if self._fault is None and not self._outranked.is_set() and self._parts.chain.driver.leave():
             await self._hand_over()
         await self._end("network", "addresses")
-        await self._end("web", "control", "loggers", "sample", "guest")
+        await self._end("web", "control", "loggers", "heap", "sample", "guest")
         async with _deadline("the host", PART_S):
             await self._plan.host.stop()
 

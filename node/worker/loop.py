@@ -19,11 +19,14 @@ from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.schedule.time_account import Doing, TimeAccount
 from atoll.node.worker.session import Event, Session
+from atoll.p2p.system.c_heap import FreePages
 from atoll.protocols.errors import AtollError, CorruptFault, DiskFault, Superseded
 from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
+GIVEN_BACK_S = 600.0
+"""Seconds between two returns of free pages: the next step needs most of them again."""
 Said: TypeAlias = worker_messages.Answer | worker_messages.StartProgress | worker_messages.TrainProgress
 
 
@@ -42,6 +45,7 @@ class Worker:
         self._background = BackgroundFold(inbox.wake)
         self._progress_at = 0.0
         self._spent = TimeAccount(time.monotonic_ns)
+        self._pages = FreePages(time.monotonic, GIVEN_BACK_S)
         self._told = self._spent.read()
         """The newest account that the daemon was given, under the lock `_telling`: none that is older follows."""
         self._telling = threading.Lock()
@@ -163,6 +167,7 @@ class Worker:
         if isinstance(event, worker_messages.TrainReply):
             self._training = None
             self._reply(number, event)
+            self._pages.give_back()  # a round's end, where a step of some milliseconds waits for nobody
         elif isinstance(event, worker_messages.TrainProgress) and (
             (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
             or self._open().is_reported(event.step)

@@ -3,6 +3,7 @@
 A Book is the same in whatever order the entries of different authors arrive.
 """
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
@@ -174,7 +175,8 @@ def _ordered(run: RunId, number: int, authors: frozenset[PeerId]) -> tuple[PeerI
     def rank(peer: PeerId) -> bytes:
         return digest(b"atoll/ballot/1\0", run, number.to_bytes(8, "little"), peer.encode())
 
-    return tuple(sorted(authors, key=rank))
+    # One text for each voter: a thousand rounds remember theirs, and each record brings its author's name anew.
+    return tuple(PeerId(sys.intern(peer)) for peer in sorted(authors, key=rank))
 
 
 def quorum(count: int) -> int:

@@ -393,12 +393,10 @@ def _next_round(
     """The state that decides the round after, with the proven authors of the final set as its voters."""
     number, authors = state.deciding, book.authors_of(names)
     proven = state.tally.proven(authors, state.voters)
-    before = state.decided.get(number - 1)
-    if before is not None and before[1] == proven:
-        proven = before[1]  # one set in memory for a thousand rounds of the same members
     forks = {segment.first for segment in state.chain[1:]}
     books = {at: book for at, book in state.books.items() if at > number or at in forks}
     voters = voter_order(state.run, number + 1, proven)
+    proven = _remembered(state, frozenset(voters))
     if number + 1 in books:
         books[number + 1] = of_voters(books[number + 1], state.epoch, voters)
     decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}
@@ -423,3 +421,9 @@ def _next_round(
         stable_since=None,
     )
     return _note_stable(done)
+
+
+def _remembered(state: finality_types.FinalityState, proven: frozenset[PeerId]) -> frozenset[PeerId]:
+    """The equal set of an earlier round, where one is remembered: members come and go, and come again."""
+    # One of eight members takes 728 bytes, and a thousand rounds are remembered.
+    return next((before for _, before in state.decided.values() if before == proven), proven)

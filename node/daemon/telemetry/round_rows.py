@@ -21,7 +21,7 @@ from atoll.protocols.local.control_messages import RoundStatus
 
 KEEP_ROWS = 10_000
 """Rounds, counted from the newest one, whose rows are known."""
-HELD_ROWS = 256
+HELD_ROWS = 128
 """Rows in memory."""
 _LINE_BYTES = 4096
 """A line is read in parts of this size; most have one."""

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import termios
+import threading
 import time
 
 import click
@@ -51,6 +52,13 @@ def refused(ran, code: int, *said: str) -> None:
     assert ran.err.count("\n") == 1
     for words in said:
         assert words in ran.err
+
+
+def test_a_node_uses_one_arena_before_its_threads_begin(atoll, monkeypatch):
+    used = []
+    monkeypatch.setattr("atoll.cli.commands.start.use_one_arena", lambda: used.append(threading.active_count()))
+    atoll("start")
+    assert used == [threading.active_count()]
 
 
 def test_without_a_run(atoll):

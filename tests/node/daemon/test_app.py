@@ -19,6 +19,7 @@ from atoll.node.daemon.coordinator.interfaces import NoReduction
 from atoll.node.ipc.chain_mark import first_left
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import make_folder
+from atoll.p2p.system.c_heap import FreePages
 from atoll.p2p.system.stop_signals import StopSignals
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
@@ -186,6 +187,22 @@ async def test_a_node_that_is_up_has_taken_its_modules_out_of_the_collectors_vie
     node = Node()
     await node.run(lambda up: stop_when_up(node, up))
     assert gc.get_freeze_count() > 10_000
+
+
+async def test_a_node_gives_free_pages_of_its_heap_back_until_it_stops(monkeypatch):
+    serving = list[str]()
+
+    async def serve(self: FreePages) -> None:
+        serving.append("up")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            serving.append("ended")
+
+    monkeypatch.setattr(FreePages, "serve", serve)
+    node = Node()
+    await node.run(lambda up: stop_when_up(node, up))
+    assert serving == ["up", "ended"]
 
 
 async def test_a_node_that_stops_writes_that_it_leaves_last_and_hands_on_what_it_has():

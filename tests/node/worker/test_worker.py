@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, mark_left
-from atoll.node.worker.loop import Worker
+from atoll.node.worker import main
+from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
+from atoll.p2p.system.c_heap import FreePages
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
 from atoll.protocols.ids import Round
@@ -219,6 +222,27 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path):
     assert [pending.round for pending in again.pending] == [0]
     assert not (tmp_path / MARK).exists()
     assert worker._spent is not spent, "the next daemon counts from its own beginning"
+
+
+def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):
+    given = list[float]()
+    monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(self.every_s))
+    daemon = Daemon(tmp_path)
+    Worker(daemon, daemon).run()
+    assert sum(isinstance(answer, TrainReply) for answer in daemon.said) == 3
+    assert given == [GIVEN_BACK_S] * 3
+
+
+def test_a_worker_uses_one_arena_before_it_does_anything_else(monkeypatch):
+    class Called(Exception):
+        """The first step of the process."""
+
+    def stop() -> None:
+        raise Called
+
+    monkeypatch.setattr(main, "use_one_arena", stop)
+    with pytest.raises(Called):
+        main.main()
 
 
 HEAVY = {"sympy", "torch._decomp", "torch._dynamo", "torch._inductor", "torch._meta_registrations", "torch._prims"}

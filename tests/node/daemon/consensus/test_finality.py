@@ -375,6 +375,20 @@ def test_entries_of_final_rounds_are_ignored():
     assert 1 not in node.state.books
 
 
+def test_what_is_remembered_of_final_rounds_is_shared():
+    """Members come and go, and come again; each record brings its author's name anew."""
+    state = Node(FIRST).state
+    for number in range(1, 7):
+        book = Book()
+        for author in (PeerId(f"peer-{n}") for n in range(3 + number % 2)):
+            entry, body = contribution(author, number)
+            book, _ = add_entry(book, entry, author, body)
+        state = finality._next_round(state, book, {*book.contributions})
+    assert len({id(authors) for _, authors in state.decided.values()}) == 2
+    remembered = [name for voters, authors in state.decided.values() for name in (*voters, *authors)]
+    assert len({id(name) for name in remembered}) == len(PEERS)
+
+
 def test_nothing_is_decided_after_the_last_round():
     node = finish(Node(SECOND, rounds=2), (FIRST, THIRD, FOURTH))
     assert node.state.last_final == 1
