@@ -97,8 +97,10 @@ def _words(param: click.Parameter, value: Any) -> Iterator[str]:
 
 
 def _is_up(process: subprocess.Popen[bytes], link: socket.socket, words: IO[bytes]) -> bool:
-    """Wait until the node is ready, and return True, or has ended. Ctrl-C ends it in good order."""
+    """Wait until the node is ready, and return True, or has ended. Ctrl-C or SIGTERM ends it in good order."""
     shown = 0
+    # Else `timeout 60 atoll start --detach` would leave a node that tries on without anybody who knows of it.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         while True:
             ended = process.poll() is not None
@@ -115,6 +117,8 @@ def _is_up(process: subprocess.Popen[bytes], link: socket.socket, words: IO[byte
         process.wait()
         _show(words, shown)
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _show(words: IO[bytes], shown: int) -> int:
