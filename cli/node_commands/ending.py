@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from atoll.cli.client import NoAnswer, call
 from atoll.node.config.home import Home
-from atoll.protocols.errors import NotRunning
+from atoll.protocols.errors import LocalFault, NotRunning
 from atoll.protocols.local import control_messages
 
 STOPS_S = 300
@@ -51,7 +51,10 @@ def tell(home: Home, *, finish: bool, within_s: float = STARTS_S) -> control_mes
 
 
 def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
-    """Tell the node of `home` to stop; return when none runs. Raises NoAnswer if one runs on after that time."""
+    """Tell the node of `home` to stop; return when none runs.
+
+    Raises NoAnswer if one runs on after that time, LocalFault if it was killed meanwhile.
+    """
     end = time.monotonic() + within_s
     with suppress(NotRunning):
         tell(home, finish=finish, within_s=within_s)
@@ -59,3 +62,8 @@ def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
         if time.monotonic() > end:
             raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint=_LOGS)
         time.sleep(LOOK_S)
+    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
+        raise LocalFault(
+            "the node was killed before it had stopped",
+            hint="`atoll start` goes on from what it saved; until then the others may wait for it",
+        )

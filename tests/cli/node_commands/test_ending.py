@@ -73,10 +73,23 @@ def test_it_returns_after_the_end_and_not_before(atoll, daemon, held):
     waiting.start()
     poll("the node was told", lambda: daemon.operator.orders)
     assert not ran
+    daemon.home.control_socket.unlink()
     held.give_back()
     waiting.join()
     assert (ran[0].code, ran[0].out) == (0, "the node ended\n")
     assert set(daemon.operator.orders) == {"stop finish=False"}
+
+
+def test_one_that_is_killed_while_it_stops_is_no_success(atoll, daemon, held):
+    """A script that unmounts the disk, or copies the home, went on as if all had been saved."""
+    ran = []
+    waiting = threading.Thread(target=lambda: ran.append(atoll("stop", "--wait")))
+    waiting.start()
+    poll("the node was told", lambda: daemon.operator.orders)
+    held.give_back()  # and its socket stays, as a kill leaves it
+    waiting.join()
+    assert (ran[0].code, ran[0].out) == (1, "")
+    assert ran[0].err.startswith("error: the node was killed before it had stopped; `atoll start` goes on")
 
 
 def test_a_node_that_was_starting_is_told_as_soon_as_it_answers(atoll, idle_daemon):
