@@ -70,7 +70,8 @@ class ControlServer:
             writer.transport.abort()
             return
         if self._open >= MAX_CONNECTIONS:
-            writer.write(encode_answer(refusal(_FULL)))  # a silent end would look as if no node ran
+            if not writer.is_closing():
+                writer.write(encode_answer(refusal(_FULL)))  # a silent end would look as if no node ran
             writer.close()
             return
         self._open += 1
