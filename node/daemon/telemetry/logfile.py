@@ -42,7 +42,7 @@ class _PrivateFiles(logging.handlers.RotatingFileHandler):
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
 
     def shouldRollover(self, record: logging.LogRecord) -> bool:
-        """Whether the file is full; first opens a new one where somebody deleted or moved it, as logrotate does."""
+        """Whether the file is full; opens a new one where somebody deleted or moved it, as logrotate does."""
         if self.stream and not os.path.exists(self.baseFilename):
             gone, self.stream = self.stream, None  # type: ignore[assignment]
             gone.close()

@@ -83,7 +83,7 @@ def test_a_node_that_fails_early_is_reported_with_its_line_and_code(home):
 
 
 def test_a_command_that_is_told_to_end_while_it_waits_leaves_no_node_behind(tmp_path):
-    """`timeout 60 atoll start INVITE --detach` with an invite whose nodes are away left one that tried for ever."""
+    """`timeout 60 atoll start INVITE --detach` with nodes that are away left one that tried for ever."""
     owner = Identity(bytes(32))
     nobody = Seed(owner.public_key, ("/ip4/127.0.0.1/tcp/1",))
     link = make_invite(owner, RunId(bytes(32)), (nobody,), int(time.time()) + 3600)

@@ -99,5 +99,5 @@ def test_what_is_published_and_in_which_order():
     ],
 )
 def test_one_wrong_clock_of_two_peers_does_not_make_ours_wrong(peers, ahead):
-    """In a real run of three, one clock was six hours ahead, and `doctor` failed on the two with the right time."""
+    """In a real run of three, one clock was 6 h ahead, and `doctor` failed on the two with the right time."""
     assert usual_ahead_s(peers) == ahead
