@@ -44,7 +44,7 @@ class _PrivateFiles(logging.handlers.RotatingFileHandler):
     def shouldRollover(self, record: logging.LogRecord) -> bool:
         """Whether the file is full; opens a new one where somebody deleted or moved it, as logrotate does."""
         if self.stream and not os.path.exists(self.baseFilename):
-            gone, self.stream = self.stream, None  # type: ignore[assignment]
+            gone, self.stream = self.stream, None
             gone.close()
         return bool(super().shouldRollover(record))
 
