@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from atoll.cli.client import NoAnswer, call
 from atoll.node.config.home import Home
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import LocalFault, NotRunning
 from atoll.protocols.local import control_messages
 
@@ -19,11 +20,16 @@ _LOGS = "look at `atoll logs`"
 
 
 def is_locked(home: Home) -> bool:
-    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written."""
-    try:
-        descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written.
+
+    Raises DiskFault.
+    """
+    with disk(home.lock):
+        if not home.lock.exists():
+            return False
+        # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
+        mode = os.O_RDWR if os.access(home.lock, os.W_OK) else os.O_RDONLY
+        descriptor = os.open(home.lock, mode | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

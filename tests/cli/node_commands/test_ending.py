@@ -1,5 +1,7 @@
 """`stop --wait` returns when the node's lock is free, not before, and reaches a node that was starting."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -46,6 +48,22 @@ def test_the_lock_is_looked_at_and_not_taken(tmp_path):
     with hold_lock(home):
         assert is_locked(home)
         assert home.lock.read_text().strip().isdigit(), "its pid stays"
+    assert not is_locked(home)
+
+
+def test_the_lock_of_a_read_only_home_is_looked_at_too(tmp_path, monkeypatch):
+    """`stop --wait` ended with a traceback where the disk was read-only."""
+    home, opens = Home(tmp_path / "home"), os.open
+
+    def reads_only(path, flags, *mode, **place):
+        if path == home.lock and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        return opens(path, flags, *mode, **place)
+
+    with hold_lock(home):
+        monkeypatch.setattr(os, "open", reads_only)
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert is_locked(home)
     assert not is_locked(home)
 
 
