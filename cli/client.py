@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -19,6 +19,8 @@ EVALUATE_S = 1800.0
 STREAM_S = 60.0
 """Streams send something at least every few seconds, or the daemon hangs."""
 
+_MUTE = "the node does not answer"
+_LOGS = "look at its log with `atoll logs`"
 _ASKS: dict[str, control_messages.Ask] = {
     "status": control_messages.GetStatus(),
     "peers": control_messages.GetPeers(),
@@ -65,7 +67,7 @@ def _next(lines: BinaryIO, kind: type[A]) -> A:
     try:
         line = lines.readline(REPLY_MAX_BYTES + 1)
     except TimeoutError as error:
-        raise NoAnswer("the node does not answer", hint="look at its log with `atoll logs`") from error
+        raise NoAnswer(_MUTE, hint=_LOGS) from error
     except OSError as error:
         raise NotRunning(f"the node ended: {error.strerror}") from error
     if not line:
@@ -86,10 +88,13 @@ def _connection(home: Home, request: control_messages.Ask, wait_s: float) -> Ite
         try:
             with socket_address(path) as address:
                 link.connect(address)
-            link.sendall(encode_ask(request))
+        except BlockingIOError as error:
+            raise NoAnswer(_MUTE, hint=_LOGS) from error  # so many wait for it that the kernel lets nobody else in
         except (FileNotFoundError, ConnectionError) as error:
             raise NotRunning(f"no node runs in {home.root}", hint="start it with `atoll start`") from error
         except OSError as error:
             raise LocalFault(f"cannot reach the node at {path}: {error.strerror}", hint="check --home") from error
+        with suppress(ConnectionError, TimeoutError):  # the answer says why: it may have been sent before the end
+            link.sendall(encode_ask(request))
         with link.makefile("rb") as lines:
             yield lines

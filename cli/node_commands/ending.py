@@ -7,7 +7,8 @@ from contextlib import suppress
 
 from atoll.cli.client import NoAnswer, call
 from atoll.node.config.home import Home
-from atoll.protocols.errors import NotRunning
+from atoll.p2p.system.atomic_files import disk
+from atoll.protocols.errors import LocalFault, NotRunning
 from atoll.protocols.local import control_messages
 
 STOPS_S = 300
@@ -19,11 +20,16 @@ _LOGS = "look at `atoll logs`"
 
 
 def is_locked(home: Home) -> bool:
-    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written."""
-    try:
-        descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written.
+
+    Raises DiskFault.
+    """
+    with disk(home.lock):
+        if not home.lock.exists():
+            return False
+        # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
+        mode = os.O_RDWR if os.access(home.lock, os.W_OK) else os.O_RDONLY
+        descriptor = os.open(home.lock, mode | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -51,7 +57,10 @@ def tell(home: Home, *, finish: bool, within_s: float = STARTS_S) -> control_mes
 
 
 def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
-    """Tell the node of `home` to stop; return when none runs. Raises NoAnswer if one runs on after that time."""
+    """Tell the node of `home` to stop; return when none runs.
+
+    Raises NoAnswer if one runs on after that time, LocalFault if it was killed meanwhile.
+    """
     end = time.monotonic() + within_s
     with suppress(NotRunning):
         tell(home, finish=finish, within_s=within_s)
@@ -59,3 +68,8 @@ def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
         if time.monotonic() > end:
             raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint=_LOGS)
         time.sleep(LOOK_S)
+    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
+        raise LocalFault(
+            "the node was killed before it had stopped",
+            hint="`atoll start` goes on from what it saved; until then the others may wait for it",
+        )

@@ -24,6 +24,10 @@ from atoll.protocols.local.operator import Operator, answer_ask
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
+_FULL = LocalFault(
+    f"{MAX_CONNECTIONS} programs are connected to this node already",
+    hint="end some: each `atoll top` and `atoll logs -f` is one",
+)
 REQUEST_S = 600.0
 """A connection without a request for so long is closed."""
 WRITE_S = 10.0
@@ -62,8 +66,13 @@ class ControlServer:
             self._socket_path.unlink(missing_ok=True)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._group is None or self._open >= MAX_CONNECTIONS or not _same_user(writer):
+        if self._group is None or not _same_user(writer):
             writer.transport.abort()
+            return
+        if self._open >= MAX_CONNECTIONS:
+            if not writer.is_closing():
+                writer.write(encode_answer(refusal(_FULL)))  # a silent end would look as if no node ran
+            writer.close()
             return
         self._open += 1
         self._group.create_task(self._session(reader, writer), name="control")

@@ -265,6 +265,8 @@ async def _invited_run(home: Home, invite: Invite, host: NodeHost, report: Repor
 
 async def _fetch(invite: Invite, host: NodeHost, report: Report) -> bytes:
     seeds = [parse_seed(seed) for seed in invite.seed_texts]
+    if not seeds:
+        raise ConfigError("the invite names no node that could give its run", hint="ask for another invite")
 
     def report_retry(line: str) -> None:
         host.check()  # a host that has failed reaches no seed, however often it is tried

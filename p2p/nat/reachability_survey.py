@@ -39,6 +39,17 @@ CONFIRM_EVERY_S = 150.0
 """A dial-back is repeated so often, or when there are new candidates."""
 
 
+def usual_ahead_s(peers_ahead_s: Collection[float]) -> float | None:
+    """How far the clocks of peers are ahead of ours, in seconds; None without peers.
+
+    The middle one of all clocks, ours too if there are several others. Where two are in the middle, it is the one
+    nearer to ours: one of two peers with a wrong clock must not make this node believe that its own is wrong.
+    """
+    clocks = sorted([*peers_ahead_s, 0.0] if len(peers_ahead_s) > 1 else peers_ahead_s)
+    middle = clocks[(len(clocks) - 1) // 2 : len(clocks) // 2 + 1]
+    return min(middle, key=abs, default=None)
+
+
 class ReachabilitySurvey:
     """Owns the evidence of our reachability and the verdict on it."""
 

@@ -30,7 +30,7 @@ from atoll.p2p.nat.circuit_upgrades import CircuitUpgrades, UpgradeSchedule
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL, HeldCircuits
 from atoll.p2p.nat.hole_punch import HolePuncher
 from atoll.p2p.nat.nat_protocol import Clocks, NatServer
-from atoll.p2p.nat.reachability_survey import ReachabilitySurvey
+from atoll.p2p.nat.reachability_survey import ReachabilitySurvey, usual_ahead_s
 from atoll.p2p.nat.relay import Relay, RelayStatistics
 from atoll.p2p.nat.route_dialer import DirectPeers, RouteDialer, RouteOptions
 from atoll.p2p.transports.host_base import Announcer, OnFault, Subscription, log_fault
@@ -55,7 +55,7 @@ class RouteStatistics:
     """Our addresses as connected peers see them."""
     relay: RelayStatistics | None
     clock_ahead_s: float | None
-    """Median of how far peers' clocks are ahead of ours."""
+    """How far the clock in the middle is ahead of ours (`usual_ahead_s`)."""
 
 
 class RouteHost:
@@ -203,14 +203,13 @@ class RouteHost:
     def routes(self) -> RouteStatistics:
         """Return a snapshot for the status page."""
         verdict = self.survey.verdict
-        ahead_s = sorted(self.survey.clock_ahead_s.values())
         observed = dict.fromkeys(maddr for seen in self.survey.observations.values() for maddr in seen.maddrs)
         return RouteStatistics(
             reach=verdict.reach,
             why=verdict.why,
             observed=tuple(observed),
             relay=self._relay.statistics() if self._relay else None,
-            clock_ahead_s=ahead_s[len(ahead_s) // 2] if ahead_s else None,
+            clock_ahead_s=usual_ahead_s(self.survey.clock_ahead_s.values()),
         )
 
     async def _follow(self, events: AsyncIterator[HostEvent]) -> None:

@@ -358,6 +358,8 @@ def _collect_reason(state: RoundState) -> str:
         return before + "waiting for reduced slices"
     awaited, there = attendance(state)
     missing = sorted(awaited - there)
+    if state.collecting <= state.closed or not missing:
+        return before + "folding contributions"  # not begun yet: the worker is at an earlier fold, or loads
     who = ", ".join(f"…{peer[-6:]} {_whereabouts(state, peer)}" for peer in missing[:4])
     left_s = max(0.0, closes_at(state, missing) - state.now)
     return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"

@@ -41,6 +41,13 @@ class _PrivateFiles(logging.handlers.RotatingFileHandler):
     def _open(self) -> TextIOWrapper:
         return TextIOWrapper(open(self.baseFilename, "ab", opener=_private), encoding="utf-8")
 
+    def shouldRollover(self, record: logging.LogRecord) -> bool:
+        """Whether the file is full; opens a new one where somebody deleted or moved it, as logrotate does."""
+        if self.stream and not os.path.exists(self.baseFilename):
+            gone, self.stream = self.stream, None
+            gone.close()
+        return bool(super().shouldRollover(record))
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: a full disk must neither stop the node nor fill its stderr with tracebacks."""
 

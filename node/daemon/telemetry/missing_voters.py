@@ -41,7 +41,8 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     if here_s < LISTEN_S and not any(_why(state, peer) for peer in gone):
         return ""
     heard = f"silent for {silent_s:.0f} s" if silent_s <= here_s else f"not heard yet in {here_s:.0f} s"
-    who = ", ".join(f"…{peer[-6:]} {_why(state, peer) or heard}" for peer in gone[:_SHOWN])
+    named = [("this node" if peer == state.me else f"…{peer[-6:]}", peer) for peer in gone[:_SHOWN]]
+    who = ", ".join(f"{name} {_why(state, peer) or heard}" for name, peer in named)
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
 

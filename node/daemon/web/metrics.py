@@ -54,7 +54,7 @@ GAUGES: tuple[tuple[str, str, StatusValue], ...] = (
     ("atoll_validation_loss_bpb", "Bits per byte of text, of the model.", lambda s: s.val_bpb),
     ("atoll_tokens_per_second", "Speed of the inner steps.", lambda s: s.tokens_per_s),
     ("atoll_payload_bytes", "Of our newest contribution.", lambda s: s.payload_bytes),
-    ("atoll_clock_ahead_seconds", "Median of peers' clocks against ours.", lambda s: s.clock_ahead_s),
+    ("atoll_clock_ahead_seconds", "The clock in the middle of all, against ours.", lambda s: s.clock_ahead_s),
     ("atoll_trouble", "1 while a fault waits for the operator.", lambda s: float(bool(s.trouble))),
     ("atoll_weight_ratio", "Of the weight of our next work, by audits.", lambda s: weight_ratio(s.standing)),
     ("atoll_probation_rounds", "Until this node votes.", lambda s: s.standing.votes_in if s.standing else None),

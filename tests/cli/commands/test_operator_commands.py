@@ -1,5 +1,6 @@
 """Commands that ask a running node, over the real protocol."""
 
+import contextlib
 import io
 import json
 import socket
@@ -14,6 +15,7 @@ from atoll.cli.client import ask, call, stream
 from atoll.cli.commands.status import PEER_HEAD, facts, one_line, peer_cells
 from atoll.cli.live_panel import is_news, new_addresses, render
 from atoll.node.config.home import Home
+from atoll.node.daemon.control_server import MAX_CONNECTIONS
 from atoll.protocols.errors import ConfigError, NotRunning
 from atoll.protocols.local.control_messages import (
     GetLogs,
@@ -30,6 +32,37 @@ from atoll.protocols.local.control_messages import (
 from atoll.protocols.local.privacy_now import PrivacyNow
 from atoll.protocols.local.progress import RateNow, WorkProgress
 from atoll.protocols.local.standing import Exclusion, LedgerUse, Standing, VotesAgainst
+
+
+@contextlib.contextmanager
+def idle_connections(home, count):
+    """So many programs that ask nothing, served or waiting to be."""
+    with contextlib.ExitStack() as links:
+        for _ in range(count):
+            link = links.enter_context(socket.socket(socket.AF_UNIX))
+            link.connect(str(home.control_socket))
+        yield
+
+
+@pytest.mark.parametrize("words", ["status", "run rounds"])
+def test_a_node_with_too_many_connections_is_not_said_to_be_gone(atoll, daemon, words):
+    """It said "no node runs here; start it", and other commands believed that."""
+    with idle_connections(daemon.home, MAX_CONNECTIONS):
+        ran = atoll(*words.split())
+    assert (ran.code, ran.out) == (1, "")
+    assert "32 programs are connected to this node already; end some" in ran.err
+
+
+def test_a_node_that_hangs_with_many_who_wait_for_it_is_not_said_to_be_elsewhere(atoll, tmp_path):
+    """A monitor that asks a stopped node each second fills what the kernel lets wait."""
+    home = Home(tmp_path / "home")
+    home.make()
+    with socket.socket(socket.AF_UNIX) as hangs:
+        hangs.bind(str(home.control_socket))
+        hangs.listen(0)
+        with idle_connections(home, 1):
+            ran = atoll("status")
+    assert (ran.code, ran.err) == (5, "error: the node does not answer; look at its log with `atoll logs`\n")
 
 
 def test_status_says_what_and_why(atoll, daemon):

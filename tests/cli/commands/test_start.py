@@ -327,6 +327,15 @@ def test_the_run_comes_from_a_seed_over_the_chosen_transport(tmp_path, transport
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_invite_that_names_nobody_is_refused_at_once(atoll, tmp_path):
+    """Nobody can ever be asked, and it tried again for ever."""
+    link = make_invite(OWNER, SPEC.id, (), int(time.time()) + 3600)
+    ran = atoll("start", link, "--yes", "--listen", "/ip4/127.0.0.1/tcp/0")
+    assert ran.code == 78
+    assert ran.err.endswith("error: the invite names no node that could give its run; ask for another invite\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_seeds_that_are_down_are_asked_again(tmp_path):
     heard = []
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 import click
 import psutil
@@ -16,6 +17,9 @@ from atoll.cli.client import ask
 from atoll.cli.commands.start import start
 from atoll.cli.node_commands.detached import words_of
 from atoll.node.config.home import Home
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import RunId
+from atoll.protocols.run.invite import Seed, make_invite
 from tests.waiting import HANGS_S, poll
 
 ATOLL = (sys.executable, "-m", "atoll.cli.main")
@@ -76,6 +80,23 @@ def test_a_node_that_fails_early_is_reported_with_its_line_and_code(home):
     ran = run(home, "start", "--run", "nothing", "--detach")
     assert (ran.returncode, ran.stdout) == (78, "")
     assert ran.stderr == "error: no run is called 'nothing' here; known runs: tiny\n"
+
+
+def test_a_command_that_is_told_to_end_while_it_waits_leaves_no_node_behind(tmp_path):
+    """`timeout 60 atoll start INVITE --detach` with nodes that are away left one that tried for ever."""
+    owner = Identity(bytes(32))
+    nobody = Seed(owner.public_key, ("/ip4/127.0.0.1/tcp/1",))
+    link = make_invite(owner, RunId(bytes(32)), (nobody,), int(time.time()) + 3600)
+    command = subprocess.Popen(
+        [*ATOLL, "--home", str(tmp_path / "home"), "start", link, "--yes", *LOCAL, "--detach"],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    (node,) = poll("the node is there", lambda: psutil.Process(command.pid).children())
+    with ended(node.pid):
+        poll("it reads the link", lambda: len(node.cmdline()) > 3 and "--detached" in node.cmdline())
+        command.terminate()
+        assert command.wait(HANGS_S) != 0
+        poll("its process is gone", lambda: not is_alive(node.pid), limit_s=10.0)
 
 
 @pytest.mark.swarm

@@ -1,5 +1,7 @@
 """`stop --wait` returns when the node's lock is free, not before, and reaches a node that was starting."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -49,6 +51,22 @@ def test_the_lock_is_looked_at_and_not_taken(tmp_path):
     assert not is_locked(home)
 
 
+def test_the_lock_of_a_read_only_home_is_looked_at_too(tmp_path, monkeypatch):
+    """`stop --wait` ended with a traceback where the disk was read-only."""
+    home, opens = Home(tmp_path / "home"), os.open
+
+    def reads_only(path, flags, *mode, **place):
+        if path == home.lock and flags & (os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system", path)
+        return opens(path, flags, *mode, **place)
+
+    with hold_lock(home):
+        monkeypatch.setattr(os, "open", reads_only)
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        assert is_locked(home)
+    assert not is_locked(home)
+
+
 def test_without_wait_a_node_that_was_starting_is_told_too(atoll, tmp_path, monkeypatch):
     home, asked = Home(tmp_path / "home"), []
 
@@ -73,10 +91,23 @@ def test_it_returns_after_the_end_and_not_before(atoll, daemon, held):
     waiting.start()
     poll("the node was told", lambda: daemon.operator.orders)
     assert not ran
+    daemon.home.control_socket.unlink()
     held.give_back()
     waiting.join()
     assert (ran[0].code, ran[0].out) == (0, "the node ended\n")
     assert set(daemon.operator.orders) == {"stop finish=False"}
+
+
+def test_one_that_is_killed_while_it_stops_is_no_success(atoll, daemon, held):
+    """A script that unmounts the disk, or copies the home, went on as if all had been saved."""
+    ran = []
+    waiting = threading.Thread(target=lambda: ran.append(atoll("stop", "--wait")))
+    waiting.start()
+    poll("the node was told", lambda: daemon.operator.orders)
+    held.give_back()  # and its socket stays, as a kill leaves it
+    waiting.join()
+    assert (ran[0].code, ran[0].out) == (1, "")
+    assert ran[0].err.startswith("error: the node was killed before it had stopped; `atoll start` goes on")
 
 
 def test_a_node_that_was_starting_is_told_as_soon_as_it_answers(atoll, idle_daemon):

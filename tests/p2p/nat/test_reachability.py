@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from atoll.p2p.host.maddrs import Endpoint, endpoint_of, is_global
 from atoll.p2p.nat.candidates import publishable, split
 from atoll.p2p.nat.reachability import Evidence, candidates, judge
+from atoll.p2p.nat.reachability_survey import usual_ahead_s
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
@@ -81,3 +82,22 @@ def test_what_is_published_and_in_which_order():
     circuit = "/ip4/5.5.5.5/tcp/1/p2p/R/p2p-circuit"
     assert publishable(listen, KEPT, (circuit,)) == (*KEPT, circuit, *LISTEN)
     assert publishable(listen[:1], (), ()) == listen[:1]
+
+
+@pytest.mark.parametrize(
+    ("peers", "ahead"),
+    [
+        ((), None),
+        ((0.5,), 0.5),
+        ((21_600.0,), 21_600.0),
+        ((0.1, 21_600.0), 0.1),
+        ((-21_600.0, 0.1), 0.0),
+        ((21_600.0, 21_600.2), 21_600.0),
+        ((0.1, 0.2, 21_600.0), 0.1),
+        ((0.1, 21_600.0, 21_600.0), 0.1),
+        ((-21_600.0, -21_599.0, -21_598.0), -21_598.0),
+    ],
+)
+def test_one_wrong_clock_of_two_peers_does_not_make_ours_wrong(peers, ahead):
+    """In a real run of three, one clock was 6 h ahead, and `doctor` failed on the two with the right time."""
+    assert usual_ahead_s(peers) == ahead

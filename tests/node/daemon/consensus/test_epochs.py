@@ -375,6 +375,8 @@ def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
         "those that are here go on without them in 1 s"
     )
     assert "…peer-b left" in missing(node.say(B, Leave(Round(5))).state)
+    back = Node(voters=(A, B), here=(A, B)).say(A, Leave(Round(5))).wait(LISTEN_S)
+    assert "lacks 1 of 2 voters: this node left; " in missing(back.state), "it came back"
     node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
     assert missing(node.state).endswith("those that are here go on as soon as …peer-b signed too")
     assert missing(Node().wait(5).state) == ""

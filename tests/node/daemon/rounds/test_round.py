@@ -1007,6 +1007,16 @@ def test_one_round_at_most_is_in_flight():
     assert started(node) == [(0, -1), (1, 0), (2, 1)]
 
 
+def test_a_round_that_is_closed_waits_for_nobody_before_its_fold_begins():
+    """A real node said "waiting for 0 of 3: ; goes on in 1 s at the latest"."""
+    node = overlapping(quorum_256=256).leases(a=0).train(0).train(1)
+    for others_work in ({}, {A: 0}):
+        for peer, number in others_work.items():
+            node.seen(peer, number)
+        unbegun = replace(node.state, closed=node.state.collecting, folding={})
+        assert reason(unbegun) == "round 0: folding contributions"
+
+
 def test_the_grace_begins_when_waiting_costs_time():
     """Five of ten steps may be ahead: then the worker waits for the fold, and from then on the grace runs."""
     node = overlapping(5, quorum_256=128).leases(a=0, b=0).train(0).seen(A, 0)

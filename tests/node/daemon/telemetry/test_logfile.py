@@ -55,6 +55,20 @@ def test_half_a_line_waits_for_its_end(tmp_path):
     assert messages(tail.fresh()) == ["whole", "not json"]
 
 
+@pytest.mark.parametrize("removed", ["deleted", "moved"])
+def test_a_file_that_somebody_removes_is_begun_anew(log, tmp_path, removed):
+    """`rm node.log` to make room: the node wrote on into a file without a name, and `atoll logs` was empty."""
+    path = tmp_path / "node.log"
+    log.info("before")
+    if removed == "deleted":
+        path.unlink()
+    else:
+        path.rename(tmp_path / "node.log.old")
+    log.info("after")
+    assert messages(LogTail(path).last(5)) == ["after"]
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_follows_over_a_rotation(log, tmp_path):
     path = tmp_path / "node.log"
     log.info("before")
