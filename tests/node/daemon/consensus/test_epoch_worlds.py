@@ -17,6 +17,8 @@ from tests.node.daemon.consensus.epoch_world import (
     final,
 )
 
+MORE_FAULTS = pytest.mark.slow(slice="test_random_faults")
+
 
 @pytest.mark.parametrize("count", range(2, 9))
 @pytest.mark.parametrize("way", ["stop", "vanish"])
@@ -82,7 +84,7 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
         (4, "bounded", 0),
     ],
 )
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=MORE_FAULTS) for block in range(2, 6))])
 def test_random_faults(block, probation, excludes, excise_rounds):
     """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end.
 
