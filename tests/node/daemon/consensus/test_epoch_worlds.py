@@ -17,6 +17,8 @@ from tests.node.daemon.consensus.epoch_world import (
     final,
 )
 
+MORE_LIARS = pytest.mark.slow(slice="test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others")
+MORE_UNDONE = pytest.mark.slow(slice="test_what_a_side_that_loses_voted_is_undone_with_its_chain")
 MORE_FAULTS = pytest.mark.slow(slice="test_random_faults")
 
 
@@ -139,7 +141,7 @@ def test_random_faults(block, probation, excludes, excise_rounds):
         world.agree()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_LIARS) for seed in range(1, 4))])
 def test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others(seed):
     """They vote against everybody, from round 0 on, and train along."""
     world = World(seed, 7)
@@ -164,7 +166,7 @@ def test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others(seed):
     assert not late & {each.get(bad.peer) for each in world.nodes[0].rounds.values()}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_UNDONE) for seed in range(1, 4))])
 def test_what_a_side_that_loses_voted_is_undone_with_its_chain(seed):
     """Three of seven are cut off. In their own epoch two exclude the third, and nobody that is not there."""
     world = World(seed, 7)
