@@ -96,7 +96,7 @@ def finals(w) -> list[int]:
 SLOW = pytest.mark.slow(slice=("test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback"))
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), pytest.param((2, 2), marks=SLOW)])
+@pytest.mark.parametrize("sizes", [(1, 1), *(pytest.param(sizes, marks=SLOW) for sizes in [(2, 1), (2, 2)])])
 def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world, sizes):
     torch.set_num_threads(1)
 

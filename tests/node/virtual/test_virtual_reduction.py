@@ -14,6 +14,7 @@ PRESETS_LEASE_S = 60.0
 ROUND_S = 10.0
 SPEC = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
+MORE_CRASHES = pytest.mark.slow(slice="test_one_digest_whoever_crashes_when")
 
 
 def reduced_slices(node, number):
@@ -170,7 +171,7 @@ def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_ste
     run_virtual(story())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=MORE_CRASHES) for seed in (3, 4, 5))])
 def test_one_digest_whoever_crashes_when(world, seed):
     """Nodes and workers die at any time; one reducer lies; the net loses packets."""
 

@@ -54,7 +54,10 @@ def ran(world, speeds_s, adjust=large_steps, **more):
     return run_virtual(story())
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 5])
+SLOW = pytest.mark.slow(slice="test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up")
+
+
+@pytest.mark.parametrize("overlap_steps", [0, pytest.param(5, marks=SLOW)])
 def test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up(world, overlap_steps, capsys):
     alone_s, _, _ = ran(world, [ROUND_S] * FAST, overlap_steps=overlap_steps)
     took_s, holding, said = ran(world, [ROUND_S] * FAST + [ROUND_S * SLOWER], overlap_steps=overlap_steps)
@@ -73,7 +76,7 @@ FIXED = {"tiny": 0.29, "moe-smoke": 0.14}
 """Share of a whole step's time that does not depend on its sequences, measured: `docs/steps.md`."""
 
 
-@pytest.mark.slow(slice="test_a_member_thirty_times_slower_is_in_the_final_sets_and_holds_nobody_up")
+@SLOW
 @pytest.mark.parametrize(("name", "slower"), [("moe-smoke", SLOWER), ("tiny", 15)])
 def test_with_the_small_presets_own_numbers(world, name, slower, capsys):
     """Batch, stages, overlap and pace of the preset, and what its steps cost without sequences."""

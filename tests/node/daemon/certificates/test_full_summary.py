@@ -42,6 +42,7 @@ from tests.node.daemon.consensus.epoch_world import (
 )
 
 KEPT, EVERY = 20, 8
+MORE = pytest.mark.slow(slice="test_a_newcomer_with_a_summary_ends_as_one_with_all_records")
 SEEN: Counter[str] = Counter()
 MADE: dict[tuple, Digest] = {}
 """Blob id of each summary of a chain, whoever made it."""
@@ -227,7 +228,7 @@ def window(monkeypatch):
         (8, True, ShownCertNode),
     ],
 )
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", [0, pytest.param(1, marks=MORE), pytest.param(2, marks=MORE)])
 def test_a_newcomer_with_a_summary_ends_as_one_with_all_records(block, probation, excludes, kind):
     for seed in range(block * 2, block * 2 + 2):
         MADE.clear()

@@ -28,6 +28,7 @@ from tests.node.daemon.consensus.epoch_world import FAULTS, Node, ShownNode, Wor
 
 KEPT, STEP = 20, 4
 LOOKED_AT = machine.DECIDED_KEPT
+MORE = pytest.mark.slow(slice="test_a_replay_from_a_summary_ends_as_one_from_round_0")
 SEEN: Counter[str] = Counter()
 
 
@@ -155,7 +156,7 @@ def shaken(seed, probation, excludes, node=CutNode):
         (8, True, ShownCutNode),
     ],
 )
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", [0, pytest.param(1, marks=MORE), pytest.param(2, marks=MORE)])
 def test_a_replay_from_a_summary_ends_as_one_from_round_0(block, probation, excludes, kind):
     for seed in range(block * 2, block * 2 + 2):
         world = shaken(seed, probation, excludes, kind)

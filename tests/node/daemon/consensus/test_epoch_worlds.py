@@ -17,6 +17,10 @@ from tests.node.daemon.consensus.epoch_world import (
     final,
 )
 
+MORE_LIARS = pytest.mark.slow(slice="test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others")
+MORE_UNDONE = pytest.mark.slow(slice="test_what_a_side_that_loses_voted_is_undone_with_its_chain")
+MORE_FAULTS = pytest.mark.slow(slice="test_random_faults")
+
 
 @pytest.mark.parametrize("count", range(2, 9))
 @pytest.mark.parametrize("way", ["stop", "vanish"])
@@ -82,7 +86,7 @@ def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
         (4, "bounded", 0),
     ],
 )
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=MORE_FAULTS) for block in range(2, 6))])
 def test_random_faults(block, probation, excludes, excise_rounds):
     """`excludes`: the owner, or each of the others for itself, excludes a member, which goes on until the end.
 
@@ -137,7 +141,7 @@ def test_random_faults(block, probation, excludes, excise_rounds):
         world.agree()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_LIARS) for seed in range(1, 4))])
 def test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others(seed):
     """They vote against everybody, from round 0 on, and train along."""
     world = World(seed, 7)
@@ -162,7 +166,7 @@ def test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others(seed):
     assert not late & {each.get(bad.peer) for each in world.nodes[0].rounds.values()}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_UNDONE) for seed in range(1, 4))])
 def test_what_a_side_that_loses_voted_is_undone_with_its_chain(seed):
     """Three of seven are cut off. In their own epoch two exclude the third, and nobody that is not there."""
     world = World(seed, 7)

@@ -11,6 +11,8 @@ from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Excise, Exclude
 from tests.node.daemon.consensus.twin_world import TwinWorld, goes_on
 
+MORE = pytest.mark.slow(slice="test_a_twin_and_votes_to_exclude_split_nobody_and_stop_nobody")
+
 
 def shaken(seed, excise_rounds):
     """Who was excluded in the end. The run's owner has no vote, so the twin's is needed."""
@@ -41,8 +43,9 @@ def shaken(seed, excise_rounds):
     return goes_on(world, 300)
 
 
-@pytest.mark.parametrize("excise_rounds", [0, 12])
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize(
+    ("block", "excise_rounds"), [(0, 12), (1, 0), pytest.param(0, 0, marks=MORE), pytest.param(1, 12, marks=MORE)]
+)
 def test_a_twin_and_votes_to_exclude_split_nobody_and_stop_nobody(block, excise_rounds):
     found = [bool(shaken(seed, excise_rounds)) for seed in range(block * 8, block * 8 + 8)]
     print(found)

@@ -65,6 +65,7 @@ ROUNDS = 12
 STEPS = 12
 BLOCKING, SOME, ALL = 0, 5, 2 * STEPS
 """Steps of overlap: none, less than a round, more than a round."""
+MORE = pytest.mark.slow(slice="test_twenty_nodes_with_crashes_newcomers_and_a_partition")
 
 
 class Clock:
@@ -376,7 +377,13 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("seed", "overlap"), [(0, BLOCKING), (1, BLOCKING), (2, BLOCKING), (0, SOME), (1, SOME), (2, ALL)]
+    ("seed", "overlap"),
+    [
+        (0, BLOCKING),
+        (1, SOME),
+        (2, ALL),
+        *(pytest.param(*case, marks=MORE) for case in [(1, BLOCKING), (2, BLOCKING), (0, SOME)]),
+    ],
 )
 def test_twenty_nodes_with_crashes_newcomers_and_a_partition(seed, overlap):
     world = World(seed, 20, 18, overlap)
