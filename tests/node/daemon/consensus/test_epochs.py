@@ -41,6 +41,7 @@ from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,
     Epoch,
+    Exclude,
     Follow,
     Leave,
     Prepare,
@@ -475,16 +476,18 @@ VOTES = st.builds(lambda number: Vote(Round(number), Ballot(0, A), digest(b"set"
 MOVES = st.builds(
     lambda number, name: Follow(Round(number), name), st.integers(0, 40), st.sampled_from([b"", b"1" * 32])
 )
+AGAINST = st.builds(lambda peer: Exclude(Round(1), peer, ""), st.sampled_from([B, C]))
 SIGNED = st.builds(lambda number: Epoch(Round(number), b"", (A,)), st.integers(0, 40))
 
 
-@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.one_of(VOTES, VOTES, VOTES, MOVES, SIGNED))))
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.one_of(VOTES, VOTES, AGAINST, MOVES, SIGNED))))
 def test_what_a_book_found_before_a_vote_is_what_it_would_find_after_it(entries):
     book = EpochBook()
     for author, body in entries:
         book = add_entry(book, author, body)
         fresh = replace(book)
-        assert (book.progress, book.unvoted) == (fresh.progress, replace(fresh, voted={}))
+        unvoted = replace(fresh, voted={}, votes_against={}, excise_votes={})
+        assert (book.progress, book.unvoted) == (fresh.progress, unvoted)
 
 
 @pytest.mark.parametrize(("bound", "crowd"), [(0, 4), (1, 3), (1, 4)])
