@@ -336,6 +336,12 @@ def test_a_decision_that_nobody_lives_to_go_on_from_counts_for_nothing():
     assert fresh.say(D, epoch(D)).followed() == [epoch_id(epoch(D))], "who just came up may have been away"
 
 
+def test_whoever_decided_a_round_with_us_weighs_as_long_as_its_lease():
+    node = after_round_5().say(C, epoch(C, D)).say(D, epoch(C, D))
+    assert node.followed() == [], "B lives, and may go on"
+    assert node.feed(MembersSeen(frozenset({C, D}))).followed() == [epoch_id(epoch(C, D))]
+
+
 def test_strangers_outrank_nobody():
     voters = (A, B)
     fake = epoch(STRANGER, PeerId("peer-y"), PeerId("peer-z"))
