@@ -97,10 +97,9 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     actions: list[finality_types.Action] = []
     is_refused = False
     for event in events:
-        kind = type(event)
-        state, more = _entry_seen(state, event) if kind is finality_types.EntrySeen else _apply_event(state, event)
+        state, more = _apply_event(state, event)
         actions += more
-        is_refused = is_refused or kind is finality_types.AppendRefused
+        is_refused = is_refused or type(event) is finality_types.AppendRefused
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
     if is_refused:
         return state, actions

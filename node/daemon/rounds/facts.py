@@ -178,11 +178,8 @@ def _fetch_missing(state: RoundState) -> Out:
 
 def _note_arrival(state: RoundState, event: round_types.PayloadHeld) -> RoundState:
     """Remember how an author came, once, in a run that bounds newcomers."""
-    rules = state.set_rules
-    if not rules.order.tally.newcomers:
-        return state  # nearly always
-    author = book_of(state, event.round).authors.get(event.entry)
-    if author is None or author in rules.arrivals.by_author:
+    rules, author = state.set_rules, book_of(state, event.round).authors.get(event.entry)
+    if not rules.order.tally.newcomers or author is None or author in rules.arrivals.by_author:
         return state
     arrival = Arrival(rules.order.tally.rounds, event.line or author)
     known = rules.arrivals.noted(author, arrival, lambda: _working(state))
