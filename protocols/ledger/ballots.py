@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cached_property, lru_cache
+from operator import attrgetter
 from typing import get_args
 
 import msgspec
@@ -189,6 +190,10 @@ def quorum(count: int) -> int:
 def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool:
     """Whether those present can decide a round of this electorate."""
     return len(frozenset(present).intersection(electorate)) >= quorum(len(electorate))
+
+
+but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
+"""All of a book but its acks: what deciding depends on. While these are the same, so is what was decided."""
 
 
 def owner_of(voters: tuple[PeerId, ...], attempt: int) -> PeerId:

@@ -14,8 +14,12 @@ from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBoo
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.ballots import Book, decided_proposal
+from atoll.protocols.ledger.ballots import Book, but_acks, decided_proposal
 from atoll.protocols.ledger.records import Follow
+
+_NO_ENTRIES = Book()
+MEETINGS_KEPT = 8
+"""Answers of `_meetings_of` that are remembered with the epochs that they follow from."""
 
 
 class _Fork(NamedTuple):
@@ -47,12 +51,14 @@ def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     """All that `_outranked` depends on: the same things, one answer."""
     # Of the votes only their progress: each voter has a new one in each round.
     known = state.epochs.unvoted, state.epochs.progress
+    # Who lives counts only where others work in a chain that leaves ours at a round that we decided (`_waiting`).
+    live = state.members if _meetings_of(state) else None
     # Where the others work counts only while this node may have been away (`went_on`).
     is_away = may_have_been_away(state)
-    books: list[object] = [state.books.get(segment.first) for segment in state.chain[1:]]
+    books: list[object] = [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
     if is_away:
         books += [(number, book.contributors) for number, book in state.books.items()]
-    return state.deciding, is_away, state.members, state.equivocators, state.chain, *known, *books
+    return state.deciding, is_away, live, state.equivocators, state.chain, *known, *books
 
 
 def change_chain(state: finality_types.FinalityState) -> Out:
@@ -92,13 +98,24 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
         yield _Fork(segment.first, before.epoch, weighing, (authors - liars) or authors, segment.epoch)
     # Epochs that deciders entered at a round that our chain decided without them. One that all of these left again
     # outranks nothing, and of others anybody can open as many as it likes: none of these is looked at.
-    ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]
-    spans = {segment.epoch: (segment.first, end) for segment, end in zip(state.chain, ends, strict=True)}
-    for parent, number in sorted(_left_at(state.epochs, spans.keys(), deciders_of(state))):
-        first, end = spans[parent]
-        if first <= number < end and number in state.decided:
-            weighing, authors = state.electorate(number).without(liars), state.decided[number][1]
-            yield _Fork(number, parent, weighing, (authors - liars) or authors, parent)
+    for parent, number in _meetings_of(state):
+        weighing, authors = state.electorate(number).without(liars), state.decided[number][1]
+        yield _Fork(number, parent, weighing, (authors - liars) or authors, parent)
+
+
+def _meetings_of(state: finality_types.FinalityState) -> list[tuple[EpochId, int]]:
+    """Where deciders left our chain at rounds that it decided: the epoch and the round; sorted."""
+    # Asked at nearly every event, and votes change nothing of this. A chain is known by its newest epoch.
+    known, place = state.epochs.meetings, (state.epoch, int(state.deciding))
+    if place not in known:
+        if len(known) >= MEETINGS_KEPT:
+            known.clear()
+        ends = [segment.first for segment in state.chain[1:]] + [int(state.deciding)]
+        spans = {segment.epoch: (segment.first, end) for segment, end in zip(state.chain, ends, strict=True)}
+        left = _left_at(state.epochs, spans.keys(), deciders_of(state))
+        inside = ((parent, number) for parent, number in left if spans[parent][0] <= number < spans[parent][1])
+        known[place] = sorted(at for at in inside if at[1] in state.decided)
+    return known[place]
 
 
 def _left_at(book: EpochBook, chain: Collection[EpochId], peers: Collection[PeerId]) -> set[tuple[EpochId, int]]:

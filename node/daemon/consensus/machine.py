@@ -40,6 +40,7 @@ from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
     add_orphan,
+    but_acks,
     decided_proposal,
     is_quorum,
     of_voters,
@@ -139,7 +140,6 @@ def _move(state: finality_types.FinalityState) -> Out:
 
 
 _NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
-_but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
 _ballots_of = attrgetter("prepares", "promises", "proposals", "votes", "epochs", "orphans", "other_votes")
 _facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
 """With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
@@ -155,11 +155,12 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
         return _seen_by_replay(state, book)
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
     seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
-    seen += [state.books.get(segment.first) for segment in state.chain[1:]]
+    seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
     is_open = bool(book.epochs) or number in state.views
     if is_open:
-        seen += [*_but_acks(book), len(state.held.intersection(book.contributions))]
+        seen += [state.epochs.votes_against, state.epochs.excise_votes]
+        seen += [*but_acks(book), len(state.held.intersection(book.contributions))]
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
         owner = owner_of(state.voters, state.attempt)
         if owner == state.me or owner in state.lost or owner not in able_voters(state):

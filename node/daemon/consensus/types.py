@@ -495,4 +495,5 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def book(self) -> Book:
         """The entries about the round that is decided next, with the ballots of its epoch."""
-        return self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch).bounded(self.tally, self.exempt)
+        book = self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch)
+        return book.bounded(self.tally, self.exempt) if self.tally.newcomers else book

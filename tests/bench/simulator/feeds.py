@@ -95,8 +95,9 @@ class Feeds:
     def lacks(self, other: "Feeds") -> list[FeedEntry]:
         """The entries that `other` has and this one would accept, each feed in order."""
         found: list[FeedEntry] = []
+        own = self.by_author
         for author, feed in other.by_author.items():
-            mine = self.by_author.get(author, ())
+            mine = own.get(author, ())
             if len(mine) < len(feed) and author not in self.forked:
                 # A link names the entry before: who holds another one there sees the fork.
                 if mine and feed[len(mine) - 1].name != mine[-1].name:

@@ -98,8 +98,8 @@ class Leases:
             self._views = views
             self.live, self.lost = frozenset(views), lost_of(views)
             if member.removals.has_any:
-                number, gone = self._own.round, member.removals.is_excluded
-                views = {peer: view for peer, view in views.items() if not gone(peer, number)}
+                gone = member.removals.excluded_from(self._own.round)
+                views = {peer: view for peer, view in views.items() if peer not in gone}
             member.post_round(LeasesChanged(views, local))
 
     def _may_differ(self, peer: PeerId, lease: VirtualLease, now: float) -> bool:

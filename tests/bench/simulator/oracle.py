@@ -112,13 +112,14 @@ def _exclusions(honest: Sequence[History], limit: int, began: Mapping[int, float
     """No final set has work of an excluded member beside work of others."""
     found: list[str] = []
     by_owner = {history.peer: history.by_owner for history in honest}
+    barred = frozenset[PeerId]().union(*by_owner.values())
     for history in honest:
         for row, before in _chains(history, limit):
             # With the first set of an epoch the epoch before may have decided the round, without the exclusion.
             if row.round - 1 in before and before[row.round - 1].epoch == row.epoch:
                 voted_out = {peer for number, one in before.items() if number < row.round for peer in one.excluded}
                 known = [by_owner[peer] for peer in row.voters if peer in by_owner]
-                told = {peer for peer in row.authors if _all_knew(known, peer, row.round, began)}
+                told = {peer for peer in row.authors & barred if _all_knew(known, peer, row.round, began)}
                 counted = row.authors - voted_out - told
                 found += [
                     f"round {row.round} of {_short(history.peer)} has work of {_short(peer)}, which is excluded"

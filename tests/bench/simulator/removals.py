@@ -56,6 +56,10 @@ class Removals:
         """Whether a peer is excluded from this round, or from one before it."""
         return number >= self._found.get(peer, number + 1)
 
+    def excluded_from(self, number: int) -> set[PeerId]:
+        """The peers that are excluded from this round, or from one before it."""
+        return {peer for peer, first in self._found.items() if number >= first}
+
     @property
     def has_any(self) -> bool:
         """Whether anybody is excluded."""

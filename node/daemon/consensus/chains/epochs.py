@@ -156,8 +156,13 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def unvoted(self) -> "EpochBook":
-        """The book without votes in rounds: the same object until something else changes."""
-        return replace(self, voted={})
+        """The book without votes in rounds and against members: the same object until something else changes."""
+        return replace(self, voted={}, votes_against={}, excise_votes={})
+
+    @cached_property
+    def meetings(self) -> dict[tuple[EpochId, int], list[tuple[EpochId, int]]]:
+        """Where forks.py found that deciders left a chain, by its newest epoch and round. Changes no action."""
+        return {}
 
     @cached_property
     def progress(self) -> frozenset[tuple[int, PeerId, int]]:
@@ -167,10 +172,16 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         """
         if not self.places:
             return frozenset()
-        return frozenset(one for peer, newest in self.voted.items() for one in self._progress_of(peer, newest))
+        begins = self._begins
+        return frozenset(
+            (at, peer, ((newest - at + 1) // LONG).bit_length())
+            for peer, newest in self.voted.items()
+            for at in begins
+            if newest > at
+        )
 
-    def _progress_of(self, peer: PeerId, newest: int) -> set[tuple[int, PeerId, int]]:
-        return {(at, peer, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at}
+    def _progress_of(self, newest: int) -> list[tuple[int, int]]:
+        return [(at, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at]
 
     @cached_property
     def _begins(self) -> frozenset[int]:
@@ -181,12 +192,28 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         """The book after a newer vote. What it found before is kept where the vote changes none of it."""
         after = replace(self, voted={**self.voted, author: number})
         # Votes are most of what comes here, and say of nobody where it works.
-        vars(after).update(
-            found_here=self.found_here, unvoted=self.unvoted, _ways=self._ways, _begins=self._begins
-        )
+        self._tell(after)
         before = self.voted.get(author, -1)
-        if "progress" in vars(self) and self._progress_of(author, before) == self._progress_of(author, number):
+        if "progress" in vars(self) and self._progress_of(before) == self._progress_of(number):
             vars(after).update(progress=self.progress)
+        return after
+
+    def _tell(self, after: "EpochBook") -> None:
+        """Give a book that differs in votes alone what was found in this one."""
+        vars(after).update(
+            found_here=self.found_here,
+            unvoted=self.unvoted,
+            meetings=self.meetings,
+            _ways=self._ways,
+            _begins=self._begins,
+        )
+
+    def with_cast(self, author: PeerId, cast: Mapping[PeerId, int], wanted: Mapping[PeerId, int]) -> "EpochBook":
+        """The book in which an author voted against these members, and wants the work of some taken out."""
+        excise_votes = {**self.excise_votes, author: wanted} if wanted else self.excise_votes
+        after = replace(self, votes_against={**self.votes_against, author: cast}, excise_votes=excise_votes)
+        self._tell(after)
+        vars(after).update(progress=self.progress)
         return after
 
     def length(self, side: Iterable[PeerId], since: int) -> int:
@@ -259,8 +286,7 @@ def _add_vote(book: EpochBook, author: PeerId, body: Exclude) -> EpochBook:
         return book
     cast = {**cast, body.peer: min(body.round, cast.get(body.peer, body.round))}
     wanted = _since_of(book.excise_votes.get(author, {}), body)
-    excise_votes = {**book.excise_votes, author: wanted} if wanted else book.excise_votes
-    return replace(book, votes_against={**book.votes_against, author: cast}, excise_votes=excise_votes)
+    return book.with_cast(author, cast, wanted)
 
 
 def _since_of(wanted: Mapping[PeerId, int], body: Exclude) -> Mapping[PeerId, int]:

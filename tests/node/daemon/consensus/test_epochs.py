@@ -41,6 +41,7 @@ from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,
     Epoch,
+    Exclude,
     Follow,
     Leave,
     Prepare,
@@ -335,6 +336,12 @@ def test_a_decision_that_nobody_lives_to_go_on_from_counts_for_nothing():
     assert fresh.say(D, epoch(D)).followed() == [epoch_id(epoch(D))], "who just came up may have been away"
 
 
+def test_whoever_decided_a_round_with_us_weighs_as_long_as_its_lease():
+    node = after_round_5().say(C, epoch(C, D)).say(D, epoch(C, D))
+    assert node.followed() == [], "B lives, and may go on"
+    assert node.feed(MembersSeen(frozenset({C, D}))).followed() == [epoch_id(epoch(C, D))]
+
+
 def test_strangers_outrank_nobody():
     voters = (A, B)
     fake = epoch(STRANGER, PeerId("peer-y"), PeerId("peer-z"))
@@ -477,16 +484,18 @@ VOTES = st.builds(lambda number: Vote(Round(number), Ballot(0, A), digest(b"set"
 MOVES = st.builds(
     lambda number, name: Follow(Round(number), name), st.integers(0, 40), st.sampled_from([b"", b"1" * 32])
 )
+AGAINST = st.builds(lambda peer: Exclude(Round(1), peer, ""), st.sampled_from([B, C]))
 SIGNED = st.builds(lambda number: Epoch(Round(number), b"", (A,)), st.integers(0, 40))
 
 
-@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.one_of(VOTES, VOTES, VOTES, MOVES, SIGNED))))
+@given(st.lists(st.tuples(st.sampled_from([A, B, C]), st.one_of(VOTES, VOTES, AGAINST, MOVES, SIGNED))))
 def test_what_a_book_found_before_a_vote_is_what_it_would_find_after_it(entries):
     book = EpochBook()
     for author, body in entries:
         book = add_entry(book, author, body)
         fresh = replace(book)
-        assert (book.progress, book.unvoted) == (fresh.progress, replace(fresh, voted={}))
+        unvoted = replace(fresh, voted={}, votes_against={}, excise_votes={})
+        assert (book.progress, book.unvoted) == (fresh.progress, unvoted)
 
 
 @pytest.mark.parametrize(("bound", "crowd"), [(0, 4), (1, 3), (1, 4)])

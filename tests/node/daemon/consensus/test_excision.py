@@ -1,5 +1,6 @@
 """The work of an excluded member is taken out of final rounds: by whom, in which round, and exactly."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,6 +15,7 @@ from atoll.node.daemon.consensus.types import (
     CorrectionsHeld,
     EntrySeen,
     Excision,
+    FinalityTick,
     FinalizeRound,
     RoundClosed,
 )
@@ -23,6 +25,7 @@ from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.records import (
     Ballot,
     Contribution,
+    Epoch,
     Excise,
     Excised,
     ExcisingProposal,
@@ -343,6 +346,19 @@ def test_who_is_bound_to_a_correction_proposes_it_again():
     node = Judge(deciders, b)
     ballot = prepared_again(node, excising(named(*deciders), a, d), a, c, *deciders)
     assert node.proposed() == [excising(named(*deciders), b, d, attempt=ballot.attempt)]
+
+
+@pytest.mark.parametrize("is_wanted", [False, True])
+def test_an_epoch_takes_out_only_what_the_epoch_before_had_a_reason_for(is_wanted):
+    """One voter of the epoch before proposed it and voted for that: it may be a liar."""
+    a, _, c, d = deciders = peers(4)
+    node = Judge(deciders, d)
+    name = node.hear(a, excising(named(a, d), a, c))
+    node.hear(a, Vote(Round(1), Ballot(0, a), name))
+    node = node.wants(c) if is_wanted else node
+    node.feed(EntrySeen(digest(b"epoch"), d, Epoch(Round(1), b"", (d,))), FinalityTick(1.0)).close(a, d)
+    (final,) = node.find(FinalizeRound)
+    assert [one.round for one in final.corrections] == ([0] if is_wanted else [])
 
 
 def test_a_quorum_is_needed_for_one_choice_not_for_one_set():

@@ -291,8 +291,8 @@ def test_who_is_bound_to_an_exclusion_proposes_it_again():
 
 
 def test_an_epoch_repeats_the_exclusion_that_the_epoch_before_may_have_decided():
-    a, _, c, d = deciders = peers(4)
-    node = make_final(Voter(deciders, d), excluding(named(*deciders), a, c), a)
+    a, b, c, d = deciders = peers(4)
+    node = make_final(Voter(deciders, d).feed(*against(c, a, b, d)), excluding(named(*deciders), a, c), a)
     body = Epoch(Round(1), b"", (d,))
     node.feed(EntrySeen(digest(b"epoch"), d, body), FinalityTick(1.0)).close(*deciders)
     assert node.state.epoch == epoch_id(body)

@@ -14,6 +14,7 @@ from atoll.node.daemon.consensus.types import (
     RECENT_ROUNDS,
     AuthorPruned,
     EntrySeen,
+    EquivocatorsSeen,
     FinalityTick,
     FinalizeRound,
     MembersSeen,
@@ -195,20 +196,39 @@ def test_an_epoch_begins_with_what_may_be_final_whoever_is_excluded():
     assert final.contributions == named(*deciders)
 
 
-@pytest.mark.parametrize(("count", "excludes"), [(5, False), (2, True)])
-def test_an_epoch_excludes_only_whom_a_quorum_may_have_excluded(count, excludes):
-    """A liar votes for a proposal of its own in the epoch before, which excludes whom it likes."""
-    deciders = peers(7)
-    liar, members = deciders[0], tuple(sorted(deciders[:count]))
-    me = next(peer for peer in members if peer != liar)
+@pytest.mark.parametrize(("against", "voted", "excludes"), [(0, 1, 0), (4, 1, 0), (5, 1, 1), (0, 2, 0), (0, 3, 1)])
+def test_an_epoch_excludes_only_whom_an_honest_voter_may_have_excluded(against, voted, excludes):
+    """A liar votes for a proposal of its own, which excludes whom it likes. Most others are away."""
+    liar, me, *_, bad = deciders = peers(7)
+    members = tuple(sorted((liar, me)))
     node = Voter(deciders, me)
-    excluding = ExcludingProposal(Round(1), Ballot(0, liar), named(*deciders), digest(b"state"), (deciders[6],))
-    node.hear(liar, Vote(Round(1), Ballot(0, liar), node.hear(liar, excluding)))
+    excluding = ExcludingProposal(Round(1), Ballot(0, liar), named(*deciders), digest(b"state"), (bad,))
+    name = node.hear(liar, excluding)
+    for voter in deciders[:voted]:
+        node.hear(voter, Vote(Round(1), Ballot(0, liar), name))
+    for peer in deciders[:against]:
+        node.hear(peer, Exclude(Round(1), bad, ""))
     body = Epoch(Round(1), b"", members)
     node.feed(*(EntrySeen(digest(peer.encode()), peer, body) for peer in members)).close(*deciders)
     assert node.state.epoch == epoch_id(body)
     found = inherited(node.state)
-    assert (found is not None and found.excluded == (deciders[6],)) == excludes
+    assert (found is not None and found.excluded == (bad,)) == bool(excludes)
+
+
+def test_an_epoch_counts_as_the_epoch_before_though_a_voter_is_proven_to_have_two_histories_since():
+    liar, me, *_, bad = deciders = peers(7)
+    members = tuple(sorted((liar, me)))
+    node = Voter(deciders, me)
+    excluding = ExcludingProposal(Round(1), Ballot(0, liar), named(*deciders), digest(b"state"), (bad,))
+    node.hear(liar, Vote(Round(1), Ballot(0, liar), node.hear(liar, excluding)))
+    for peer in deciders[:5]:
+        node.hear(peer, Exclude(Round(1), bad, ""))
+    body = Epoch(Round(1), b"", members)
+    node.feed(*(EntrySeen(digest(peer.encode()), peer, body) for peer in members)).close(*deciders)
+    node.feed(EquivocatorsSeen(frozenset({deciders[2]})))
+    found = inherited(node.state)
+    assert found is not None
+    assert found.excluded == (bad,)
 
 
 # --- without the owner ------------------------------------------------------------------------------
