@@ -1,5 +1,4 @@
-"""Discovery: dials known peers to keep enough connections. Addresses from seeds, cache, exchange and DHT are
-hints.
+"""Discovery: dials known peers to keep enough connections. Addresses of seeds, cache, exchange, DHT are hints.
 
 Each peer is dialled repeatedly, with back-off and jitter. No failure ends the loop; `rows` reports the state of
 every seed, with the reason of a failure and its remedy.
@@ -224,10 +223,9 @@ class Discovery:
 
     def _rest_s(self) -> float:
         """Seconds to wait for the next dial: to the tick, or until a lost peer is due if that is sooner."""
-        now, recent = self._now(), map(self.book.get, self._lost)
-        lost = [known for known in recent if known and self._is_lost(known)]
+        lost = [known for known in map(self.book.get, self._lost) if known and self._is_lost(known)]
         self._lost = {known.peer for known in lost}
-        due_s = (known.next_dial - now for known in lost)
+        due_s = (known.next_dial - self._now() for known in lost)
         return min((wait_s for wait_s in due_s if 0 < wait_s < _TICK_S), default=_TICK_S)
 
     def _is_racing(self) -> bool:
