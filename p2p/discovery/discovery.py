@@ -1,5 +1,4 @@
-"""Discovery: dials known peers to keep enough connections. Addresses from seeds, cache, exchange and DHT are
-hints.
+"""Discovery: dials known peers to keep enough connections. Addresses of seeds, cache, exchange, DHT are hints.
 
 Each peer is dialled repeatedly, with back-off and jitter. No failure ends the loop; `rows` reports the state of
 every seed, with the reason of a failure and its remedy.
@@ -79,6 +78,7 @@ class Discovery:
         self._rng = rng
         self._target = target
         self._connected: set[PeerId] = set()
+        self._lost: set[PeerId] = set()
         self._dialling: dict[PeerId, float] = {}
         self._wake = Notifier()
         self._next_explore = now() + EXPLORE_S
@@ -126,6 +126,7 @@ class Discovery:
     def on_disconnected(self, peer: PeerId) -> None:
         """Record that the host has lost `peer`; it is dialled again soon, with jitter against collisions."""
         self._connected.discard(peer)
+        self._lost.add(peer)
         known, now = self.book.get(peer), self._now()
         if known is not None and self.book.lost(peer, now):
             known.next_dial = max(known.next_dial, now + self._rng.uniform(0.0, FIRST_BACKOFF_S))
@@ -222,8 +223,9 @@ class Discovery:
 
     def _rest_s(self) -> float:
         """Seconds to wait for the next dial: to the tick, or until a lost peer is due if that is sooner."""
-        now = self._now()
-        due_s = (known.next_dial - now for known in self.book.all() if self._is_lost(known))
+        lost = [known for known in map(self.book.get, self._lost) if known and self._is_lost(known)]
+        self._lost = {known.peer for known in lost}
+        due_s = (known.next_dial - self._now() for known in lost)
         return min((wait_s for wait_s in due_s if 0 < wait_s < _TICK_S), default=_TICK_S)
 
     def _is_racing(self) -> bool:

@@ -62,7 +62,9 @@ class OrphanExchange:
     on_found: Callable[[tuple[Entry, ...]], None] = lambda entries: None
     """Receives entries that were new; they are on disk."""
     wanted: dict[int, WantedEntries] = field(default_factory=dict, init=False)
-    """What is asked for in every exchange, by round; what Reductions of a round cover, by ~round, and once."""
+    """What is asked for in every exchange, by round."""
+    covered: dict[int, WantedEntries] = field(default_factory=dict, init=False)
+    """What Reductions of a round cover: asked for once, by round."""
 
     def __post_init__(self) -> None:
         self.ledger = self.sync.ledger
@@ -73,25 +75,32 @@ class OrphanExchange:
 
         `covered`: they are `members` of Reductions. These are asked for beside the others, in one exchange.
         """
-        key = ~wanted.round if covered else wanted.round
-        self.wanted.pop(key, None)
+        table = self.covered if covered else self.wanted
+        table.pop(wanted.round, None)
         # Where nobody has two histories, feeds bring all that is covered.
         if (wanted.entries or wanted.proposals) and not (covered and not self.ledger.equivocators()):
-            self.wanted[key] = wanted
+            table[wanted.round] = wanted
+
+    def clear(self) -> None:
+        """Ask for nothing."""
+        self.wanted.clear()
+        self.covered.clear()
 
     async def fetch(self, peer: PeerId) -> int:
         """Ask `peer` for what is wanted; return how much was new. The caller owns the deadline.
 
         Raises Unreachable, PeerFault, RunMismatch, DiskFault.
         """
-        asked = [*self.wanted.items()]
-        self.wanted = {key: wanted for key, wanted in asked if key >= 0}
-        return sum([await self._fetch(peer, wanted, is_covered=key < 0) for key, wanted in asked])
+        covered, self.covered = self.covered, {}
+        asked = [(each, _was_asked_for) for each in self.wanted.values()]
+        asked += [(each, _is_work) for each in covered.values()]
+        return sum([await self._fetch(peer, *each) for each in asked])
 
-    async def _fetch(self, peer: PeerId, wanted: WantedEntries, *, is_covered: bool) -> int:
+    async def _fetch(
+        self, peer: PeerId, wanted: WantedEntries, was_asked_for: Callable[[Entry, WantedEntries], bool]
+    ) -> int:
         answer = await self.sync.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
         entries = await self.sync.verified(answer.entries)
-        was_asked_for = _is_work if is_covered else _was_asked_for
         if not all(was_asked_for(entry, wanted) for entry in entries):
             raise DecodeError("entries that nobody asked for")
         # Of an author without a proof an entry belongs into its feed, unless it is the proof.

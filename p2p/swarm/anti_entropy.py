@@ -131,6 +131,6 @@ class AntiEntropy:
             for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
                 self.ask(peer)
             if neighbours and loop.time() >= turn:
-                every_s = WAITED_EVERY_S if self.orphans.wanted else EVERY_S
+                every_s = WAITED_EVERY_S if self.orphans.wanted or self.orphans.covered else EVERY_S
                 turn = loop.time() + every_s * self.rng.uniform(0.5, 1.5)
                 self.ask(self.rng.choice(neighbours))

@@ -125,7 +125,7 @@ class Replication:
     def forget_chain(self) -> None:
         """Ask for nothing more that the chain which the node leaves named."""
         self.records_gone = ""
-        self.orphans.wanted.clear()
+        self.orphans.clear()
 
     def forget(self, peer: PeerId) -> None:
         """Drop what belongs to the connection with `peer`, which is lost."""

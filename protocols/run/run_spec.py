@@ -17,7 +17,7 @@ from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.lora import check_lora
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
-from atoll.protocols.run.sections.audits import AuditSpec, check_audit
+from atoll.protocols.run.sections.audits import AuditSpec, Ruled, check_audit, check_rules
 from atoll.protocols.run.sections.compression import CompressSpec, check_estimates
 from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
@@ -344,9 +344,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         self.admission.check()
         if self.serving:
             self.serving.check(self.model.vocab)
-        check_gossip(self)
-        _check_reduce(self)
-        check_audit(self)
+        for check in (check_gossip, _check_reduce, check_audit):
+            check(self)
         for check in (check_excision, check_lora, check_privacy, check_estimates, check_sizes, check_staleness):
             check(self)
         if self.pace.arrival == "group" and self.pace.least_256 == self.pace.most_256:
@@ -386,9 +385,9 @@ def sign_run(spec: RunSpec, owner: Identity) -> bytes:
 def open_run(data: bytes) -> RunSpec:
     """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
     signed = codec.decode(data, SignedRun)
-    _check_version(signed.spec)
-    spec = codec.decode(signed.spec, RunSpec)
     try:
+        _check_version(signed.spec)
+        spec = codec.decode(signed.spec, RunSpec)
         spec.check()
     except ConfigError as error:
         raise DecodeError(str(error), hint=error.hint) from error
@@ -400,17 +399,19 @@ class _Versioned(msgspec.Struct, frozen=True):
     """The part of a RunSpec that every version has."""
 
     version: int
+    audit: Ruled | msgspec.UnsetType = msgspec.UNSET
 
 
 def _check_version(spec: bytes) -> None:
-    """Raise DecodeError for another version, before the keys are read: another version has other keys."""
+    """Raise DecodeError, or ConfigError for other rules, before the keys are read: they may be others, too."""
     try:
-        found = msgspec.msgpack.decode(spec, type=_Versioned).version
+        found = msgspec.msgpack.decode(spec, type=_Versioned)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
-    if found not in _VERSIONS:
+    if found.version not in _VERSIONS:
         spoken = f"{', '.join(map(str, _VERSIONS[:-1]))} and {SPEC_VERSION}"
-        raise DecodeError(f"RunSpec version {found}; this node speaks {spoken}")
+        raise DecodeError(f"RunSpec version {found.version}; this node speaks {spoken}")
+    check_rules(found.audit)
 
 
 def _check_names(spec: RunSpec) -> None:

@@ -48,7 +48,7 @@ from atoll.protocols.run.run_spec import (
     StartSpec,
     sign_run,
 )
-from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.audits import RULES, AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -146,6 +146,7 @@ PLUGGED = msgspec.structs.replace(
     data=DataSpec(source="plugin:lanes.1", tokenizer="bytes", digest=A),
 )  # fmt: skip
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
+GUARDED = _run(audit=AuditSpec(each=3, voters=True, newcomers=16, rules=RULES))
 CERTIFYING = _run(history=HistorySpec(every=128))
 WITH_TERM = _run(
     objective=ObjectiveSpec(name="edges.2", weight=0.02, settings=(("width", 3.5),), package="atoll-edges")
@@ -292,6 +293,7 @@ def _runs() -> Iterator[tuple[str, Case]]:
         "dense": DENSE,
         "mixture": MIXTURE,
         "audited": AUDITED,
+        "guarded": GUARDED,
         "certifying": CERTIFYING,
         "with a term": WITH_TERM,
         "private": PRIVATE,

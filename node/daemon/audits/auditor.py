@@ -65,6 +65,8 @@ class Auditor:
     """Final sets, and of open rounds those of this node's view."""
     _deciders: dict[int, frozenset[PeerId]] = field(default_factory=dict)
     """Who decides the round after each final set that is remembered."""
+    _counted: Mapping[int, frozenset[PeerId]] | None = None
+    """Whose verdicts count in each set; None: everybody's. In an open round those that decide now."""
     _given: dict[tuple[int, tuple[Digest, ...]], Mapping[Digest, int]] = field(default_factory=dict)
     """Weights that the worker was given, for each set of an open round."""
     _unaudited: float = 0.0
@@ -97,6 +99,7 @@ class Auditor:
         """The set of this round becomes final, and these decide the next one. To call before `on_set`."""
         self._deciders = {at: each for at, each in self._deciders.items() if at in self._sets}
         self._deciders[number] = deciders
+        self._count()
 
     def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
         """The view has this set of a round, or it is final: weights may follow from it."""
@@ -167,6 +170,7 @@ class Auditor:
     def _set(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Remember a set, and have those open rounds folded again whose weights change by it."""
         self._sets[number] = [named(*each) for each in self.contributions.find(names)]
+        self._count()
         for (later, entries), given in list(self._given.items()):
             if later < number + self.audits.lag:
                 continue
@@ -182,13 +186,11 @@ class Auditor:
             return self._gone.get(number, frozenset())
         return without_weight(self.audits, self._sets, number, self._counted, owner=self.context.spec.owner)
 
-    @property
-    def _counted(self) -> Mapping[int, frozenset[PeerId]] | None:
-        """Whose verdicts count in each set; None: everybody's. In an open round those that decide now."""
-        if not self.audits.voters:
-            return None
-        newest = self._deciders[max(self._deciders)] if self._deciders else frozenset[PeerId]()
-        return {at: self._deciders.get(at, newest) for at in self._sets}
+    def _count(self) -> None:
+        """Who decides after each set is known anew."""
+        if self.audits.voters:
+            newest = self._deciders[max(self._deciders)] if self._deciders else frozenset[PeerId]()
+            self._counted = {at: self._deciders.get(at, newest) for at in self._sets}
 
     def _report(self, number: Round) -> None:
         before, members = self.judgement.gone, self._sets[number]

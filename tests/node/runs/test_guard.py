@@ -114,6 +114,7 @@ def test_a_reduced_run_names_what_it_cannot_have():
     assert set(whys) == {
         "outer.aggregate",
         "audit",
+        "audit.rules",
         "audit.voters",
         "audit.newcomers",
         "pace.probation_256",

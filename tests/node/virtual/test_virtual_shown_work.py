@@ -13,7 +13,7 @@ from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.ledger.records import AuditedContribution, encode_entry, sign_entry
 from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.audits import RULES, AuditSpec
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 ROUND_S = 10.0
@@ -25,7 +25,7 @@ IN_S = 60.0
 
 
 def guarded(voters, **settings):
-    audit = AuditSpec(each=3, voters=True, **settings) if voters else AuditSpec(each=3)
+    audit = AuditSpec(each=3, voters=True, rules=RULES, **settings) if voters else AuditSpec(each=3)
     return lambda spec: replace(
         spec, version=SPEC_VERSION, audit=audit, pace=replace(spec.pace, probation=PROBATION, probation_256=64)
     )

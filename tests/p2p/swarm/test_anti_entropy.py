@@ -14,7 +14,7 @@ FAULTS = {DUMB: Unreachable("nothing comes"), CROSS: PeerFault("it complains"), 
 
 
 class Exchanges:
-    wanted = MappingProxyType({})
+    wanted = covered = MappingProxyType({})
 
     async def exchange(self, peer):
         if peer in FAULTS:

@@ -15,7 +15,7 @@ from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
-from atoll.protocols.run.sections.audits import AuditSpec
+from atoll.protocols.run.sections.audits import RULES, AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
@@ -185,6 +185,21 @@ def test_a_run_of_version_6_has_one_audit_a_round(spec, owner):
     with pytest.raises(DecodeError, match=r"version 6 has no audit\.each"):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
     assert msgspec.json.schema(AuditSpec)["$defs"]["AuditSpec"]["properties"]["each"]["maximum"] == MAX_VERDICTS
+
+
+def test_a_run_whose_voters_must_show_work_names_the_rules_of_this_version(spec, owner):
+    guarded = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec(voters=True, rules=RULES))
+    assert open_run(sign_run(guarded, owner)).audit.rules == RULES
+    with pytest.raises(ConfigError, match=f"have rules 1, this version of atoll has rules {RULES}$") as caught:
+        msgspec.structs.replace(guarded, audit=AuditSpec(voters=True)).check()
+    assert caught.value.hint == f"make the run again, with audit.rules={RULES}"
+
+
+def test_a_run_with_newer_rules_is_refused_by_them_and_not_by_its_keys(owner):
+    body = codec.encode({"version": SPEC_VERSION, "audit": {"voters": True, "rules": RULES + 1, "new": 3}})
+    with pytest.raises(DecodeError, match=f"have rules {RULES + 1}, this version of atoll has rules") as caught:
+        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+    assert caught.value.hint == "update atoll on this node"
 
 
 def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec):

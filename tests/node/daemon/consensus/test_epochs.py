@@ -34,7 +34,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.telemetry.missing_voters import LISTEN_S, absence, missing
+from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (

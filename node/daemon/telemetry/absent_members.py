@@ -1,4 +1,4 @@
-"""Which voters or which model a node misses, and what happens next, in one line for its user. Pure."""
+"""Who or which model a node misses, why a member is away, and what happens next: lines for its user. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 
