@@ -4,14 +4,15 @@ Merging is a join: the larger (epoch, seq) of an author wins, whatever the order
 news: receiving a known register again neither prolongs its life nor revives it. Pulls: register_sync.py.
 """
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from atoll.p2p.system.atomic_files import read_whole, write_whole
 from atoll.protocols import codec
-from atoll.protocols.errors import CorruptFault
+from atoll.protocols.errors import CorruptFault, DecodeError, SignatureFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId
 from atoll.protocols.ledger.registers import (
@@ -27,6 +28,7 @@ MAX_STRANGERS = 256
 """Most authors with a live register that are neither connected nor known by their work. More are not stored: a
 newcomer is known to its neighbours, and to the others as soon as it worked."""
 _FLOORS_PER_AUTHOR = 8
+_LEASE = "lease"
 V = TypeVar("V", bound=Value)
 Key = tuple[PeerId, str]
 Order = tuple[int, int, bytes]
@@ -70,6 +72,8 @@ class RegisterStore:
         """Authors that were strangers when their first register came, in that order."""
         self._held: dict[Key, StoredRegister] = {}
         self._newest: OrderedDict[Key, Order] = OrderedDict()
+        self._floors: dict[PeerId, bytes] = {}
+        """Leases that an earlier start has seen."""
         self._elsewhere: dict[Key, Order] = {}
         self.echoes = 0
         """Number of newer registers of ours that this process did not write. If it rises, another process with our
@@ -91,12 +95,13 @@ class RegisterStore:
         """
         draft = codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES)
         key, order = (draft.author, _tag(draft.value)), _order(draft, data)
-        if age_s >= draft.ttl_s or (key in self._newest and self._newest[key] >= order):
+        is_dead = age_s >= draft.ttl_s
+        if key in self._newest and self._newest[key] >= order:
             return None
         if draft.author == self._identity.peer_id:
-            self._on_own_register(key, order, decode_register(data, self._run))
+            self._on_own_register(key, order, decode_register(data, self._run), is_dead=is_dead)
             return None
-        if not self._admits(draft.author):
+        if is_dead or not self._admits(draft.author):
             return None
         if key not in self._held and not self._has_room(draft.author, now):
             return None
@@ -105,6 +110,32 @@ class RegisterStore:
             self._strangers.setdefault(draft.author)
         self._store(register, data, now + register.ttl_s - age_s)
         return register
+
+    def newest_leases(self) -> list[bytes]:
+        """The newest lease of each author that is or was connected or known by its work, alive or not."""
+        leases = ((key[0], order[2]) for key, order in self._newest.items() if key[1] == _LEASE)
+        # Before the ledger was replayed nobody is known by its work.
+        kept = ((author, data) for author, data in leases if author in self._floors or self._is_known(author))
+        return [data or self._floors[author] for author, data in kept]
+
+    def raise_floors(self, leases: Iterable[bytes]) -> None:
+        """Remember leases that an earlier start of this node has seen: older ones are no news. Damaged ones are
+        ignored.
+        """
+        for data in leases:
+            with contextlib.suppress(DecodeError, SignatureFault):
+                lease = decode_register(data, self._run)
+                self._floors[lease.author] = data
+                # It may be alive still, so it is taken once more: any bytes are more than none.
+                self._newest.setdefault((lease.author, _LEASE), (lease.epoch, lease.seq, b""))
+
+    def newest_of(self, author: PeerId, known: dict[Key, tuple[int, int]]) -> list[tuple[float, bytes]]:
+        """The author's newest lease with its time to live as its age, if it is newer than that in `known`."""
+        order = self._newest.get((author, _LEASE))
+        if order is None or known.get((author, _LEASE), (-1, -1)) >= order[:2]:
+            return []
+        data = order[2] or self._floors[author]
+        return [(codec.decode(data, Register, max_bytes=REGISTER_MAX_BYTES).ttl_s, data)]
 
     def drop(self, author: PeerId) -> None:
         """Forget the values of an author that takes part no more. Their (epoch, seq) stay."""
@@ -124,8 +155,8 @@ class RegisterStore:
         return held.expires - now if held and held.expires > now else None
 
     def versions(self) -> dict[Key, tuple[int, int]]:
-        """Newest (epoch, seq) known of every author and key, expired ones included."""
-        return {key: order[:2] for key, order in self._newest.items()}
+        """Newest (epoch, seq) of every author and key since this start, expired ones included."""
+        return {key: order[:2] for key, order in self._newest.items() if order[2]}
 
     def missing(
         self, known: dict[Key, tuple[int, int]], now: float, limit_bytes: int
@@ -169,8 +200,8 @@ class RegisterStore:
         self._newest[key] = _order(register, data)
         self._newest.move_to_end(key)
 
-    def _on_own_register(self, key: Key, order: Order, register: Register) -> None:
-        if key not in self._elsewhere or self._elsewhere[key] < order:
+    def _on_own_register(self, key: Key, order: Order, register: Register, *, is_dead: bool) -> None:
+        if not is_dead and (key not in self._elsewhere or self._elsewhere[key] < order):
             self._elsewhere[key] = order
             self.echoes += 1
         # An earlier process of ours reached a higher epoch and its counter was lost: continue above it.

@@ -75,4 +75,6 @@ class RegisterSync:
 
     async def _answer(self, peer: PeerId, request: KnownVersions) -> RegisterBatch:
         known = {(author, key): (epoch, seq) for author, key, epoch, seq in request.newest}
-        return RegisterBatch(tuple(self.registers.missing(known, self.now(), BATCH_BYTES)))
+        found = self.registers.missing(known, self.now(), BATCH_BYTES)
+        # Also one that has expired: a home that was restored lost the count of its starts, and continues above it.
+        return RegisterBatch((*found, *self.registers.newest_of(peer, known)))

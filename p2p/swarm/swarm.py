@@ -22,6 +22,7 @@ from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota, Shares
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
+from atoll.p2p.membership.kept_leases import KeptLeases
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
 from atoll.p2p.membership.reputation import BANNED, ReputationTable
 from atoll.p2p.rpc.calls import Calls
@@ -78,6 +79,7 @@ class Swarm:
         self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
         epoch = next_epoch(home / "epoch")
         self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
+        self._kept = KeptLeases(self.registers, home / "leases")
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
         self._pushed = PushedBlobs(self.calls, self.blobs, now)
@@ -113,6 +115,7 @@ class Swarm:
                 group.create_task(self._connections.serve(events))
                 group.create_task(self.replication.serve())
                 group.create_task(self.discovery.serve())
+                group.create_task(self._kept.serve())
                 group.create_task(self._announcements.serve())
                 await self.calls.started.wait()
                 ready()

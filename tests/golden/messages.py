@@ -21,6 +21,7 @@ from atoll.p2p.ledger.history import Link, StoredLink
 from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
 from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
+from atoll.p2p.membership.kept_leases import SeenLeases
 from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch
 from atoll.p2p.nat import held_circuits
 from atoll.p2p.rpc import frames as call_frames
@@ -468,6 +469,7 @@ def _disk() -> Iterator[tuple[str, Case]]:
     body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
     yield "LocalBody", Case(body, local.LocalBody, True)
     yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
+    yield "SeenLeases", Case(SeenLeases(1, (b"register",)), SeenLeases, True)
 
 
 CASES: dict[str, Case] = {

@@ -130,6 +130,30 @@ def test_a_lost_epoch_counter_is_outrun_by_what_peers_remember() -> None:
     assert other.merge(codec.encode(again), 0.0)
 
 
+def test_a_start_knows_which_leases_the_one_before_has_seen() -> None:
+    before, mine = registers(), registers()
+    assert before.merge(signed(OTHERS[0], 3, 7), 0.0)
+    assert before.merge(signed(OTHERS[1], 1, 1), 0.0)
+    mine.raise_floors([*before.newest_leases(), b"damaged"])
+    assert not mine.merge(signed(OTHERS[0], 3, 6), 0.0), "a stranger plays it again"
+    assert mine.merge(signed(OTHERS[0], 3, 7), 0.0), "it may be alive still"
+    assert not mine.merge(signed(OTHERS[0], 3, 7), 5.0)
+    assert mine.merge(signed(OTHERS[0], 3, 8), 6.0)
+    assert mine.versions() == {(OTHERS[0].peer_id, "lease"): (3, 8)}, "peers send what this start has not"
+    assert {*mine.newest_leases()} == {signed(OTHERS[0], 3, 8), signed(OTHERS[1], 1, 1)}, "and it is kept"
+
+
+def test_strangers_are_not_remembered_but_who_was_known_once_is() -> None:
+    known: set[str] = {OTHERS[0].peer_id}
+    before, mine = (RegisterStore(RUN, ME, 1, is_known=known.__contains__) for _ in range(2))
+    for author in OTHERS[:2]:
+        assert before.merge(signed(author, 1, 1), 0.0)
+    assert before.newest_leases() == [signed(OTHERS[0], 1, 1)]
+    known.clear()  # the ledger is not replayed yet
+    mine.raise_floors(before.newest_leases() or [signed(OTHERS[0], 1, 1)])
+    assert mine.newest_leases() == [signed(OTHERS[0], 1, 1)]
+
+
 def test_another_life_of_ours_is_heard_as_long_as_it_speaks() -> None:
     mine = registers()
     for turn, (epoch, seq, echoes) in enumerate(

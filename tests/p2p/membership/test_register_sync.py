@@ -113,3 +113,22 @@ def test_what_was_stored_of_a_batch_that_ends_illegally_is_news() -> None:
         assert victim.registers.live(Lease, victim.now()).keys() == {THIRD.peer_id}
 
     pulls_from(RegisterBatch(((1.0, DATA), (1.0, b"junk"))), scenario)
+
+
+@pytest.mark.parametrize("from_disk", [False, True])
+def test_a_restored_home_is_told_its_own_newest_lease_also_a_dead_one(from_disk: bool) -> None:
+    own = codec.encode(sign_register(RUN, ME, 7, 3, TTL_S, Lease("training", Round(3), -1, b"", -1, 1.0)))
+
+    async def scenario(mine: Side, theirs: Side) -> None:
+        if from_disk:
+            theirs.registers.raise_floors([own])
+        else:
+            theirs.registers.merge(own, theirs.now() - 2 * TTL_S)
+            theirs.registers.drop_expired(theirs.now())
+        assert await mine.sync.pull(OTHER.peer_id) == 0
+        assert mine.registers.echoes == 0, "no other process runs with this identity"
+        again = mine.registers.publish(Lease("training", Round(4), -1, b"", -1, 1.0), TTL_S, mine.now())
+        assert theirs.registers.merge(again, theirs.now()), "its numbers go on above those that peers remember"
+        await mine.sync.pull(OTHER.peer_id)
+
+    pulls_from(None, scenario)

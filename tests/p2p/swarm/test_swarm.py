@@ -111,6 +111,28 @@ def peer(number: int) -> PeerId:
     return Identity(bytes([number]) * 32).peer_id
 
 
+def test_old_leases_of_a_member_that_is_gone_hold_nobody_that_starts_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, latency_s=0.05) as world:
+            one = await world.start(1)
+            two = await world.start(2, 1)
+            heard: list[bytes] = []
+            for number in range(5):
+                two.publish_register(lease(number), 60.0)
+                await asyncio.sleep(5)
+                heard += [
+                    data for _, data in one.registers.missing({}, asyncio.get_running_loop().time(), 1 << 20)
+                ]
+            await world.stop(2)
+            await world.stop(1)
+            again = await world.start(1)
+            for data in heard[:-1]:
+                again.registers.merge(data, 0.0)
+            assert peer(2) not in again.live(Lease), "a stranger recorded them and plays them again"
+
+    run_virtual(main())
+
+
 def test_five_nodes_converge_part_heal_die_and_are_replaced(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path, latency_s=0.05) as world:

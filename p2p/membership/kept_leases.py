@@ -1,0 +1,70 @@
+"""The newest lease of each member, on disk: a node that starts again knows which leases it has seen.
+
+A register has no date. A store that just began would take any lease for news, so who recorded those of a member
+that is gone could play them one after the other to a node that was started again: each would hold its rounds for
+the life of a lease.
+"""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from atoll.p2p.membership.register_store import MAX_AUTHORS, RegisterStore
+from atoll.p2p.system.atomic_files import read_whole, write_whole
+from atoll.protocols import codec
+from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
+from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES
+
+log = logging.getLogger(__name__)
+
+SAVE_S = 20.0
+"""Seconds between two writes: leases of the last one can be played again after a kill, which a lease or two is."""
+_MAX_BYTES = MAX_AUTHORS * (REGISTER_MAX_BYTES + 8)
+_Lease = Annotated[bytes, Meta(max_length=REGISTER_MAX_BYTES)]
+
+
+class SeenLeases(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The file: signed registers, so that a restored home can be told its own."""
+
+    version: Literal[1]
+    leases: Annotated[tuple[_Lease, ...], Meta(max_length=MAX_AUTHORS)]
+
+
+class KeptLeases:
+    """Keeps the newest leases of one register store in the file `path`."""
+
+    def __init__(self, registers: RegisterStore, path: Path) -> None:
+        """Raise the store's floors by what the file holds. A damaged file is ignored. Raises DiskFault."""
+        self._registers, self._path = registers, path
+        self._saved: tuple[bytes, ...] = ()
+        try:
+            data = read_whole(path, max_bytes=_MAX_BYTES)
+            if data is not None:
+                self._saved = codec.decode(data, SeenLeases, max_bytes=_MAX_BYTES).leases
+        except (CorruptFault, DecodeError):
+            log.warning("%s is damaged: old leases of members may count as new ones for a while", path)
+        registers.raise_floors(self._saved)
+
+    async def serve(self) -> None:
+        """Save them from time to time until cancelled, and at the end. A full disk is only logged."""
+        try:
+            while True:
+                await asyncio.sleep(SAVE_S)
+                self.save()
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        """Write the file if there is a newer lease. A disk that refuses is only logged."""
+        newest = tuple(self._registers.newest_leases()[-MAX_AUTHORS:])
+        if newest == self._saved:
+            return
+        try:
+            write_whole(self._path, codec.encode(SeenLeases(1, newest)))
+            self._saved = newest
+        except DiskFault as fault:
+            log.warning("the newest leases are not saved: %s", fault.line())

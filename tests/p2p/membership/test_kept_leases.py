@@ -1,0 +1,76 @@
+"""The newest leases on disk: what one start has seen is old for the next, and no disk fault ends a node."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from atoll.p2p.membership.kept_leases import KeptLeases
+from atoll.p2p.membership.register_store import RegisterStore
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols import codec
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import Round, RunId, digest
+from atoll.protocols.ledger.registers import Lease, sign_register
+
+RUN = RunId(digest(b"run"))
+ME, OTHER = (Identity(bytes([number]) * 32) for number in (1, 2))
+
+
+def lease(seq: int) -> bytes:
+    return codec.encode(sign_register(RUN, OTHER, 1, seq, 60.0, Lease("training", Round(seq), -1, b"", -1, 1.0)))
+
+
+def started(path: Path) -> tuple[RegisterStore, KeptLeases]:
+    registers = RegisterStore(RUN, ME, 1)
+    return registers, KeptLeases(registers, path)
+
+
+def test_a_kill_loses_what_the_last_seconds_brought_and_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+
+    async def main() -> None:
+        registers, kept = started(path)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(kept.serve())
+            await asyncio.sleep(1)
+            registers.merge(lease(4), 0.0)
+            await asyncio.sleep(30)
+            written = path.read_bytes() if path.exists() else b""
+            registers.merge(lease(6), 0.0)
+            serving.cancel()
+        assert written, "while it runs, not only at its end"
+        assert path.read_bytes() != written, "an end in good order saves them too"
+        path.write_bytes(written)
+
+    run_virtual(main())
+    again, _ = started(path)
+    assert not again.merge(lease(3), 0.0)
+    assert again.merge(lease(5), 0.0)
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", codec.encode((2, ())), codec.encode((1, (b"x" * 5000,)))])
+def test_a_damaged_file_is_ignored_and_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    path = tmp_path / "leases"
+    path.write_bytes(data)
+    with caplog.at_level(logging.WARNING):
+        registers, kept = started(path)
+    assert "is damaged" in caplog.text
+    registers.merge(lease(1), 0.0)
+    kept.save()
+    again, _ = started(path)
+    assert not again.merge(lease(0), 0.0)
+
+
+def test_a_disk_that_refuses_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    registers, kept = started(tmp_path / "gone" / "leases")
+    registers.merge(lease(1), 0.0)
+    with caplog.at_level(logging.WARNING):
+        kept.save()
+    assert "the newest leases are not saved" in caplog.text
+    (tmp_path / "gone").mkdir()
+    kept.save()
+    assert (tmp_path / "gone" / "leases").exists(), "it is tried again"
