@@ -6,7 +6,7 @@ import socket
 import pytest
 import uvloop
 
-from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
+from atoll.p2p.transports.p2pd.unix_socket import READS_AT_ONCE, UnixSocket
 
 BRIEF_S = 10.0
 LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -94,6 +94,19 @@ def test_a_read_that_is_cancelled_loses_nothing(loop):
         theirs.send(b"de")
         assert await found.readexactly(2) == b"ab"
         assert await found.readexactly(3) == b"cde"
+
+    run(loop, work)
+
+
+@LOOPS
+def test_bytes_that_are_there_already_keep_nobody_waiting(loop):
+    async def work(found, theirs):
+        theirs.send(bytes(2 * READS_AT_ONCE))
+        turn = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turn.set_result, None)
+        for _ in range(2 * READS_AT_ONCE):
+            await found.readexactly(1)
+        assert turn.done()
 
     run(loop, work)
 
