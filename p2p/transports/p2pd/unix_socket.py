@@ -160,6 +160,16 @@ def listen_at(path: Path) -> socket.socket:
     return listener
 
 
+async def accepted(listener: socket.socket) -> list[socket.socket]:
+    """All connections that wait, at least one. Raises OSError."""
+    found = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
+    # One in each turn of a busy loop is too few: p2pd ends the streams for which the kernel has no place.
+    with contextlib.suppress(OSError):  # none is left, or the next call raises it again
+        while len(found) < _BACKLOG:
+            found.append(listener.accept()[0])
+    return found
+
+
 def _ready(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)

@@ -1,12 +1,15 @@
 """The Unix connection to p2pd: on the loop of `node start` and on asyncio's own."""
 
 import asyncio
+import contextlib
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 import uvloop
 
-from atoll.p2p.transports.p2pd.unix_socket import READS_AT_ONCE, UnixSocket
+from atoll.p2p.transports.p2pd.unix_socket import READS_AT_ONCE, UnixSocket, accepted, listen_at
 
 BRIEF_S = 10.0
 LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -133,3 +136,18 @@ def test_a_write_that_was_cut_off_is_followed_by_no_other(loop):
             await found.write(b"x")
 
     run(loop, work)
+
+
+@LOOPS
+def test_all_streams_that_wait_are_taken_in_one_turn(loop):
+    """A turn of a busy loop takes milliseconds, and p2pd ends a stream that finds the kernel's queue full."""
+
+    async def take(folder, ends):
+        listener = ends.enter_context(listen_at(Path(folder) / "streams"))
+        for _ in range(50):
+            ends.enter_context(socket.socket(socket.AF_UNIX)).connect(listener.getsockname())
+        assert len([ends.enter_context(each) for each in await accepted(listener)]) == 50
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
+        runner.run(take(folder, ends))
