@@ -132,7 +132,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 79_826
+BUDGET_LINES = 79_849
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -206,6 +206,7 @@ COMMENTS_PER_100_LINES = 4
 YIELDS = {
     "p2p/ledger/sync.py": "between signatures that are verified, so that other tasks have their turn",
     "p2p/rpc/server.py": "between notices that have come already, so that other tasks have their turn",
+    "p2p/transports/p2pd/unix_socket.py": "between bytes that have come already, for the same reason",
     "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",
 }
 """Where `sleep(0)` yields on purpose; nowhere is it a way to wait for readiness."""

@@ -183,7 +183,7 @@ class RegisterStore:
         for key in dead:
             del self._held[key]
             if key[0] in self._strangers and not self._is_known(key[0]):
-                del self._newest[key]
+                self._forget(key)
         if dead:
             held = {author for author, _ in self._held}
             self._strangers = {author: None for author in self._strangers if author in held}
@@ -236,8 +236,14 @@ class RegisterStore:
         del self._strangers[oldest]
         for key in [key for key in self._newest if key[0] == oldest]:
             self._held.pop(key, None)
-            del self._newest[key]
+            self._forget(key)
         return True
+
+    def _forget(self, key: Key) -> None:
+        """Forget the number of a stranger's register, but that of a lease which an earlier start has seen."""
+        # Until the ledger was replayed its author seems to be a stranger.
+        if key[1] != _LEASE or key[0] not in self._floors:
+            del self._newest[key]
 
 
 def next_epoch(path: Path) -> int:

@@ -37,7 +37,7 @@ from atoll.p2p.transports.p2pd.process import (
     with_port,
 )
 from atoll.p2p.transports.p2pd.schema import messages
-from atoll.p2p.transports.p2pd.unix_socket import UnixSocket, listen_at
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket, accepted, listen_at
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes
@@ -256,12 +256,13 @@ class P2pdHost(HostBase):
         assert self._group is not None
         while True:
             try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                connections = await accepted(listener)
             except OSError as error:  # no descriptor is left: p2pd's connections wait in the kernel
                 log.warning("no stream can be taken: %s", error)
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
             else:
-                self._group.create_task(self._inbound(UnixSocket(connection)))
+                for connection in connections:
+                    self._group.create_task(self._inbound(UnixSocket(connection)))
 
     async def _inbound(self, found: UnixSocket) -> None:
         """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""

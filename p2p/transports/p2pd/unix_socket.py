@@ -14,6 +14,8 @@ from pathlib import Path
 
 from atoll.p2p.transports.host_base import BUFFER_BYTES
 
+READS_AT_ONCE = 32
+"""Reads of bytes that are there already, then others have a turn: p2pd may bring them as fast as we take them."""
 _BACKLOG = 128
 """Streams that p2pd handed over and that we have not accepted."""
 
@@ -33,6 +35,7 @@ class UnixSocket:
         self._early = b""
         """What a read that was cancelled had taken."""
         self._waiting: dict[str, asyncio.Future[None]] = {}
+        self._reads = 0
         self._is_cut = False
 
     @classmethod
@@ -111,6 +114,9 @@ class UnixSocket:
         return data
 
     async def _receive(self, size: int, flags: int = 0) -> bytes:
+        self._reads += 1
+        if self._reads % READS_AT_ONCE == 0:
+            await asyncio.sleep(0)
         while True:
             try:
                 data = self._open().recv(size, flags)
@@ -152,6 +158,16 @@ def listen_at(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+async def accepted(listener: socket.socket) -> list[socket.socket]:
+    """All connections that wait, at least one. Raises OSError."""
+    found = [(await asyncio.get_running_loop().sock_accept(listener))[0]]
+    # One in each turn of a busy loop is too few: p2pd ends the streams for which the kernel has no place.
+    with contextlib.suppress(OSError):  # none is left, or the next call raises it again
+        while len(found) < _BACKLOG:
+            found.append(listener.accept()[0])
+    return found
 
 
 def _ready(future: asyncio.Future[None]) -> None:

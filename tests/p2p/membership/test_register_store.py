@@ -154,6 +154,20 @@ def test_strangers_are_not_remembered_but_who_was_known_once_is() -> None:
     assert mine.newest_leases() == [signed(OTHERS[0], 1, 1)]
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_who_seems_to_be_a_stranger_keeps_what_an_earlier_start_has_seen(monkeypatch, places: int) -> None:
+    """It gives way to who is known, or expires; then its old leases are as old as before."""
+    monkeypatch.setattr(register_store, "MAX_STRANGERS", 1)
+    known: set[str] = {OTHERS[1].peer_id}
+    mine = RegisterStore(RUN, ME, 1, max_authors=places, is_known=known.__contains__)
+    mine.raise_floors([signed(OTHERS[0], 1, 9)])
+    assert mine.merge(signed(OTHERS[0], 1, 9), 0.0)
+    assert mine.merge(signed(OTHERS[1], 1, 1), 0.0)
+    mine.drop_expired(20.0)
+    assert not mine.merge(signed(OTHERS[0], 1, 3), 21.0)
+    assert signed(OTHERS[0], 1, 9) in mine.newest_leases()
+
+
 def test_another_life_of_ours_is_heard_as_long_as_it_speaks() -> None:
     mine = registers()
     for turn, (epoch, seq, echoes) in enumerate(

@@ -1,12 +1,15 @@
 """The Unix connection to p2pd: on the loop of `node start` and on asyncio's own."""
 
 import asyncio
+import contextlib
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 import uvloop
 
-from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
+from atoll.p2p.transports.p2pd.unix_socket import READS_AT_ONCE, UnixSocket, accepted, listen_at
 
 BRIEF_S = 10.0
 LOOPS = pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
@@ -99,6 +102,19 @@ def test_a_read_that_is_cancelled_loses_nothing(loop):
 
 
 @LOOPS
+def test_bytes_that_are_there_already_keep_nobody_waiting(loop):
+    async def work(found, theirs):
+        theirs.send(bytes(2 * READS_AT_ONCE))
+        turn = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(turn.set_result, None)
+        for _ in range(2 * READS_AT_ONCE):
+            await found.readexactly(1)
+        assert turn.done()
+
+    run(loop, work)
+
+
+@LOOPS
 def test_an_end_wakes_who_waits_for_bytes_or_for_room(loop):
     async def work(found, theirs):
         waiting = asyncio.gather(found.readexactly(1), found.write(bytes(1 << 20)), return_exceptions=True)
@@ -120,3 +136,18 @@ def test_a_write_that_was_cut_off_is_followed_by_no_other(loop):
             await found.write(b"x")
 
     run(loop, work)
+
+
+@LOOPS
+def test_all_streams_that_wait_are_taken_in_one_turn(loop):
+    """A turn of a busy loop takes milliseconds, and p2pd ends a stream that finds the kernel's queue full."""
+
+    async def take(folder, ends):
+        listener = ends.enter_context(listen_at(Path(folder) / "streams"))
+        for _ in range(50):
+            ends.enter_context(socket.socket(socket.AF_UNIX)).connect(listener.getsockname())
+        assert len([ends.enter_context(each) for each in await accepted(listener)]) == 50
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
+        runner.run(take(folder, ends))
