@@ -125,6 +125,8 @@ class RegisterStore:
         for data in leases:
             with contextlib.suppress(DecodeError, SignatureFault):
                 lease = decode_register(data, self._run)
+                if lease.author == self._identity.peer_id:
+                    self._epoch = max(self._epoch, lease.epoch + 1)  # the count of starts may be lost
                 self._floors[lease.author] = data
                 # It may be alive still, so it is taken once more: any bytes are more than none.
                 self._newest.setdefault((lease.author, _LEASE), (lease.epoch, lease.seq, b""))

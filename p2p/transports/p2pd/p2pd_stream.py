@@ -37,7 +37,7 @@ class P2pdStream(ReaderStream):
             self._registry.bytes_up += len(part)
 
     async def close(self) -> None:
-        """End our side in good order; a stream that is broken already is only dropped."""
+        """End the stream. What an initiator wrote last, and the peer did not answer, may be lost (docs/peers.md)."""
         try:
             if not self._ended and not self._initiator:
                 with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one

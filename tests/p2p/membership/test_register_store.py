@@ -143,6 +143,13 @@ def test_a_start_knows_which_leases_the_one_before_has_seen() -> None:
     assert {*mine.newest_leases()} == {signed(OTHERS[0], 3, 8), signed(OTHERS[1], 1, 1)}, "and it is kept"
 
 
+def test_a_start_that_lost_its_count_goes_on_above_its_own_newest_lease() -> None:
+    mine = registers()
+    mine.raise_floors([signed(ME, 7, 3)])
+    again = codec.decode(mine.publish(lease(1), 10.0, 0.0), Register)
+    assert (again.epoch, again.seq) == (8, 1)
+
+
 def test_strangers_are_not_remembered_but_who_was_known_once_is() -> None:
     known: set[str] = {OTHERS[0].peer_id}
     before, mine = (RegisterStore(RUN, ME, 1, is_known=known.__contains__) for _ in range(2))
