@@ -37,7 +37,7 @@ class P2pdStream(ReaderStream):
             self._registry.bytes_up += len(part)
 
     async def close(self) -> None:
-        """End the stream. What an initiator wrote last, and the peer did not answer, may be lost (docs/peers.md)."""
+        """End the stream. What an initiator wrote last and got no answer to may be lost (docs/peers.md)."""
         try:
             if not self._ended and not self._initiator:
                 with contextlib.suppress(OSError):  # a TimeoutError of the initiator is one
