@@ -4,6 +4,7 @@ A lease says that a voter lives, not that it helps to decide. Liars that renew t
 their signatures under an epoch, would stop the others for ever once a few more are gone. Rules: docs/epochs.md.
 """
 
+from collections import Counter
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -16,6 +17,8 @@ from atoll.protocols.ledger.records import Ballot
 Group: TypeAlias = tuple[PeerId, ...] | frozenset[PeerId]
 FOUND_KEPT = 32
 """Answers of `here_of` that are remembered with the epochs that they follow from."""
+STILL_BALLOTS, STILL_PARTS, STILL_MISSED = 4, 8, 2
+STILL_TURNS = 3
 BALLOTS = 2
 """Who took part in none of so many newest ballots keeps back its votes."""
 
@@ -55,7 +58,7 @@ def present_of(state: finality_types.FinalityState, peers: Group, *, back: bool 
 
 def withheld(state: finality_types.FinalityState, peers: Group) -> frozenset[PeerId]:
     """Those that are here, and keep back their votes in this round or their signature under its epochs."""
-    if not state.took_part and state.asked_since is None:
+    if not state.took_part and state.asked_since is None and not state.still.tries:
         return frozenset()  # nearly always, and this is asked at every event
     here = here_of(state, peers, back=True)
     return withheld_votes(state) & here | _withheld_signatures(state, here)
@@ -66,6 +69,8 @@ def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
 
     Of those that an epoch left out while they were here (`suspects`), or most leave out now: not in the newest.
     """
+    if is_trying(state):
+        return state.still.blamed & here_of(state, state.voters)
     if not state.took_part or state.stable_since is None:
         return frozenset()
     here = here_of(state, state.voters)
@@ -95,7 +100,44 @@ def note_part(state: finality_types.FinalityState) -> finality_types.FinalitySta
     part = voted if _are_most(state, voted, here) else here & state.book.answered_by(here, ballot)
     if not state.live or not _are_most(state, part, here):
         return state
+    parts = (part.union({*state.voters} - here), *state.still.parts[: STILL_PARTS - 1])
+    state = replace(state, still=replace(state.still, parts=parts))
     return replace(state, took_part=(part, *state.took_part[: BALLOTS - 1]), suspects=state.suspects - part)
+
+
+def is_trying(state: finality_types.FinalityState) -> bool:
+    """Whether this node signs an epoch without those that missed ballots, though a quorum is here."""
+    still = state.still
+    if not still.blamed or state.now - state.live_since < state.lease_s:
+        return False
+    tried_s = state.now - still.since
+    if tried_s < state.patience_s:
+        return True
+    here = here_of(state, state.voters)
+    is_most = _are_most(state, _signers(state, here) | {state.me}, here)
+    return is_most and tried_s < STILL_TURNS * (state.lease_s + state.patience_s)
+
+
+def missed(state: finality_types.FinalityState, many: int) -> frozenset[PeerId]:
+    """Voters that missed so many of the newest ballots."""
+    found = Counter(peer for part in state.still.parts for peer in {*state.voters} - part)
+    return frozenset(peer for peer, count in found.items() if count >= many)
+
+
+def note_stillness(state: finality_types.FinalityState) -> finality_types.FinalityState:
+    """Begin another try with a ballot after enough that more than a third answered, and that decided nothing.
+
+    All nodes find that in their ledgers, and at about the same time.
+    """
+    book, count = state.book, len(state.voters)
+    over = [at for at in {*book.promises, *book.votes} if at.attempt < state.attempt]
+    failed = sum(3 * len(book.answered_by(state.voters, at)) > count for at in over)
+    tries = failed // STILL_BALLOTS
+    if not state.live or tries <= state.still.tries:
+        return state
+    blamed = missed(state, STILL_MISSED) - {state.me}
+    still = replace(state.still, tries=tries, since=state.now, blamed=blamed)
+    return replace(state, still=still)
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:

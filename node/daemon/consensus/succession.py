@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
-from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.presence import here_of, is_trying, missed, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.stillness import Stillness
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
@@ -49,6 +50,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         short_since=None,
         quorum_since=state.now,
         took_part=(),
+        still=Stillness(),
         suspects=(state.suspects | here_of(state, state.voters)) - {*voters},
         reported=frozenset(),
     )
@@ -86,7 +88,7 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
     kept_back = withheld(state, here)
     # Where nobody keeps anything back, `note_presence` just counted the same voters.
     is_enough = is_quorum(state.voters, here - kept_back) if kept_back else state.short_since is None
-    if is_early or is_enough:
+    if is_enough or (is_early and not is_trying(state)):
         return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []
@@ -185,6 +187,8 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
+    # In a try others may have seen another ballot missed: who missed one may be left out by them.
+    lenient = here - missed(state, 1) | {state.me} if is_trying(state) else here
     # Members that are no candidates are refused: one liar among us could bring in any number of its own names,
     # and these would decide. What this node signed before and gave up still has its signature.
     proposed = {
@@ -192,7 +196,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
         for name, body in book.bodies.items()
         if body.parent == state.epoch
         and body.round == number
-        and here <= set(body.members) <= candidates - withheld(state, candidates)
+        and lenient <= set(body.members) <= candidates - withheld(state, candidates)
         and book.signers[name] & here
         and state.me not in book.signers[name]
     }
