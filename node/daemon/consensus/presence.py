@@ -135,7 +135,9 @@ def note_stillness(state: finality_types.FinalityState) -> finality_types.Finali
     tries = failed // STILL_BALLOTS
     if not state.live or tries <= state.still.tries:
         return state
-    blamed = missed(state, STILL_MISSED) - {state.me}
+    here, blamed = here_of(state, state.voters), missed(state, STILL_MISSED) - {state.me}
+    if not _are_most(state, here - blamed, here):
+        blamed = frozenset()  # a third lies at most: the network fails
     still = replace(state.still, tries=tries, since=state.now, blamed=blamed)
     return replace(state, still=still)
 

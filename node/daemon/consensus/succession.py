@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
-from atoll.node.daemon.consensus.presence import here_of, is_trying, missed, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.stillness import Stillness
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -187,8 +187,6 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
-    # In a try others may have seen another ballot missed: who missed one may be left out by them.
-    lenient = here - missed(state, 1) | {state.me} if is_trying(state) else here
     # Members that are no candidates are refused: one liar among us could bring in any number of its own names,
     # and these would decide. What this node signed before and gave up still has its signature.
     proposed = {
@@ -196,7 +194,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
         for name, body in book.bodies.items()
         if body.parent == state.epoch
         and body.round == number
-        and lenient <= set(body.members) <= candidates - withheld(state, candidates)
+        and here <= set(body.members) <= candidates - withheld(state, candidates)
         and book.signers[name] & here
         and state.me not in book.signers[name]
     }
