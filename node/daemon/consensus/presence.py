@@ -4,7 +4,6 @@ A lease says that a voter lives, not that it helps to decide. Liars that renew t
 their signatures under an epoch, would stop the others for ever once a few more are gone. Rules: docs/epochs.md.
 """
 
-from collections import Counter
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -17,7 +16,7 @@ from atoll.protocols.ledger.records import Ballot
 Group: TypeAlias = tuple[PeerId, ...] | frozenset[PeerId]
 FOUND_KEPT = 32
 """Answers of `here_of` that are remembered with the epochs that they follow from."""
-STILL_BALLOTS, STILL_PARTS, STILL_MISSED = 4, 8, 2
+STILL_BALLOTS, STILL_PARTS = 4, 4
 STILL_TURNS = 3
 BALLOTS = 2
 """Who took part in none of so many newest ballots keeps back its votes."""
@@ -118,12 +117,6 @@ def is_trying(state: finality_types.FinalityState) -> bool:
     return is_most and tried_s < STILL_TURNS * (state.lease_s + state.patience_s)
 
 
-def missed(state: finality_types.FinalityState, many: int) -> frozenset[PeerId]:
-    """Voters that missed so many of the newest ballots."""
-    found = Counter(peer for part in state.still.parts for peer in {*state.voters} - part)
-    return frozenset(peer for peer, count in found.items() if count >= many)
-
-
 def note_stillness(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Begin another try with a ballot after enough that more than a third answered, and that decided nothing.
 
@@ -135,9 +128,11 @@ def note_stillness(state: finality_types.FinalityState) -> finality_types.Finali
     tries = failed // STILL_BALLOTS
     if not state.live or tries <= state.still.tries:
         return state
-    here, blamed = here_of(state, state.voters), missed(state, STILL_MISSED) - {state.me}
-    if not _are_most(state, here - blamed, here):
-        blamed = frozenset()  # a third lies at most: the network fails
+    here, parts = here_of(state, state.voters), state.still.parts
+    # All others took part in each: else the network fails, and honest ones would be left out for liars.
+    blamed = here - frozenset(state.voters).intersection(*parts) - {state.me}
+    if len(parts) < STILL_PARTS or 3 * len(blamed) >= count:
+        blamed = frozenset()
     still = replace(state.still, tries=tries, since=state.now, blamed=blamed)
     return replace(state, still=still)
 
