@@ -9,7 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.consensus.stillness import Stillness
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import is_quorum, owner_of
 from atoll.protocols.ledger.records import Ballot
@@ -123,7 +123,7 @@ def is_trying(state: finality_types.FinalityState) -> bool:
     return tried_s < state.patience_s or (is_most and tried_s < TRY_TURNS * (state.lease_s + state.patience_s))
 
 
-def note_stillness(state: finality_types.FinalityState) -> finality_types.FinalityState:
+def note_standstill(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Begin another try with a ballot after enough that more than a third answered, and that decided nothing.
 
     Liars that miss ballots in turn never miss two in a row. All nodes count the same ballots in their ledgers, so
@@ -138,7 +138,7 @@ def note_stillness(state: finality_types.FinalityState) -> finality_types.Finali
     # All others took part in each. Otherwise the network fails: honest ones would be left out, and liars be more.
     is_clear = len(parts) >= STILL_BALLOTS and 3 * len(missed) < len(voters)
     blamed = missed if is_clear else frozenset[PeerId]()
-    return replace(state, still=Stillness(parts, failed // STILL_BALLOTS, state.now, blamed))
+    return replace(state, still=Standstill(parts, failed // STILL_BALLOTS, state.now, blamed))
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:

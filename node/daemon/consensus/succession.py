@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
 from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
-from atoll.node.daemon.consensus.stillness import Stillness
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
@@ -50,7 +50,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         short_since=None,
         quorum_since=state.now,
         took_part=(),
-        still=Stillness(),
+        still=Standstill(),
         suspects=(state.suspects | here_of(state, state.voters)) - {*voters},
         reported=frozenset(),
     )

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.stillness import Stillness
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.types import Idle, MembersSeen
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.telemetry.absent_members import missing
@@ -243,7 +243,7 @@ def test_liars_that_answer_in_turn_are_left_out_together():
     for peer in (B, C):
         node.say(peer, HONEST)
     assert node.entered() == [epoch_id(HONEST)]
-    assert node.state.still == Stillness()
+    assert node.state.still == Standstill()
 
 
 def test_where_a_third_missed_a_ballot_nobody_is_left_out():
@@ -257,7 +257,7 @@ def test_who_missed_one_of_the_four_newest_ballots_is_left_out_and_who_missed_on
     in_turns(2, 3, 4, node=node, turns=((D, E),))
     assert in_turns(8, node=node).signed() == [epoch(A, B, C, D)]
     node = five_of_seven().wait(LEASE)
-    node.state = replace(node.state, still=Stillness(parts=(frozenset({A, B, C, D, F, G}),)))
+    node.state = replace(node.state, still=Standstill(parts=(frozenset({A, B, C, D, F, G}),)))
     in_turns(*ATTEMPTS[:4], node=node, turns=((D, E),))
     assert not in_turns(8, node=node).signed()
 
@@ -277,7 +277,7 @@ def test_who_was_away_missed_nothing():
 
 def test_ballots_that_few_answered_begin_no_try():
     node = five_of_seven().wait(LEASE)
-    node.state = replace(node.state, still=Stillness(parts=(frozenset({A, B, C, D, F, G}),) * 4))
+    node.state = replace(node.state, still=Standstill(parts=(frozenset({A, B, C, D, F, G}),) * 4))
     for attempt in ATTEMPTS[:5]:
         node.say(node.state.voters[attempt % 7], Prepare(AT, Ballot(attempt, node.state.voters[attempt % 7], b"")))
         while node.state.attempt < attempt:
@@ -301,7 +301,7 @@ def test_who_tries_alone_gives_up_after_a_patience_and_tries_again():
 def test_most_that_try_find_who_signs_nothing():
     in_three = (frozenset({A, B, C, D, F, G}),) * 4
     node = five_of_seven().wait(LEASE)
-    node.state = replace(node.state, still=Stillness(in_three, 1, node.now, frozenset({E})))
+    node.state = replace(node.state, still=Standstill(in_three, 1, node.now, frozenset({E})))
     node.wait(1).say(B, epoch(A, B, C, D)).say(C, epoch(A, B, C, D)).wait(LEASE + PATIENCE + 1)
     assert not node.followed()
     assert node.signed() == [epoch(A, B, C, D), HONEST]

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.stillness import Stillness
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.types import Append, AppendRefused
 from atoll.protocols.ledger.ballots import owner_of
 from atoll.protocols.ledger.records import BallotBody, Epoch, Follow, Promise, Vote
@@ -117,6 +117,6 @@ def test_the_next_round_begins_without_a_try():
     world = World(0, 3)
     world.run(30)
     for node in world.nodes:
-        node.state = replace(node.state, still=Stillness(tries=3, since=node.state.now))
+        node.state = replace(node.state, still=Standstill(tries=3, since=node.state.now))
     world.run(3 * PATIENCE)
     assert [node.state.still.tries for node in world.nodes] == [0] * 3

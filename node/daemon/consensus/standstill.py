@@ -5,7 +5,7 @@ import msgspec
 from atoll.protocols.ids import PeerId
 
 
-class Stillness(msgspec.Struct, frozen=True):
+class Standstill(msgspec.Struct, frozen=True):
     """Ballots of the round that decided nothing, and the newest try to go on without those that missed some."""
 
     parts: tuple[frozenset[PeerId], ...] = ()
