@@ -24,8 +24,9 @@ from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
-from atoll.node.daemon.consensus.presence import note_part
+from atoll.node.daemon.consensus.presence import note_part, note_standstill
 from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
@@ -311,7 +312,7 @@ def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     later = [b for b in prepares if b.attempt > state.attempt] if prepares else []
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
     due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
-    return replace(note_part(state), attempt=max(due), since=state.now) if due else state
+    return note_standstill(replace(note_part(state), attempt=max(due), since=state.now)) if due else state
 
 
 def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
@@ -419,6 +420,7 @@ def _next_round(
         since=state.now,
         quorum_since=state.now,
         took_part=(),
+        still=Standstill(),
         stable_since=None,
     )
     return _note_stable(done)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import is_quorum, owner_of
 from atoll.protocols.ledger.records import Ballot
@@ -18,6 +19,10 @@ FOUND_KEPT = 32
 """Answers of `here_of` that are remembered with the epochs that they follow from."""
 BALLOTS = 2
 """Who took part in none of so many newest ballots keeps back its votes."""
+STILL_BALLOTS = 4
+"""After so many ballots that decided nothing, and as many again, those that missed one are left out in a try."""
+TRY_TURNS = 3
+"""A try lasts so many leases and patiences at most: in one it finds who signs nothing, in two who signs others."""
 
 
 def here_of(state: finality_types.FinalityState, peers: Group, *, back: bool = False) -> frozenset[PeerId]:
@@ -55,7 +60,7 @@ def present_of(state: finality_types.FinalityState, peers: Group, *, back: bool 
 
 def withheld(state: finality_types.FinalityState, peers: Group) -> frozenset[PeerId]:
     """Those that are here, and keep back their votes in this round or their signature under its epochs."""
-    if not state.took_part and state.asked_since is None:
+    if not state.took_part and state.asked_since is None and not state.still.tries:
         return frozenset()  # nearly always, and this is asked at every event
     here = here_of(state, peers, back=True)
     return withheld_votes(state) & here | _withheld_signatures(state, here)
@@ -66,6 +71,8 @@ def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
 
     Of those that an epoch left out while they were here (`suspects`), or most leave out now: not in the newest.
     """
+    if is_trying(state):
+        return state.still.blamed & here_of(state, state.voters)
     if not state.took_part or state.stable_since is None:
         return frozenset()
     here = here_of(state, state.voters)
@@ -95,7 +102,43 @@ def note_part(state: finality_types.FinalityState) -> finality_types.FinalitySta
     part = voted if _are_most(state, voted, here) else here & state.book.answered_by(here, ballot)
     if not state.live or not _are_most(state, part, here):
         return state
-    return replace(state, took_part=(part, *state.took_part[: BALLOTS - 1]), suspects=state.suspects - part)
+    # Who is away misses nothing. What it missed before stays: a liar could let its lease end for a moment.
+    parts = (part.union({*state.voters} - here), *state.still.parts[: STILL_BALLOTS - 1])
+    return replace(
+        state,
+        took_part=(part, *state.took_part[: BALLOTS - 1]),
+        suspects=state.suspects - part,
+        still=replace(state.still, parts=parts),
+    )
+
+
+def is_trying(state: finality_types.FinalityState) -> bool:
+    """Whether this node signs epochs without those that missed ballots, though a quorum is here by its leases."""
+    still = state.still
+    if not still.blamed or state.now - state.live_since < state.lease_s:
+        return False
+    # Who signs votes nowhere: should most others not sign, it votes on.
+    tried_s, here = state.now - still.since, here_of(state, state.voters)
+    is_most = _are_most(state, _signers(state, here) | {state.me}, here)
+    return tried_s < state.patience_s or (is_most and tried_s < TRY_TURNS * (state.lease_s + state.patience_s))
+
+
+def note_standstill(state: finality_types.FinalityState) -> finality_types.FinalityState:
+    """Begin another try with a ballot after enough that more than a third answered, and that decided nothing.
+
+    Liars that miss ballots in turn never miss two in a row. All nodes count the same ballots in their ledgers, so
+    they begin at about the same time, and whom they saw miss one stays the same until the try is over.
+    """
+    book, voters, parts = state.book, state.voters, state.still.parts
+    over = [at for at in {*book.promises, *book.votes} if at.attempt < state.attempt]
+    failed = sum(3 * len(book.answered_by(voters, at)) > len(voters) for at in over)
+    if not state.live or failed // STILL_BALLOTS <= state.still.tries:
+        return state
+    missed = here_of(state, voters) - frozenset(voters).intersection(*parts) - {state.me}
+    # All others took part in each. Otherwise the network fails: honest ones would be left out, and liars be more.
+    is_clear = len(parts) >= STILL_BALLOTS and 3 * len(missed) < len(voters)
+    blamed = missed if is_clear else frozenset[PeerId]()
+    return replace(state, still=Standstill(parts, failed // STILL_BALLOTS, state.now, blamed))
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:

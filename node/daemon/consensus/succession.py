@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
-from atoll.node.daemon.consensus.presence import here_of, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
@@ -49,6 +50,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         short_since=None,
         quorum_since=state.now,
         took_part=(),
+        still=Standstill(),
         suspects=(state.suspects | here_of(state, state.voters)) - {*voters},
         reported=frozenset(),
     )
@@ -86,7 +88,7 @@ def open_epoch(state: finality_types.FinalityState) -> Out:
     kept_back = withheld(state, here)
     # Where nobody keeps anything back, `note_presence` just counted the same voters.
     is_enough = is_quorum(state.voters, here - kept_back) if kept_back else state.short_since is None
-    if is_early or is_enough:
+    if is_enough or (is_early and not is_trying(state)):
         return _withdraw(state)
     if state.appending is not None or state.planned or wait_s(state) > 0:
         return state, []

@@ -17,6 +17,7 @@ from atoll.node.daemon.consensus.chains.epochs import (
     Segment,
     exempt_of,
 )
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.choices import Choice
@@ -397,8 +398,8 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Since when those present are a quorum, or since the round or epoch began."""
     took_part: tuple[frozenset[PeerId], ...] = ()
     """Who took part in the newest ballots of the round, the newest first (presence.py)."""
-    suspects: frozenset[PeerId] = frozenset()
-    """Left out of an epoch because they kept back votes or signatures, and in no ballot since."""
+    still: Standstill = Standstill()  # ballots that decided nothing
+    suspects: frozenset[PeerId] = frozenset()  # left out for votes or signatures kept back, in no ballot since
     asked_since: float | None = None
     """Since when this node signs epochs and none begins; None: it does not."""
     signed_at: float = 0.0

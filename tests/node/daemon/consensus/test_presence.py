@@ -2,6 +2,7 @@
 
 from msgspec.structs import replace
 
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.types import Idle, MembersSeen
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.telemetry.absent_members import missing
@@ -63,12 +64,14 @@ def test_who_promises_and_does_not_vote_is_left_out():
     assert node.signed() == [epoch(A, B)]
 
 
-def test_who_takes_part_in_one_of_two_ballots_is_waited_for():
+def test_who_takes_part_in_one_of_two_ballots_is_waited_for_until_four_decided_nothing():
     node = three_of_four()
-    for attempt in range(1, 41, 8):
-        hold(node, attempt, promised=(B, C))
-        hold(node, attempt + 4)
-    assert not node.signed()
+    hold(node, 1, promised=(B, C))
+    hold(node, 5)
+    hold(node, 9, promised=(B, C))
+    hold(node, 13)
+    assert not node.signed(), "the fourth is not over"
+    assert hold(node, 17).signed() == [epoch(A, B)]
 
 
 def test_a_promise_after_its_turn_changes_nothing():
@@ -215,3 +218,106 @@ def test_who_takes_part_again_is_trusted_again():
     hold(node, 1, promised=(B, C))
     assert not hold(node, 5, 9).signed()
     assert not node.state.suspects
+
+
+ATTEMPTS = (1, 2, 3, 4, 8, 9, 10, 11, 15)
+"""Of the voters that are not this node and not gone."""
+HONEST = epoch(A, B, C)
+
+
+def in_turns(*attempts, node=None, turns=((D,), (E,)), others=(B, C)):
+    """A quorum, and ballots that D and E answer in turn. More than a third answered: they count at once."""
+    node = node or five_of_seven().wait(LEASE)
+    for attempt in attempts:
+        at = Ballot(attempt, node.state.voters[attempt % 7], b"")
+        node.say(at.proposer, Prepare(AT, at))
+        for peer in (*others, *turns[ATTEMPTS.index(attempt) % len(turns)]):
+            node.say(peer, Promise(AT, at, ()))
+    return node
+
+
+def test_liars_that_answer_in_turn_are_left_out_together():
+    node = in_turns(*ATTEMPTS[:4])
+    assert not node.signed(), "the fourth is not over"
+    assert in_turns(8, node=node).signed() == [HONEST]
+    for peer in (B, C):
+        node.say(peer, HONEST)
+    assert node.entered() == [epoch_id(HONEST)]
+    assert node.state.still == Standstill()
+
+
+def test_where_a_third_missed_a_ballot_nobody_is_left_out():
+    """The network fails, and liars that answer all would be more among fewer."""
+    assert not in_turns(*ATTEMPTS[:5], turns=((C, D), (C, E), (D, E)), others=(B,)).signed()
+
+
+def test_who_missed_one_of_the_four_newest_ballots_is_left_out_and_who_missed_one_before_is_not():
+    node = five_of_seven().wait(LEASE)
+    in_turns(1, node=node, turns=((D,),))
+    in_turns(2, 3, 4, node=node, turns=((D, E),))
+    assert in_turns(8, node=node).signed() == [epoch(A, B, C, D)]
+    node = five_of_seven().wait(LEASE)
+    node.state = replace(node.state, still=Standstill(parts=(frozenset({A, B, C, D, F, G}),)))
+    in_turns(*ATTEMPTS[:4], node=node, turns=((D, E),))
+    assert not in_turns(8, node=node).signed()
+
+
+def test_who_was_away_missed_nothing():
+    """Its lease may have ended for a moment."""
+    node = five_of_seven().wait(LEASE)
+    in_turns(1, 2, 3, 4, 8, node=node, turns=((D, E),))
+    node.feed(MembersSeen(frozenset({A, B, C, D})))
+    in_turns(9, node=node, turns=((D,),))
+    in_turns(10, node=node, turns=((D, E),))
+    node.feed(MembersSeen(frozenset({A, B, C, D, E})))
+    in_turns(11, 15, node=node, turns=((D, E),))
+    assert node.state.still.tries == 2
+    assert not node.state.still.blamed
+
+
+def test_ballots_that_few_answered_begin_no_try():
+    node = five_of_seven().wait(LEASE)
+    node.state = replace(node.state, still=Standstill(parts=(frozenset({A, B, C, D, F, G}),) * 4))
+    for attempt in ATTEMPTS[:5]:
+        node.say(node.state.voters[attempt % 7], Prepare(AT, Ballot(attempt, node.state.voters[attempt % 7], b"")))
+        while node.state.attempt < attempt:
+            node.wait(1)
+    assert node.state.book.promised_by((A,), Ballot(8, B, b""))
+    assert not node.state.still.tries
+
+
+def test_who_just_came_up_begins_no_try():
+    assert not in_turns(*ATTEMPTS[:5], node=five_of_seven()).signed(), "it does not know who is here"
+
+
+def test_who_tries_alone_gives_up_after_a_patience_and_tries_again():
+    node = in_turns(*ATTEMPTS[:5]).say(B, HONEST)
+    assert not node.wait(PATIENCE - 1).followed(), "two of five are not most"
+    assert node.wait(1).followed() == [b""]
+    assert not in_turns(9, 10, 11, node=node).signed()[1:]
+    assert in_turns(15, node=node).signed() == [HONEST] * 2
+
+
+def test_most_that_try_find_who_signs_nothing():
+    in_three = (frozenset({A, B, C, D, F, G}),) * 4
+    node = five_of_seven().wait(LEASE)
+    node.state = replace(node.state, still=Standstill(in_three, 1, node.now, frozenset({E})))
+    node.wait(1).say(B, epoch(A, B, C, D)).say(C, epoch(A, B, C, D)).wait(LEASE + PATIENCE + 1)
+    assert not node.followed()
+    assert node.signed() == [epoch(A, B, C, D), HONEST]
+
+
+def test_a_try_ends_after_three_leases_and_patiences():
+    other = epoch(A, B, C, D)
+    node = in_turns(*ATTEMPTS[:5]).say(B, other).say(C, other)
+    assert not node.wait(3 * (LEASE + PATIENCE) - 1).followed()
+    assert node.wait(1).followed() == [b""]
+
+
+def test_a_round_that_a_quorum_without_them_can_decide_is_not_left():
+    node = (
+        Node(voters=(A, B, C, D, E, F, G), here=(A, B, C, D, E, F)).feed(Idle(idle=True, now=1000.0)).wait(LEASE)
+    )
+    in_turns(*ATTEMPTS[:5], node=node, turns=((D, E), (D, E)), others=(B, C))
+    assert node.state.still.blamed == {F}
+    assert not node.signed()
