@@ -112,7 +112,7 @@ class RegisterStore:
         return register
 
     def newest_leases(self) -> list[bytes]:
-        """The newest lease of each author that is or was connected or known by its work, alive or not."""
+        """The newest lease, alive or not, of each author that is connected, known by its work, or remembered."""
         leases = ((key[0], order[2]) for key, order in self._newest.items() if key[1] == _LEASE)
         # Before the ledger was replayed nobody is known by its work.
         kept = ((author, data) for author, data in leases if author in self._floors or self._is_known(author))

@@ -70,6 +70,7 @@ def withheld_votes(state: finality_types.FinalityState) -> frozenset[PeerId]:
     """Voters that took part in neither of the two newest ballots of a round that has been open for a lease.
 
     Of those that an epoch left out while they were here (`suspects`), or most leave out now: not in the newest.
+    In a try (`is_trying`): those that missed one of four.
     """
     if is_trying(state):
         return state.still.blamed & here_of(state, state.voters)

@@ -172,13 +172,8 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         """
         if not self.places:
             return frozenset()
-        begins = self._begins
-        return frozenset(
-            (at, peer, ((newest - at + 1) // LONG).bit_length())
-            for peer, newest in self.voted.items()
-            for at in begins
-            if newest > at
-        )
+        votes = self.voted.items()
+        return frozenset((at, peer, many) for peer, newest in votes for at, many in self._progress_of(newest))
 
     def _progress_of(self, newest: int) -> list[tuple[int, int]]:
         return [(at, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at]
