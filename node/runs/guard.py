@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from atoll.node.runs.presets import PROBATION
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import RunSpec
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 
 PUZZLE_BITS = 20
@@ -27,7 +27,6 @@ FEWEST, MOST = 8, 16
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
     "audit": AuditSpec(each=AUDITS),
-    "audit.rules": RULES,
     "audit.voters": True,
     "audit.newcomers": NEWCOMERS,
     "pace.probation": PROBATION,

@@ -17,7 +17,7 @@ from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.lora import check_lora
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.moments import MAX_GROUPS, Optimizer, file_count
-from atoll.protocols.run.sections.audits import AuditSpec, Ruled, check_audit, check_rules
+from atoll.protocols.run.sections.audits import AuditSpec, check_audit
 from atoll.protocols.run.sections.compression import CompressSpec, check_estimates
 from atoll.protocols.run.sections.excision import check_excision
 from atoll.protocols.run.sections.history import HistorySpec
@@ -34,18 +34,9 @@ from atoll.protocols.run.sections.variants.staleness import StaleSpec, check_sta
 from atoll.protocols.run.sections.zeroth_order import DEFAULT_SPREAD, check_zeroth_order
 from atoll.protocols.run.slices import ReduceSpec
 
-SPEC_VERSION = 8
-FULL_WEIGHT_VERSION = 7
-"""Older version that is still read, for runs without `pace.probation_256` and `admission.puzzle_bits`."""
-ONE_AUDIT_VERSION = 6
-"""Older version that is still read, for runs without `audit.each`, which it did not have."""
-UNAUDITED_VERSION = 5
-"""Older version that is still read, for runs without `audit` and `pace.probation`, which it did not have."""
-MEAN_VERSION = 4
-"""Older version that is still read, for runs without `outer.aggregate`, which it did not have."""
-WHOLE_VERSION = 3
-"""Older version that is still read for runs with one fragment: it cuts several fragments differently."""
-_VERSIONS = (WHOLE_VERSION, MEAN_VERSION, UNAUDITED_VERSION, ONE_AUDIT_VERSION, FULL_WEIGHT_VERSION, SPEC_VERSION)
+SPEC_VERSION = 9
+"""Of the keys, and of what members decide and compute by them: rules of finality, epochs, voters, weights, folds.
+Whoever changes one of these raises it: members with two such versions of atoll would part, and not know why."""
 _DOMAIN = "run/1"
 PACKED = "packed:"
 """Begins the source of a run whose text is packed: shards that members fetch from each other."""
@@ -324,11 +315,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def check(self) -> None:
         """Raise ConfigError, with the key's name, for values that no run can have."""
-        for last, is_set, key in self._newer_keys():
-            if self.version <= last and is_set:
-                raise ConfigError(f"version {self.version} has no {key}", hint="make the run again")
-        if self.version == WHOLE_VERSION and self.outer.fragments > 1:
-            raise ConfigError("in version 3 outer.fragments were cut otherwise", hint="make the run again")
+        _check_version(self.version)
         codec.check_types(self)
         self.model.check()
         public_key_of(self.owner)
@@ -353,18 +340,6 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         if self.pace.probation_256 is not msgspec.UNSET and self.probation == 1:
             raise ConfigError("pace.probation_256 needs pace.probation above 1: else nobody is on probation")
 
-    def _newer_keys(self) -> tuple[tuple[int, bool, str], ...]:
-        """The last version that lacks a key, whether the key is set, and its name."""
-        return (
-            (UNAUDITED_VERSION, self.pace.probation is not msgspec.UNSET, "pace.probation"),
-            (MEAN_VERSION, self.outer.aggregate is not msgspec.UNSET, "outer.aggregate"),
-            (UNAUDITED_VERSION, self.audit is not msgspec.UNSET, "audit"),
-            (ONE_AUDIT_VERSION, bool(self.audit and self.audit.each), "audit.each"),
-            (FULL_WEIGHT_VERSION, self.pace.probation_256 is not msgspec.UNSET, "pace.probation_256"),
-            (FULL_WEIGHT_VERSION, self.admission.puzzle_bits is not msgspec.UNSET, "admission.puzzle_bits"),
-            (FULL_WEIGHT_VERSION, self.pace.excise_rounds is not msgspec.UNSET, "pace.excise_rounds"),
-        )
-
 
 class SignedRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like=True):
     """A RunSpec's canonical bytes with the owner's signature: the content of a `.run` file."""
@@ -386,7 +361,7 @@ def open_run(data: bytes) -> RunSpec:
     """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
     signed = codec.decode(data, SignedRun)
     try:
-        _check_version(signed.spec)
+        _check_version(_version_of(signed.spec))
         spec = codec.decode(signed.spec, RunSpec)
         spec.check()
     except ConfigError as error:
@@ -399,19 +374,23 @@ class _Versioned(msgspec.Struct, frozen=True):
     """The part of a RunSpec that every version has."""
 
     version: int
-    audit: Ruled | msgspec.UnsetType = msgspec.UNSET
 
 
-def _check_version(spec: bytes) -> None:
-    """Raise DecodeError, or ConfigError for other rules, before the keys are read: they may be others, too."""
+def _version_of(spec: bytes) -> int:
+    """The version, before the keys are read, which may be others. Raises DecodeError."""
     try:
-        found = msgspec.msgpack.decode(spec, type=_Versioned)
+        return msgspec.msgpack.decode(spec, type=_Versioned).version
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
-    if found.version not in _VERSIONS:
-        spoken = f"{', '.join(map(str, _VERSIONS[:-1]))} and {SPEC_VERSION}"
-        raise DecodeError(f"RunSpec version {found.version}; this node speaks {spoken}")
-    check_rules(found.audit)
+
+
+def _check_version(version: int) -> None:
+    """Raise ConfigError for a run whose members decide or compute otherwise than this version of atoll."""
+    if version != SPEC_VERSION:
+        newer = "update atoll on this node"
+        older = "make the run again: `atoll run new --from-checkpoint` goes on from its weights"
+        hint = newer if version > SPEC_VERSION else older
+        raise ConfigError(f"RunSpec version {version}; this node speaks {SPEC_VERSION}", hint=hint)
 
 
 def _check_names(spec: RunSpec) -> None:

@@ -49,7 +49,7 @@ from atoll.protocols.run.run_spec import (
     StartSpec,
     sign_run,
 )
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -90,7 +90,7 @@ def _model(**changes: Any) -> ModelSpec:
 
 def _run(**changes: Any) -> RunSpec:
     plain = RunSpec(
-        version=8, name="golden", owner=ME.peer_id, seed=7, model=_model(),
+        version=9, name="golden", owner=ME.peer_id, seed=7, model=_model(),
         data=DataSpec(source="builtin:shakespeare", tokenizer="bytes", digest=b""),
         inner=InnerSpec(
             lr=2e-3, lr_min=0.1, warmup_steps=10, total_steps=600, beta1=0.9, beta2=0.95, eps=1e-8,
@@ -147,7 +147,7 @@ PLUGGED = msgspec.structs.replace(
     data=DataSpec(source="plugin:lanes.1", tokenizer="bytes", digest=A),
 )  # fmt: skip
 AUDITED = _run(audit=AuditSpec(windows=32, each=2, lag=3, memory=24))
-GUARDED = _run(audit=AuditSpec(each=3, voters=True, newcomers=16, rules=RULES))
+GUARDED = _run(audit=AuditSpec(each=3, voters=True, newcomers=16))
 CERTIFYING = _run(history=HistorySpec(every=128))
 WITH_TERM = _run(
     objective=ObjectiveSpec(name="edges.2", weight=0.02, settings=(("width", 3.5),), package="atoll-edges")

@@ -8,7 +8,16 @@ import pytest
 
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import (
+    SPEC_VERSION,
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    Stage,
+)
 
 OWNER = Identity(bytes(range(32)))
 
@@ -29,7 +38,7 @@ def model() -> ModelSpec:
 @pytest.fixture(scope="session")
 def spec(model: ModelSpec) -> RunSpec:
     return RunSpec(
-        version=3,
+        version=SPEC_VERSION,
         name="golden",
         owner=OWNER.peer_id,
         seed=7,

@@ -7,17 +7,6 @@ from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError
 
-RULES = 2
-"""Of weights, voters and newcomers in runs with `voters`. A change by which the same sets give other weights or
-voters raises it: members with two versions of atoll would part. No RunSpec says 1, the first ones."""
-
-
-class Ruled(msgspec.Struct, frozen=True):
-    """The part of `audit` that every version has."""
-
-    voters: bool | msgspec.UnsetType = msgspec.UNSET
-    rules: Annotated[int, Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
-
 
 class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How contributions are audited."""
@@ -34,21 +23,11 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Who decides rounds must have shown work by final verdicts; unset: probation counts final sets alone."""
     newcomers: Annotated[int, Meta(ge=1, le=512)] | msgspec.UnsetType = msgspec.UNSET
     """Authors that may not decide whom one final set names at most, or as many as others; unset: any number."""
-    rules: Annotated[int, Meta(ge=1)] | msgspec.UnsetType = msgspec.UNSET
-    """RULES of the version that made the run; it must be there with `voters`."""
 
     @property
     def per_round(self) -> int:
         """Audits of one member in one round, and of one contribution where the round has enough authors."""
         return self.each or 1
-
-
-def check_rules(audit: Ruled | AuditSpec | msgspec.UnsetType) -> None:
-    """Raise ConfigError for rules that this version does not have."""
-    rules = (audit.rules or (1 if audit.voters else RULES)) if audit else RULES
-    if rules != RULES:
-        hint = "update atoll on this node" if rules > RULES else f"make the run again, with audit.rules={RULES}"
-        raise ConfigError(f"its audits have rules {rules}, this version of atoll has rules {RULES}", hint=hint)
 
 
 def check_audit(spec: Any) -> None:
@@ -57,4 +36,3 @@ def check_audit(spec: Any) -> None:
         raise ConfigError("audit needs contributions to the whole model: outer.holders 0 and outer.fragments 1")
     if spec.audit and spec.audit.newcomers and not spec.audit.voters:
         raise ConfigError("audit.newcomers needs audit.voters: else noise in enough final sets is new no more")
-    check_rules(spec.audit)

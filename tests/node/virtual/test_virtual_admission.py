@@ -9,7 +9,6 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec, make_token
 from atoll.protocols.run.invite import make_invite, read_invite
-from atoll.protocols.run.run_spec import SPEC_VERSION
 
 OWNER = Identity(bytes([1]) * 32)
 PLACES = 2
@@ -17,7 +16,7 @@ FAR_S = 1_000_000
 
 
 def by_invitation(spec):
-    return replace(spec, version=SPEC_VERSION, admission=AdmissionSpec(mode="invite"))
+    return replace(spec, admission=AdmissionSpec(mode="invite"))
 
 
 def test_whose_permit_is_used_up_trains_no_further_round(world):

@@ -7,7 +7,7 @@ import torch
 
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import EvaluateRequest
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from tests.node.virtual.real_worker import RealWorker, Seen
 
 ROUNDS, NODES = 6, 5
@@ -25,7 +25,7 @@ def judged(spec, rule):
     outer = msgspec.structs.replace(spec.outer, stages=(Stage(0, 10),), floor_256=64, aggregate=rule)
     data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=65536")
     inner = msgspec.structs.replace(spec.inner, lr=3e-3)
-    return msgspec.structs.replace(spec, version=SPEC_VERSION, outer=outer, data=data, inner=inner)
+    return msgspec.structs.replace(spec, outer=outer, data=data, inner=inner)
 
 
 def loss_after(world, rule) -> tuple[float, float]:

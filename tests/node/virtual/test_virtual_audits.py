@@ -22,7 +22,7 @@ from atoll.protocols.local.worker_messages import (
     FinalizeRequest,
     FoldRequest,
 )
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.virtual.conftest import FakeWorker
 from tests.node.virtual.real_worker import RealWorker, Seen
@@ -71,7 +71,7 @@ class AuditedWorker(FakeWorker):
 
 
 def audited(spec):
-    return msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
+    return msgspec.structs.replace(spec, audit=AuditSpec())
 
 
 def events(node, name):
@@ -167,9 +167,7 @@ def real(spec):
     outer = msgspec.structs.replace(spec.outer, stages=(Stage(0, 4),), floor_256=64)
     data = msgspec.structs.replace(spec.data, source="synthetic:markov?size=262144")
     inner = msgspec.structs.replace(spec.inner, lr=3e-3, batch=8)
-    return msgspec.structs.replace(
-        spec, version=SPEC_VERSION, outer=outer, data=data, inner=inner, audit=AuditSpec(windows=32)
-    )
+    return msgspec.structs.replace(spec, outer=outer, data=data, inner=inner, audit=AuditSpec(windows=32))
 
 
 def test_real_workers_find_work_in_real_contributions(world):

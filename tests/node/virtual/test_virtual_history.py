@@ -9,7 +9,6 @@ from atoll.node.daemon.consensus import machine
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Ack
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 RECENT = (24, 8)
@@ -24,7 +23,7 @@ def window(monkeypatch):
 
 
 def on_probation(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=30, probation_256=64))
+    return replace(spec, pace=replace(spec.pace, probation=30, probation_256=64))
 
 
 def finals(w, *numbers):

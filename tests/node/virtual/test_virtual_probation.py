@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from atoll.node.daemon.certificates import certificate
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import FinalizeRequest
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 ROUND_S = 10.0
@@ -15,11 +14,11 @@ PROBATION = 8
 
 
 def on_probation(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=PROBATION))
+    return replace(spec, pace=replace(spec.pace, probation=PROBATION))
 
 
 def with_share(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, probation=PROBATION, probation_256=64))
+    return replace(spec, pace=replace(spec.pace, probation=PROBATION, probation_256=64))
 
 
 def finals(w, *numbers):

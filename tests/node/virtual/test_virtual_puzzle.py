@@ -7,13 +7,12 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Leave, Solved, sign_entry
 from atoll.protocols.run.admission import AdmissionSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION
 
 BITS = 12
 
 
 def with_puzzle(spec):
-    return replace(spec, version=SPEC_VERSION, admission=AdmissionSpec(puzzle_bits=BITS))
+    return replace(spec, admission=AdmissionSpec(puzzle_bits=BITS))
 
 
 def test_newcomers_solve_it_by_themselves_and_made_up_identities_get_no_room(world):

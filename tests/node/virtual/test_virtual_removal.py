@@ -13,7 +13,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Exclude
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from atoll.protocols.run.slices import ReduceSpec
 from tests.node.virtual.real_worker import RealWorker, Seen
 
@@ -22,7 +22,7 @@ WINDOW = 8
 
 
 def excising(spec):
-    return replace(spec, version=SPEC_VERSION, pace=replace(spec.pace, excise_rounds=WINDOW))
+    return replace(spec, pace=replace(spec.pace, excise_rounds=WINDOW))
 
 
 def excised_in(w, number, peer):

@@ -10,8 +10,7 @@ from atoll.node.daemon.certificates.full_summary import AuditedFullSummary, deco
 from atoll.node.daemon.consensus import machine
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
-from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.virtual.test_virtual_audits import AuditedWorker, events
 from tests.node.virtual.test_virtual_shown_work import Crowd
@@ -32,9 +31,9 @@ def window(monkeypatch):
 
 def guarded(spec):
     """Audits look back at fewer rounds than a ledger keeps, as in the product."""
-    audit = AuditSpec(each=3, voters=True, rules=RULES, memory=12)
+    audit = AuditSpec(each=3, voters=True, memory=12)
     pace = replace(spec.pace, probation=8, probation_256=64)
-    return replace(spec, version=SPEC_VERSION, audit=audit, history=HistorySpec(every=EVERY), pace=pace)
+    return replace(spec, audit=audit, history=HistorySpec(every=EVERY), pace=pace)
 
 
 def ledger_bytes(node):

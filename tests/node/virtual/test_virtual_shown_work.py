@@ -12,8 +12,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.ledger.records import AuditedContribution, encode_entry, sign_entry
-from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
 ROUND_S = 10.0
@@ -25,10 +24,8 @@ IN_S = 60.0
 
 
 def guarded(voters, **settings):
-    audit = AuditSpec(each=3, voters=True, rules=RULES, **settings) if voters else AuditSpec(each=3)
-    return lambda spec: replace(
-        spec, version=SPEC_VERSION, audit=audit, pace=replace(spec.pace, probation=PROBATION, probation_256=64)
-    )
+    audit = AuditSpec(each=3, voters=True, **settings) if voters else AuditSpec(each=3)
+    return lambda spec: replace(spec, audit=audit, pace=replace(spec.pace, probation=PROBATION, probation_256=64))
 
 
 class Crowd:

@@ -7,7 +7,6 @@ from msgspec.structs import replace
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution, age_of
 from atoll.protocols.local.worker_messages import FinalizeRequest
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.variants.staleness import StaleSpec
 from tests.node.virtual.test_virtual_audits import AuditedWorker
 
@@ -19,7 +18,7 @@ LATE = 4
 def stale(weights, most=8):
     def adjusted(spec):
         pace = replace(spec.pace, quorum_256=64, grace_256=32, stale=StaleSpec(most=most, weights=weights))
-        spec = replace(spec, version=SPEC_VERSION, pace=pace)
+        spec = replace(spec, pace=pace)
         spec.check()
         return spec
 

@@ -12,7 +12,6 @@ from atoll.p2p.ledger.history import StoredLink
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ids import digest
 from atoll.protocols.ledger.records import Contribution, SummaryProposal
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -27,7 +26,7 @@ def window(monkeypatch):
 
 
 def certifying(spec):
-    return replace(spec, version=SPEC_VERSION, history=HistorySpec(every=EVERY))
+    return replace(spec, history=HistorySpec(every=EVERY))
 
 
 def known_final(w):

@@ -10,7 +10,6 @@ from atoll.node.daemon.certificates.full_summary import decode_full
 from atoll.node.daemon.consensus import machine
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Body, Contribution, Entry, encode_entry, sign_entry
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.history import HistorySpec
 
 KEPT, EVERY = 24, 8
@@ -23,7 +22,7 @@ def window(monkeypatch):
 
 
 def certifying(spec):
-    return replace(spec, version=SPEC_VERSION, history=HistorySpec(every=EVERY))
+    return replace(spec, history=HistorySpec(every=EVERY))
 
 
 def known_final(nodes):

@@ -22,7 +22,6 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.variants.sizes import SizesSpec
 from tests.node.worker.session_home import OTHER, SPEC, Home, given, member
@@ -34,9 +33,7 @@ WARM = (WarmUp(1, 256), WarmUp(3, 128))
 
 def spec_of(compress, outer):
     made = CompressSpec(**({"codec": "sparse2", "k": 64, "feedback": 1.0} | compress))
-    found = msgspec.structs.replace(
-        SPEC, version=SPEC_VERSION, compress=made, outer=msgspec.structs.replace(SPEC.outer, **outer)
-    )
+    found = msgspec.structs.replace(SPEC, compress=made, outer=msgspec.structs.replace(SPEC.outer, **outer))
     found.check()
     return found
 

@@ -33,7 +33,6 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.objective import BUILT_IN, ObjectiveSpec
 from atoll_bench.inner_steps import run_steps
 from tests.node.learning.inner.test_inner import inner_spec
@@ -46,7 +45,7 @@ MODEL = ModelSpec(
 )
 SIGREG = ObjectiveSpec(name="sigreg.1", weight=0.5, settings=(("directions", 32.0),))
 SQUARES = ObjectiveSpec(name="squares.1", weight=0.25, package="atoll-squares")
-WITH_TERM = replace(SPEC, version=SPEC_VERSION, objective=SIGREG)
+WITH_TERM = replace(SPEC, objective=SIGREG)
 STEPS = inner_spec(batch=5, lr=5e-3, clip=100.0)
 
 

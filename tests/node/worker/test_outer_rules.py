@@ -21,7 +21,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import Span, arena_of, state_arena_of
 from atoll.protocols.run.bounds import snapshot_max_bytes
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec
+from atoll.protocols.run.run_spec import CompressSpec
 from tests.node.worker.session_home import SPEC, Home, K, member
 
 PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 4)]
@@ -31,7 +31,7 @@ CODECS = {"sparse2": K, "int8": 4096, "e3m0": 4096}
 def spec_of(rule, codec="sparse2", **more):
     outer = msgspec.structs.replace(SPEC.outer, rule=rule, floor_256=64, **more)
     compress = CompressSpec(codec=codec, k=CODECS[codec], feedback=0.95)
-    found = msgspec.structs.replace(SPEC, version=SPEC_VERSION, outer=outer, compress=compress)
+    found = msgspec.structs.replace(SPEC, outer=outer, compress=compress)
     found.check()
     return found
 

@@ -29,7 +29,7 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
 )
 from atoll.protocols.run.model_spec import atoms
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from atoll.protocols.run.sections.plugin import TensorSpec
 from tests.node.learning.plugged.lane_package import LANES, install_lanes
 from tests.node.learning.plugged.lanes import VAL, Lanes, iou, pictures
@@ -42,7 +42,7 @@ FLOAT = (torch.float32, False)
 @pytest.fixture
 def spec(tmp_path, monkeypatch):
     install_lanes(tmp_path, monkeypatch)
-    return with_model(replace(SPEC, version=SPEC_VERSION), "lanes.1")
+    return with_model(replace(SPEC), "lanes.1")
 
 
 class Picture(Home):

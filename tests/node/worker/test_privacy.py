@@ -25,13 +25,13 @@ from atoll.protocols.errors import ConfigError, CorruptFault, PrivacySpent
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.local.contribution_forms import contribution_of
 from atoll.protocols.local.worker_messages import FinalizeRequest, TrainReply
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from atoll.protocols.run.sections.privacy import PrivacySpec, epsilon
 from tests.node.learning.plugged.lane_package import install_lanes
 from tests.node.worker.session_home import OTHER, SPEC, Home, member
 
 PLAIN = PrivacySpec(clip=1.0, noise=1.0)
-PRIVATE = replace(SPEC, version=SPEC_VERSION, privacy=PLAIN)
+PRIVATE = replace(SPEC, privacy=PLAIN)
 EVERY = 4
 """Windows of a text of which a round of two steps uses all, two at a time."""
 TEXT = digest(b"text")

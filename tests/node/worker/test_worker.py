@@ -46,7 +46,6 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
     VerifyRequest,
 )
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.objective import ObjectiveSpec
 from tests.node.worker.session_home import ME, OVERLAPPING, SPEC, member
 from tests.waiting import HANGS_S
@@ -288,7 +287,7 @@ print(sorted({HEAVY | also!r} & set(sys.modules)), "torch" in sys.modules)
 def test_code_of_others_has_the_whole_of_torch(tmp_path):
     """Such a run's package may trace, or make tensors without data."""
     term = ObjectiveSpec(name="nowhere.1", weight=1.0, package="atoll-nowhere")
-    spec = replace(SPEC, version=SPEC_VERSION, objective=term)
+    spec = replace(SPEC, objective=term)
     script = f"""
 import sys
 from atoll.node.worker.lean_torch import TRACING, lean_imports

@@ -8,10 +8,10 @@ from atoll.protocols.audits import standing
 from atoll.protocols.audits.standing import Findings, Named, audited_by, judge, verdicts_in, without_weight
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import MAX_EXCESS, Verdict
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.protocols.audits.test_shown_work import MEMBERS, NOISE, OWNER, Run
 
-SPEC = AuditSpec(each=3, voters=True, rules=RULES)
+SPEC = AuditSpec(each=3, voters=True)
 
 
 class Weighed(Run):
@@ -58,7 +58,7 @@ def test_made_up_identities_would_take_the_weight_of_members_if_all_verdicts_cou
 
 def fallen(idle, *, deciders, members=4, rounds=12, lies=lambda auditor, about: None, each=3):
     """Who has no weight in each round of a run in which these members decide, and everybody does as it is told."""
-    spec, sets, waiting, found = AuditSpec(each=each, voters=True, rules=RULES), {}, {}, []
+    spec, sets, waiting, found = AuditSpec(each=each, voters=True), {}, {}, []
     for number in range(rounds):
         sets[number] = [
             Named(digest(f"{number} {peer}".encode()), peer, 64, digest(b"payload"), tuple(waiting.pop(peer, ())))

@@ -9,7 +9,7 @@ from atoll.protocols.errors import ConfigError
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload, payload_size
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import payload_bytes
-from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.slices import ReduceSpec
@@ -78,7 +78,7 @@ def changed(spec, compress, outer, more):
         more = more | {"pace": msgspec.structs.replace(spec.pace, **more["pace"])}
     found = CompressSpec(**({"codec": "sparse2", "k": 64, "feedback": 1.0} | compress))
     return msgspec.structs.replace(
-        spec, version=SPEC_VERSION, compress=found, outer=msgspec.structs.replace(spec.outer, **outer), **more
+        spec, compress=found, outer=msgspec.structs.replace(spec.outer, **outer), **more
     )
 
 

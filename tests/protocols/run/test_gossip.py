@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage, open_run, sign_run
+from atoll.protocols.run.run_spec import Stage, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.variants.gossip import MOST_BYTES, GossipSpec
@@ -24,7 +24,7 @@ def gossiping(spec):
         gossip=GossipSpec(),
     )  # fmt: skip
     compress = CompressSpec(codec="int8", k=4096, feedback=0.5)
-    found = replace(spec, version=SPEC_VERSION, outer=outer, compress=compress, reduce=None)
+    found = replace(spec, outer=outer, compress=compress, reduce=None)
     found.check()
     return found
 

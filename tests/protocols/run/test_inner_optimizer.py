@@ -9,7 +9,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms
 from atoll.protocols.run.moments import is_orthogonalized, kinds_of, moments_bytes
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import CompressSpec, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 
 EXPERTS = ExpertsSpec(count=4, per_token=2, ffn=64)
@@ -46,7 +46,7 @@ momentum goes with the same."""
 def changed(spec, inner, more=()):
     more = dict(more)
     outer = replace(spec.outer, **more.pop("outer", {}))
-    return replace(spec, version=SPEC_VERSION, inner=replace(spec.inner, **inner), outer=outer, **more)
+    return replace(spec, inner=replace(spec.inner, **inner), outer=outer, **more)
 
 
 @pytest.mark.parametrize(("inner", "said"), REFUSED)

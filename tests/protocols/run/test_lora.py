@@ -12,7 +12,7 @@ from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.bounds import base_max_bytes, snapshot_max_bytes
 from atoll.protocols.run.model_spec import ExpertsSpec, atoms
-from atoll.protocols.run.run_spec import SPEC_VERSION, RunSpec, SignedRun, StartSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import RunSpec, SignedRun, StartSpec, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 
 BASE = bytes(range(32))
@@ -22,7 +22,7 @@ BASE = bytes(range(32))
 def lora(spec):
     """The run of the tests with adapters."""
     model = replace(spec.model, lora_rank=4)
-    return replace(spec, version=SPEC_VERSION, model=model, base=BASE, start=UNSET, reduce=None)
+    return replace(spec, model=model, base=BASE, start=UNSET, reduce=None)
 
 
 def test_a_run_without_adapters_has_the_bytes_that_it_always_had(spec):

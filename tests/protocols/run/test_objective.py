@@ -11,7 +11,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ids import RunId
 from atoll.protocols.run.model_spec import ExpertsSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.objective import MAX_SETTINGS, ObjectiveSpec, seed_of_step
 
@@ -63,7 +63,7 @@ LEGAL = [
 
 
 def changed(spec, more):
-    more, spec = dict(more), replace(spec, version=SPEC_VERSION)
+    more = dict(more)
     if more.pop("experts", False):
         spec = replace(spec, model=replace(spec.model, experts=ExpertsSpec(count=4, per_token=2, ffn=50)))
     optimizer = more.pop("optimizer", spec.inner.optimizer)

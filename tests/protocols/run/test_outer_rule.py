@@ -9,7 +9,7 @@ from atoll.protocols.ids import digest
 from atoll.protocols.run.arena import arena_of, state_arena_of
 from atoll.protocols.run.bounds import snapshot_max_bytes
 from atoll.protocols.run.model_spec import ExpertsSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, StartSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import CompressSpec, StartSpec, open_run, sign_run
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.slices import ReduceSpec
 
@@ -85,9 +85,7 @@ def changed(spec, outer, more):
         more |= {"model": msgspec.structs.replace(spec.model, lora_rank=4), "base": digest(b"base")}
     if more.pop("probation", False):
         more["pace"] = msgspec.structs.replace(spec.pace, probation=4, probation_256=64)
-    return msgspec.structs.replace(
-        spec, version=SPEC_VERSION, outer=msgspec.structs.replace(spec.outer, **outer), **more
-    )
+    return msgspec.structs.replace(spec, outer=msgspec.structs.replace(spec.outer, **outer), **more)
 
 
 @pytest.mark.parametrize(("outer", "more", "said"), REFUSED)

@@ -5,7 +5,7 @@ import pytest
 
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError
-from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from atoll.protocols.run.run_spec import open_run, sign_run
 
 REFUSED = [
     ({"arrival": "group", "least_256": 256, "most_256": 256}, "group needs pace.least_256 or pace.most_256 other"),
@@ -20,7 +20,7 @@ LEGAL = [
 
 
 def changed(spec, pace):
-    return msgspec.structs.replace(spec, version=SPEC_VERSION, pace=msgspec.structs.replace(spec.pace, **pace))
+    return msgspec.structs.replace(spec, pace=msgspec.structs.replace(spec.pace, **pace))
 
 
 @pytest.mark.parametrize(("pace", "said"), REFUSED)

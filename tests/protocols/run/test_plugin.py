@@ -11,7 +11,7 @@ from atoll.protocols.ids import Digest
 from atoll.protocols.ledger.coverage import cover_of, size_of
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, atoms, plugged
-from atoll.protocols.run.run_spec import SPEC_VERSION, StartSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import StartSpec, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
@@ -30,7 +30,7 @@ def with_plugin(spec, **more):
     """A legal run of it; `more`: keys of PluginSpec."""
     model = plugged(replace(PLUGIN, **more), 64)
     data = replace(spec.data, source=model.plugin.source)
-    return replace(spec, version=SPEC_VERSION, model=model, data=data)
+    return replace(spec, model=model, data=data)
 
 
 def tensor(**more):

@@ -14,7 +14,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ids import digest
 from atoll.protocols.run.model_spec import ExpertsSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.objective import ObjectiveSpec
@@ -89,13 +89,13 @@ LEGAL = [
 @pytest.mark.parametrize(("change", "said"), REFUSED)
 def test_what_privacy_cannot_go_with_is_refused_in_one_line(spec, owner, change, said):
     with pytest.raises(ConfigError, match=said) as caught:
-        sign_run(change(replace(spec, version=SPEC_VERSION)), owner)
+        sign_run(change(spec), owner)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("change", LEGAL)
 def test_what_works_is_a_run_that_opens_again(spec, owner, change):
-    run = change(replace(spec, version=SPEC_VERSION, reduce=None))
+    run = change(replace(spec, reduce=None))
     assert open_run(sign_run(run, owner)) == run
 
 

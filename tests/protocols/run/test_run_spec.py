@@ -15,7 +15,7 @@ from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
 from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec, TokensSpec
@@ -78,13 +78,13 @@ def test_round_trip_and_golden_id(spec, owner):
     data = sign_run(spec, owner)
     assert open_run(data) == spec
     assert open_run(data).id == spec.id
-    assert spec.id.hex() == "37ff9de2422451bd8fd0e04f59c5a958aa3a4abbf2d733edb2d1c475731ea07a"
+    assert spec.id.hex() == "6fe9d0b73e59fae056623e09a6e61946cbabaef9ca00f3fb5f72ce33f297f59c"
 
 
 @pytest.mark.parametrize(("key", "value"), [("compress.codec", "sparse1"), ("outer.fragments", 2)])
 def test_rounds_are_reduced_with_one_codec_and_whole_payloads_only(changed, key, value):
-    msgspec.structs.replace(changed(key, value), version=SPEC_VERSION).check()
-    bad = msgspec.structs.replace(changed(key, value), version=SPEC_VERSION, reduce=ReduceSpec())
+    changed(key, value).check()
+    bad = msgspec.structs.replace(changed(key, value), reduce=ReduceSpec())
     with pytest.raises(ConfigError, match="reduce needs"):
         bad.check()
 
@@ -132,33 +132,8 @@ def test_an_owner_that_is_no_peer_is_refused(changed, owner):
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
 
 
-def test_another_version_is_refused(changed, owner):
-    with pytest.raises(DecodeError, match="version 9"):
-        open_run(sign_run(changed("version", 9), owner))
-
-
-def test_a_run_of_version_3_goes_on_unless_it_has_fragments_which_are_cut_otherwise_now(changed, owner):
-    assert changed("version", 3).outer.fragments == 1
-    assert open_run(sign_run(changed("version", 3), owner)).version == 3
-    parts = changed("outer.fragments", 2)
-    assert open_run(sign_run(msgspec.structs.replace(parts, version=4), owner)).outer.fragments == 2
-    body = codec.encode(msgspec.structs.replace(parts, version=3))
-    with pytest.raises(DecodeError, match=r"in version 3 outer\.fragments were cut otherwise"):
-        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
-
-
-@pytest.mark.parametrize("version", [3, 4])
-def test_a_run_of_an_older_version_has_no_rule_of_aggregation(changed, owner, version):
-    judged = changed("outer.aggregate", "nnm")
-    assert open_run(sign_run(msgspec.structs.replace(judged, version=5), owner)).outer.aggregate == "nnm"
-    assert open_run(sign_run(changed("version", version), owner)).outer.aggregate is msgspec.UNSET
-    body = codec.encode(msgspec.structs.replace(judged, version=version))
-    with pytest.raises(DecodeError, match=rf"version {version} has no outer\.aggregate"):
-        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
-
-
 def test_a_rule_judges_whole_contributions_and_needs_a_floor(changed):
-    judged = msgspec.structs.replace(changed("outer.aggregate", "nnm"), version=SPEC_VERSION)
+    judged = changed("outer.aggregate", "nnm")
     judged.check()
     with pytest.raises(ConfigError, match="cannot go together") as caught:
         msgspec.structs.replace(judged, reduce=ReduceSpec()).check()
@@ -167,43 +142,8 @@ def test_a_rule_judges_whole_contributions_and_needs_a_floor(changed):
         msgspec.structs.replace(judged, outer=msgspec.structs.replace(judged.outer, floor_256=0)).check()
 
 
-@pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_run_of_an_older_version_has_no_audits(spec, owner, version):
-    audited = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
-    assert open_run(sign_run(audited, owner)).audit == AuditSpec()
-    body = codec.encode(msgspec.structs.replace(audited, version=version))
-    with pytest.raises(DecodeError, match=f"version {version} has no audit"):
-        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
-
-
-def test_a_run_of_version_6_has_one_audit_a_round(spec, owner):
-    audited = msgspec.structs.replace(spec, version=6, audit=AuditSpec())
-    assert open_run(sign_run(audited, owner)).audit.per_round == 1
-    more = msgspec.structs.replace(audited, audit=AuditSpec(each=3))
-    assert open_run(sign_run(msgspec.structs.replace(more, version=7), owner)).audit.per_round == 3
-    body = codec.encode(more)
-    with pytest.raises(DecodeError, match=r"version 6 has no audit\.each"):
-        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
-    assert msgspec.json.schema(AuditSpec)["$defs"]["AuditSpec"]["properties"]["each"]["maximum"] == MAX_VERDICTS
-
-
-def test_a_run_whose_voters_must_show_work_names_the_rules_of_this_version(spec, owner):
-    guarded = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec(voters=True, rules=RULES))
-    assert open_run(sign_run(guarded, owner)).audit.rules == RULES
-    with pytest.raises(ConfigError, match=f"have rules 1, this version of atoll has rules {RULES}$") as caught:
-        msgspec.structs.replace(guarded, audit=AuditSpec(voters=True)).check()
-    assert caught.value.hint == f"make the run again, with audit.rules={RULES}"
-
-
-def test_a_run_with_newer_rules_is_refused_by_them_and_not_by_its_keys(owner):
-    body = codec.encode({"version": SPEC_VERSION, "audit": {"voters": True, "rules": RULES + 1, "new": 3}})
-    with pytest.raises(DecodeError, match=f"have rules {RULES + 1}, this version of atoll has rules") as caught:
-        open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
-    assert caught.value.hint == "update atoll on this node"
-
-
 def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec):
-    audited = msgspec.structs.replace(spec, version=SPEC_VERSION, audit=AuditSpec())
+    audited = msgspec.structs.replace(spec, audit=AuditSpec())
     with pytest.raises(ConfigError, match="cannot go together") as caught:
         msgspec.structs.replace(audited, reduce=ReduceSpec()).check()
     assert "set reduce to null" in caught.value.hint
@@ -217,10 +157,9 @@ def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec)
 
 def test_a_share_of_the_weight_on_probation_needs_probation_and_whole_payloads(spec, owner):
     pace = msgspec.structs.replace(spec.pace, probation=8, probation_256=64)
-    run = msgspec.structs.replace(spec, version=SPEC_VERSION, pace=pace)
+    run = msgspec.structs.replace(spec, pace=pace)
     assert open_run(sign_run(run, owner)).pace.probation_256 == 64
     for more, said in (
-        ({"version": 7}, "version 7 has no pace.probation_256"),
         ({"reduce": ReduceSpec()}, "cannot go together"),
         ({"pace": msgspec.structs.replace(pace, probation=1)}, "needs pace.probation"),
         ({"pace": msgspec.structs.replace(pace, probation=msgspec.UNSET)}, "needs pace.probation"),
@@ -233,14 +172,33 @@ def test_a_share_of_the_weight_on_probation_needs_probation_and_whole_payloads(s
 @pytest.mark.parametrize("key", ["outer.liars_256", "outer.most_256"])
 def test_what_a_rule_is_told_needs_a_rule(changed, key):
     with pytest.raises(ConfigError, match=r"for runs with outer\.aggregate"):
-        msgspec.structs.replace(changed(key, 64), version=SPEC_VERSION).check()
+        changed(key, 64).check()
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_a_spec_of_an_older_version_is_refused_by_its_version_and_not_by_its_keys(owner, version):
-    body = codec.encode({"version": version, "name": "old"})
-    with pytest.raises(DecodeError, match=f"version {version}; this node speaks 3, 4, 5, 6, 7 and 8"):
+@pytest.mark.parametrize(
+    ("version", "hint"),
+    [
+        (1, "make the run again: `atoll run new --from-checkpoint` goes on from its weights"),
+        (SPEC_VERSION - 1, "make the run again: `atoll run new --from-checkpoint` goes on from its weights"),
+        (SPEC_VERSION + 1, "update atoll on this node"),
+    ],
+)
+def test_a_run_of_other_rules_is_refused_by_its_version_and_not_by_its_keys(owner, version, hint):
+    body = codec.encode({"version": version, "name": "other", "what": 1})
+    with pytest.raises(DecodeError, match=f"version {version}; this node speaks {SPEC_VERSION}$") as caught:
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
+    assert caught.value.hint == hint
+
+
+@pytest.mark.parametrize("version", [SPEC_VERSION - 1, SPEC_VERSION + 1])
+def test_no_run_of_other_rules_is_made(changed, version):
+    with pytest.raises(ConfigError, match=f"version {version}; this node speaks {SPEC_VERSION}$"):
+        changed("version", version).check()
+
+
+def test_every_bound_of_the_audits_of_a_round_is_that_of_the_wire():
+    assert AuditSpec().per_round == 1
+    assert msgspec.json.schema(AuditSpec)["$defs"]["AuditSpec"]["properties"]["each"]["maximum"] == MAX_VERDICTS
 
 
 @settings(max_examples=300, deadline=None)
@@ -273,28 +231,19 @@ def test_steps_follow_the_stages(spec):
         assert spec.steps_before(number) == sum(spec.steps(before) for before in range(number))
 
 
-def test_probation_is_of_this_version_and_without_it_members_decide_at_once(changed):
+def test_without_probation_members_decide_at_once(changed):
     plain = changed("name", "plain")
     assert plain.probation == 1
-    long = msgspec.structs.replace(
-        plain, version=SPEC_VERSION, pace=msgspec.structs.replace(plain.pace, probation=8)
-    )
+    long = msgspec.structs.replace(plain, pace=msgspec.structs.replace(plain.pace, probation=8))
     long.check()
     assert long.probation == 8
-    with pytest.raises(ConfigError, match=r"version 5 has no pace\.probation"):
-        msgspec.structs.replace(long, version=5).check()
-    ruled = msgspec.structs.replace(changed("outer.aggregate", "nnm"), version=5)
-    ruled.check()
 
 
-def test_a_puzzle_is_for_open_runs_of_this_version(spec, owner):
+def test_a_puzzle_is_for_open_runs(spec, owner):
     puzzle = AdmissionSpec(puzzle_bits=20)
-    run = msgspec.structs.replace(spec, version=SPEC_VERSION, admission=puzzle)
+    run = msgspec.structs.replace(spec, admission=puzzle)
     assert open_run(sign_run(run, owner)).admission == puzzle
-    for more, said in (
-        ({"version": 7}, "version 7 has no admission.puzzle_bits"),
-        ({"admission": msgspec.structs.replace(puzzle, mode="invite")}, "is for open runs"),
-    ):
+    for more, said in (({"admission": msgspec.structs.replace(puzzle, mode="invite")}, "is for open runs"),):
         body = codec.encode(msgspec.structs.replace(run, **more))
         with pytest.raises(DecodeError, match=said):
             open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
@@ -304,15 +253,13 @@ def test_work_can_be_taken_out_only_where_a_round_can_be_computed_again_without_
     def excising(run):
         return msgspec.structs.replace(run, pace=msgspec.structs.replace(run.pace, excise_rounds=8))
 
-    new = msgspec.structs.replace(spec, version=SPEC_VERSION)
-    run = excising(new)
+    run = excising(spec)
     assert open_run(sign_run(run, owner)).pace.excise_rounds == 8
-    assert new.pace.excise_rounds is msgspec.UNSET
-    assert b"excise_rounds" not in codec.encode(new), "earlier runs have the ids that they had"
+    assert spec.pace.excise_rounds is msgspec.UNSET
+    assert b"excise_rounds" not in codec.encode(spec)
     pace = msgspec.structs.replace(run.pace, probation=8, probation_256=64)
     outer = msgspec.structs.replace(run.outer, rule="nesterov")
     for more, said in (
-        ({"version": 7}, "version 7 has no pace.excise_rounds"),
         ({"reduce": ReduceSpec()}, "reduce cannot go together: a reducer"),
         ({"audit": AuditSpec()}, "audit cannot go together: the member's verdicts"),
         ({"outer": outer}, "momentum cannot go together: each step"),
@@ -323,11 +270,10 @@ def test_work_can_be_taken_out_only_where_a_round_can_be_computed_again_without_
 
 
 def test_certified_summaries_are_a_key_that_other_runs_do_not_have(spec, owner):
-    new = msgspec.structs.replace(spec, version=SPEC_VERSION)
-    run = msgspec.structs.replace(new, history=HistorySpec(every=64))
+    run = msgspec.structs.replace(spec, history=HistorySpec(every=64))
     assert open_run(sign_run(run, owner)).history.every == 64
-    assert run.id != new.id
-    assert b"history" not in codec.encode(new)
+    assert run.id != spec.id
+    assert b"history" not in codec.encode(spec)
     assert [run.history.summarized(at) for at in (0, 1, 63, 64, 65, 128)] == [None, None, None, 63, None, 127]
     with pytest.raises(ConfigError, match=r"pace.excise_rounds and history cannot go together"):
         msgspec.structs.replace(run, pace=msgspec.structs.replace(run.pace, excise_rounds=8)).check()

@@ -14,7 +14,7 @@ from atoll.protocols.ledger.records import Contribution, StaleContribution, age_
 from atoll.protocols.local.contribution_forms import contribution_of
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.model_spec import ExpertsSpec
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import CompressSpec, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -77,7 +77,7 @@ def changed(spec, weights, more):
     for part in ("outer", "inner"):
         if part in more:
             more[part] = replace(getattr(spec, part), **more[part])
-    return replace(spec, version=SPEC_VERSION, pace=pace, **more)
+    return replace(spec, pace=pace, **more)
 
 
 @pytest.mark.parametrize(("weights", "more", "said"), REFUSED)

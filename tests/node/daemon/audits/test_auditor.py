@@ -15,7 +15,7 @@ from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.audit_claims import AuditCall, AuditFindings
 from atoll.protocols.ledger.records import MAX_EXCESS, AuditedContribution, Verdict
 from atoll.protocols.local.worker_messages import AuditReply
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.worker.session_home import SPEC
 from tests.protocols.audits.test_standing import IDLE, history
 
@@ -398,7 +398,7 @@ def test_a_payload_that_was_sent_before_is_found_without_an_evaluator():
     assert not rig.auditor.adoption.liars
 
 
-VOTERS = msgspec.structs.replace(SPEC, audit=AuditSpec(each=3, voters=True, rules=RULES))
+VOTERS = msgspec.structs.replace(SPEC, audit=AuditSpec(each=3, voters=True))
 HALF_DECIDE = frozenset(PeerId(f"a{number}") for number in range(1, 5))
 
 
@@ -432,7 +432,7 @@ def test_nobody_falls_without_the_owners_word_while_few_decide():
 
 def test_whose_verdicts_count_follows_from_the_set_that_they_are_about():
     """Two nodes: one weighs each round as it comes, the other knew open ones first, which then became final."""
-    spec = msgspec.structs.replace(VOTERS, audit=AuditSpec(each=3, voters=True, rules=RULES, memory=8))
+    spec = msgspec.structs.replace(VOTERS, audit=AuditSpec(each=3, voters=True, memory=8))
     deciders = [HALF_DECIDE if number % 6 < 2 else frozenset({PeerId("a1")}) for number in range(ROUNDS)]
     first, early = Rig(spec=spec), []
     for number in range(ROUNDS):

@@ -14,7 +14,7 @@ from atoll.protocols.codec import check_types
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Ballot, SummaryProposal, Vote, sign_entry
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from tests.node.daemon.consensus.epoch_world import World
 
@@ -85,7 +85,7 @@ def test_runs_whose_oldest_sets_still_decide_something_keep_all_records():
     excising.check()
     assert [needs_all_records(spec) for spec in (plain, reduced, excising)] == [False, True, True]
     assert not needs_all_records(replace(reduced, history=HistorySpec()))
-    audits = [AuditSpec(), AuditSpec(voters=True, rules=RULES)]
+    audits = [AuditSpec(), AuditSpec(voters=True)]
     assert not any(needs_all_records(replace(plain, audit=audit)) for audit in audits)
 
 

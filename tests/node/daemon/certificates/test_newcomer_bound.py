@@ -20,12 +20,12 @@ from atoll.protocols.ledger.records import (
     sign_entry,
 )
 from atoll.protocols.run.run_spec import SPEC_VERSION
-from atoll.protocols.run.sections.audits import RULES, AuditSpec
+from atoll.protocols.run.sections.audits import AuditSpec
 from atoll_bench.experts.experts_members import identity_of
 from tests.node.worker.session_home import SPEC
 
 PEERS = [identity_of(number) for number in range(8)]
-AUDIT = AuditSpec(voters=True, rules=RULES, newcomers=1)
+AUDIT = AuditSpec(voters=True, newcomers=1)
 RUN = replace(
     SPEC,
     owner=PEERS[0].peer_id,

@@ -18,7 +18,7 @@ from atoll.protocols.local.worker_messages import TrainProgress
 from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.question import PullQuestion
 from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
+from atoll.protocols.run.run_spec import CompressSpec, Stage
 from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from tests.node.worker.session_home import SPEC
 
@@ -30,9 +30,7 @@ STEPS = 9
 def spec_of(**chances):
     gossip = GossipSpec(**{"steps": 2, "first_256": 256, "last_256": 256, **chances})
     outer = replace(SPEC.outer, stages=(Stage(0, STEPS),), gossip=gossip)
-    return replace(
-        SPEC, version=SPEC_VERSION, outer=outer, compress=CompressSpec(codec="int8", k=4096, feedback=0)
-    )
+    return replace(SPEC, outer=outer, compress=CompressSpec(codec="int8", k=4096, feedback=0))
 
 
 class Log:

@@ -21,7 +21,7 @@ from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest,
 from atoll.protocols.pulls.draw import neighbour_of, pairs
 from atoll.protocols.pulls.requests import DifferenceReply, DifferenceRequest, MixReply, MixRequest
 from atoll.protocols.run.arena import Span, arena_of, state_arena_of
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
+from atoll.protocols.run.run_spec import CompressSpec, Stage
 from atoll.protocols.run.sections.variants.gossip import GossipSpec
 from tests.golden.__main__ import recorded
 from tests.node.worker.session_home import SPEC, Home, member
@@ -39,7 +39,7 @@ def spec_of(codec="int8", gossip=PLAIN, **more):
     stages = (Stage(0, STEPS),)
     outer = msgspec.structs.replace(SPEC.outer, rule="average", gossip=gossip, stages=stages, **more)
     compress = CompressSpec(codec=codec, k=4096, feedback=0.0)
-    found = msgspec.structs.replace(SPEC, version=SPEC_VERSION, outer=outer, compress=compress)
+    found = msgspec.structs.replace(SPEC, outer=outer, compress=compress)
     found.check()
     return found
 

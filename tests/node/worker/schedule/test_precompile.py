@@ -21,7 +21,6 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from atoll.protocols.run.arena import CHUNK
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member
 from tests.node.worker.test_reduction_work import Pair
 
@@ -47,7 +46,7 @@ def test_rounds_need_no_compiler(tmp_path, codec, k, rule):
     compress = type(SPEC.compress)(codec=codec, k=k, feedback=0.95)
     # A limit of 1/256 shortens the step of each round.
     outer = replace(SPEC.outer, aggregate=rule, floor_256=64, step_most_256=1) if rule else SPEC.outer
-    spec = replace(SPEC, version=SPEC_VERSION, compress=compress, outer=outer)
+    spec = replace(SPEC, compress=compress, outer=outer)
     node, other = (Home(tmp_path / name, peer, spec) for name, peer in (("a", ME), ("b", OTHER)))
     for number in range(2):
         ours, theirs = node.train(number).pending, other.train(number).pending

@@ -21,7 +21,6 @@ from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, Member, SnapshotRequest
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.variants.sizes import SizesSpec
 from atoll.protocols.run.sized_payload import part_bytes, part_layout, read_head, sized_layout, tensors_of
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
@@ -40,7 +39,7 @@ GOLDEN = {
 def spec_of(goal="bytes", k=64, feedback=1.0, **sizes):
     compress = replace(SPEC.compress, k=k, feedback=feedback, sizes=replace(SIZES, goal=goal, **sizes))
     outer = replace(SPEC.outer, floor_256=64)
-    found = replace(SPEC, version=SPEC_VERSION, compress=compress, outer=outer)
+    found = replace(SPEC, compress=compress, outer=outer)
     found.check()
     return found
 
