@@ -64,7 +64,6 @@ NOT_SENT = {
     "protocols/run/arena.py": "values in memory",
     "protocols/run/model_spec.py:Atom": "a value in memory",
     "protocols/run/payload.py:Layout": "a value in memory",
-    "protocols/run/sections/audits.py:Ruled": "the rules in front of a RunSpec's other keys",
     "protocols/run/run_spec.py:_Versioned": "the version in front of a RunSpec",
     "protocols/run/sized_payload.py": "values in memory; the bytes are in test_sizes.py",
     "protocols/run/slices.py:SlicePlan": "a value in memory",

@@ -114,7 +114,6 @@ def test_a_reduced_run_names_what_it_cannot_have():
     assert set(whys) == {
         "outer.aggregate",
         "audit",
-        "audit.rules",
         "audit.voters",
         "audit.newcomers",
         "pace.probation_256",
