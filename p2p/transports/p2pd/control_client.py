@@ -18,6 +18,8 @@ from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
 
+ANSWER_S = 15.0
+"""Seconds that p2pd, a process of this machine, has for an answer, beside those that it waits for a peer."""
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
 """p2pd stops opening a stream after this time, also when the caller has stopped waiting."""
@@ -35,6 +37,13 @@ class P2pdControl:
         self._pb: Any = messages()
         self._dial_ends: dict[PeerId, float] = {}
         """When p2pd ends its dial to a peer at the latest, on the loop's clock."""
+        self._lost_at: float | None = None
+        """When the first request after the newest answer was given up, on the loop's clock."""
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether p2pd answers nothing any more, though its process is there: it hangs, or somebody stopped it."""
+        return self._lost_at is not None and asyncio.get_running_loop().time() - self._lost_at > ANSWER_S
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's PeerID, and its listen and observed multiaddrs."""
@@ -131,8 +140,15 @@ class P2pdControl:
 
     async def _exchange(self, request: Any, socket: UnixSocket) -> Any:
         body = request.SerializeToString()
-        await socket.write(varint(len(body)) + body)
-        response = await read_message(socket, self._pb.Response)
+        within_s = ANSWER_S + request.connect.timeout + request.streamOpen.timeout  # of others they are 0
+        try:
+            async with asyncio.timeout(within_s):
+                await socket.write(varint(len(body)) + body)
+                response = await read_message(socket, self._pb.Response)
+        except TimeoutError as error:
+            self._lost_at = self._lost_at or asyncio.get_running_loop().time()
+            raise Unreachable(f"p2pd did not answer within {within_s:.0f} s") from error
+        self._lost_at = None
         if response.type == self._pb.Response.ERROR:
             raise Unreachable(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS])
         return response

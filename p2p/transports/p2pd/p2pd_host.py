@@ -164,8 +164,7 @@ class P2pdHost(HostBase):
     async def _start(self) -> None:
         """Start a p2pd that answers, and register our handlers. Raises LocalFault, Unreachable."""
         assert self._folder is not None
-        process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
-        self._process = process
+        self._process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
         control = P2pdControl(str(self._folder / CONTROL_SOCKET))
         self._attached = await control.attach()
         peer, maddrs = await control.identify()
@@ -233,14 +232,15 @@ class P2pdHost(HostBase):
         while True:
             await asyncio.sleep(self._poll_s)
             await self._list_peers()
+            if self._process is not None and self._control is not None and self._control.is_mute:
+                log.warning("p2pd answers nothing any more: it is ended, and another one starts")
+                await self._process.stop()
 
     async def _list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """Peers with an address of each, after an event for each that came or left; none during a restart."""
         before = set(self._peers)
-        if self._control is None:
-            return ()
         try:
-            listed = await self._control.list_peers()
+            listed = await self._live().list_peers()
         except Unreachable:
             return ()
         peers = {peer for peer, _ in listed}

@@ -216,6 +216,35 @@ async def test_it_comes_back_again_and_again():
             assert await anext(events) == HostRestarted(number)
 
 
+async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
+    """A deadlock, or `kill -STOP`: the kernel still takes our connections, so nothing but silence shows it."""
+    a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32))
+    async with serving(a, b), asyncio.timeout(HANGS_S):
+        there = PeerAddress(b.peer_id, await b.addresses())
+        await a.connect(there)
+        events, hung = a.events(), a.process_id
+        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.5)
+        os.kill(hung, signal.SIGSTOP)
+        async for event in events:
+            if event == HostRestarted(1):
+                break
+        assert not is_running(hung)
+        await a.connect(there)
+        assert [each.peer for each in await a.connections()] == [b.peer_id]
+
+
+async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
+    host = P2pdHost(Identity(b"k" * 32), poll_s=1000.0)
+    async with serving(host), asyncio.timeout(HANGS_S):
+        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.1)
+        os.kill(host.process_id, signal.SIGSTOP)
+        address = PeerAddress(Identity(b"l" * 32).peer_id, ("/ip4/192.0.2.1/tcp/7",))
+        for asked in (host.addresses(), host.disconnect(address.peer), host.connect(address, 1.0)):
+            with pytest.raises(Unreachable, match="p2pd did not answer within"):
+                await asked
+        assert await host.connections() == ()
+
+
 async def test_cancelled_while_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for delay_s in (0.0, 0.01, 0.05, 0.15):
