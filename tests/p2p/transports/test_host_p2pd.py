@@ -218,8 +218,9 @@ async def test_it_comes_back_again_and_again():
 
 async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
     """A deadlock, or `kill -STOP`: the kernel still takes our connections, so nothing but silence shows it."""
+    monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
     a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32))
-    async with serving(a, b), asyncio.timeout(HANGS_S):
+    async with serving(a, b), asyncio.timeout(HANGS_S / 12):
         there = PeerAddress(b.peer_id, await b.addresses())
         await a.connect(there)
         events, hung = a.events(), a.process_id
@@ -234,8 +235,9 @@ async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
 
 
 async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
+    monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
     host = P2pdHost(Identity(b"k" * 32), poll_s=1000.0)
-    async with serving(host), asyncio.timeout(HANGS_S):
+    async with serving(host), asyncio.timeout(HANGS_S / 12):
         monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.1)
         os.kill(host.process_id, signal.SIGSTOP)
         address = PeerAddress(Identity(b"l" * 32).peer_id, ("/ip4/192.0.2.1/tcp/7",))
