@@ -26,6 +26,7 @@ _P2PD_DEADLINE_S = 30
 _DIAL_LAG_S = 0.25
 """p2pd ends a dial so much later than our clock says, at most: a dial that begins earlier would join it."""
 _ERROR_CHARACTERS = 4000
+_TAG_PEER = 0  # of ConnManagerRequest.Type
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
 
@@ -84,6 +85,14 @@ class P2pdControl:
         """Close all connections to a peer."""
         body = self._pb.DisconnectRequest(peer=peer_bytes(peer))
         await self._request(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
+
+    async def favour(self, peer: PeerId) -> None:
+        """Let p2pd close connections of other peers first. It forgets that with the connection."""
+        request = self._pb.Request(type=self._pb.Request.CONNMANAGER)
+        request.connManager.type = _TAG_PEER
+        request.connManager.peer = peer_bytes(peer)
+        request.connManager.tag, request.connManager.weight = "member", 1
+        await self._request(request)
 
     async def list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """Return (peer, remote multiaddr) of every live connection with an Ed25519 peer."""

@@ -247,6 +247,32 @@ async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
         assert await host.connections() == ()
 
 
+async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoured():
+    """p2pd knows no members: of too many connections it closes old ones with few streams first."""
+
+    async def stay(stream):
+        await stream.write(b"!")
+        await stream.read_exactly(1)
+
+    a = P2pdHost(Identity(b"k" * 32), P2pdOptions(connections_low=1, connections_high=3, grace_s=1))
+    a.set_handler("/stay", stay)
+    member, *crowd = (P2pdHost(Identity(bytes([number]) * 32)) for number in range(5))
+    async with serving(a, member, *crowd), asyncio.timeout(HANGS_S / 6):
+        there, streams = PeerAddress(a.peer_id, await a.addresses()), []
+        for host, many in ((member, 1), *((one, 3) for one in crowd)):
+            await host.connect(there)
+            for _ in range(many):
+                streams.append(await host.open_stream(a.peer_id, "/stay"))
+                await streams[-1].read_exactly(1)
+        await a.favour(member.peer_id)
+
+        async def left():
+            found = [each.peer for each in await a.connections()]
+            return found if len(found) <= 3 else None
+
+        assert member.peer_id in await eventually(left)
+
+
 async def test_cancelled_while_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for delay_s in (0.0, 0.01, 0.05, 0.15):
