@@ -368,7 +368,7 @@ class DaemonOperator:
 
     def _trouble(self) -> str:
         node, replication = self.control.view(), self.swarm.replication
-        refusal = next(iter(replication.refusals.values()), "")
+        refusal = replication.refusal  # one peer that stores our work is enough: a liar's words are no trouble
         fault = replication.local_fault
         is_owner = self.plan.run.spec.owner == self.plan.identity.peer_id
         if is_owner and not self.plan.config.work.has_model and node.applied < 0:

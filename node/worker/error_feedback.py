@@ -236,11 +236,17 @@ class ErrorFeedback:
         load_rows(self.residual_C4096, residual_C4096)
         if self.memory is not None:
             self.memory.load(tensors or {})
-        self.pending = tuple(filter(_is_whole, body.pending))
-        gone = (self._all_sent(one) for one in body.pending if one not in self.pending)
-        self.past = tuple(sorted((*body.past, *gone), key=lambda one: one.sent.round))
+        saved = [self._here(one) for one in body.pending]
+        self.pending = tuple(filter(_is_whole, saved))
+        gone = (self._all_sent(one) for one in saved if one not in self.pending)
+        past = (msgspec.structs.replace(one, sent=self._here(one.sent)) for one in body.past)
+        self.past = tuple(sorted((*past, *gone), key=lambda one: one.sent.round))
         self.newest = max(body.final, body.newest, *(one.round for one in body.pending), -1)
         self.left = frozenset(body.left)
+
+    def _here(self, sent: Pending) -> Pending:
+        """A saved payload at its place in this spool: the home may have been moved, or copied, since then."""
+        return msgspec.structs.replace(sent, path=str(self.path_of(sent.payload)))
 
     def recognise(self, number: int) -> bool:
         """Round `number` has a contribution of ours. False: a newer state than this made it, before a restore.

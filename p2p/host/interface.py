@@ -45,6 +45,11 @@ class Connection:
     maddr: str
     path: Route
 
+    @classmethod
+    def over(cls, peer: PeerId, maddr: str) -> "Connection":
+        """A connection whose remote multiaddr says whether it is relayed."""
+        return cls(peer, maddr, Route.RELAYED if "/p2p-circuit" in maddr else Route.DIRECT)
+
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
@@ -136,6 +141,9 @@ class Host(Protocol):
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer."""
+
+    async def favour(self, peer: PeerId) -> None:
+        """Close connections of others first where there are too many, until this one is lost. Raises nothing."""
 
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections."""

@@ -115,6 +115,7 @@ class LimitedHost:
         self.disconnect = inner.disconnect
         self.connections = inner.connections
         self.forget_failures = inner.forget_failures
+        self.favour = inner.favour
         self.events = inner.events
         self.statistics = inner.statistics
         self._month = load_month(month_file, local_now().date(), limits.month_start_day)

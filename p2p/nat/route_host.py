@@ -76,6 +76,7 @@ class RouteHost:
         self._base = base
         self.peer_id = base.peer_id
         self.forget_failures = base.forget_failures
+        self.favour = base.favour
         self.statistics = base.statistics  # circuits are streams of the base too
         self._options = options or RouteOptions()
         self._clocks = clocks or Clocks()

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 2.0
 """Interval between two comparisons of the connected peers with the host's list; status readers wait for it."""
+FAVOUR_S = 20.0
+"""Interval at which members are favoured: p2pd closes no connection in its first 30 s."""
 LOOK_S = 0.05
 """Pause before the comparison that follows the end of a stream, which may come before that of its connection."""
 CONNECT_S = 15.0
@@ -71,6 +73,8 @@ class PeerConnections:
     on_fault: Callable[[PeerId, PeerFault], None]
     on_connected: Callable[[PeerId], None]
     on_lost: Callable[[PeerId], None]
+    is_member: Callable[[PeerId], bool]
+    """Whether final sets name a peer: its connection stays where a crowd takes all places."""
     shares_connections: Callable[[], bool]
     """Whether connections to peers of other runs are left open, because the DHT uses them."""
 
@@ -115,6 +119,7 @@ class PeerConnections:
             try:
                 group.create_task(self._follow(events))
                 group.create_task(self._liveness.serve())
+                group.create_task(self._favour_members())
                 await self._poll()
             finally:
                 self._group = None  # a group that ends takes no task
@@ -178,6 +183,14 @@ class PeerConnections:
                     self._add(peer)
                 case PeerDisconnected(peer):
                     self._remove(peer)
+
+    async def _favour_members(self) -> None:
+        while True:
+            members = [peer for peer in self._live if self.is_member(peer)]
+            if len(members) < len(self._live):  # else whichever is closed is a member
+                for peer in members:
+                    await self.host.favour(peer)
+            await asyncio.sleep(FAVOUR_S)
 
     async def _poll(self) -> None:
         while True:

@@ -290,6 +290,7 @@ class Swarm:
             on_fault=self.blame,
             on_connected=self._on_connected,
             on_lost=self._on_lost,
+            is_member=lambda peer: self.newcomers.is_accepted(peer),
             shares_connections=lambda: self._dht is not None and self._dht.dht.is_on,
         )
 

@@ -228,6 +228,9 @@ class HostBase:
     async def forget_failures(self) -> None:
         """Do nothing: a transport without a back-off of its own has nothing to forget."""
 
+    async def favour(self, peer: PeerId) -> None:
+        """Do nothing: a transport that refuses what is too much, and closes nothing, needs no order."""
+
     async def _serve_stream(self, stream: Stream, handler: Handler) -> None:
         """Run the handler of an admitted inbound stream."""
         try:

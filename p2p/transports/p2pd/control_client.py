@@ -18,12 +18,15 @@ from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, peer_bytes, peer_from_bytes
 
+ANSWER_S = 15.0
+"""Seconds that p2pd, a process of this machine, has for an answer, beside those that it waits for a peer."""
 _REPLY_MAX_BYTES = 8 * 1024 * 1024
 _P2PD_DEADLINE_S = 30
 """p2pd stops opening a stream after this time, also when the caller has stopped waiting."""
 _DIAL_LAG_S = 0.25
 """p2pd ends a dial so much later than our clock says, at most: a dial that begins earlier would join it."""
 _ERROR_CHARACTERS = 4000
+_TAG_PEER = 0  # of ConnManagerRequest.Type
 _UNIX_CODE = b"\x90\x03"  # multicodec 400 as a varint
 
 
@@ -35,6 +38,13 @@ class P2pdControl:
         self._pb: Any = messages()
         self._dial_ends: dict[PeerId, float] = {}
         """When p2pd ends its dial to a peer at the latest, on the loop's clock."""
+        self._lost_at: float | None = None
+        """When the first request after the newest answer was given up, on the loop's clock."""
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether p2pd answers nothing any more, though its process is there: it hangs, or somebody stopped it."""
+        return self._lost_at is not None and asyncio.get_running_loop().time() - self._lost_at > ANSWER_S
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's PeerID, and its listen and observed multiaddrs."""
@@ -75,6 +85,14 @@ class P2pdControl:
         """Close all connections to a peer."""
         body = self._pb.DisconnectRequest(peer=peer_bytes(peer))
         await self._request(self._pb.Request(type=self._pb.Request.DISCONNECT, disconnect=body))
+
+    async def favour(self, peer: PeerId) -> None:
+        """Let p2pd close connections of other peers first. It forgets that with the connection."""
+        request = self._pb.Request(type=self._pb.Request.CONNMANAGER)
+        request.connManager.type = _TAG_PEER
+        request.connManager.peer = peer_bytes(peer)
+        request.connManager.tag, request.connManager.weight = "member", 1
+        await self._request(request)
 
     async def list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """Return (peer, remote multiaddr) of every live connection with an Ed25519 peer."""
@@ -131,8 +149,15 @@ class P2pdControl:
 
     async def _exchange(self, request: Any, socket: UnixSocket) -> Any:
         body = request.SerializeToString()
-        await socket.write(varint(len(body)) + body)
-        response = await read_message(socket, self._pb.Response)
+        within_s = ANSWER_S + request.connect.timeout + request.streamOpen.timeout  # of others they are 0
+        try:
+            async with asyncio.timeout(within_s):
+                await socket.write(varint(len(body)) + body)
+                response = await read_message(socket, self._pb.Response)
+        except TimeoutError as error:
+            self._lost_at = self._lost_at or asyncio.get_running_loop().time()
+            raise Unreachable(f"p2pd did not answer within {within_s:.0f} s") from error
+        self._lost_at = None
         if response.type == self._pb.Response.ERROR:
             raise Unreachable(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS])
         return response

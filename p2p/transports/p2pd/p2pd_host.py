@@ -21,7 +21,6 @@ from atoll.p2p.host.interface import (
     PeerAddress,
     PeerConnected,
     PeerDisconnected,
-    Route,
 )
 from atoll.p2p.transports.host_base import STABLE_S, HostBase, OnFault, log_fault, restart_pause_s
 from atoll.p2p.transports.p2pd.connection_replacements import OPEN_S, ConnectionReplacements
@@ -121,9 +120,14 @@ class P2pdHost(HostBase):
         await self._live().disconnect(peer)
         self._on_disconnected(peer)
 
+    async def favour(self, peer: PeerId) -> None:
+        """See `Host.favour`."""
+        with contextlib.suppress(Unreachable):
+            await self._live().favour(peer)
+
     async def connections(self) -> tuple[Connection, ...]:
         """All live connections; none during a restart."""
-        return tuple(Connection(peer, maddr, _route(maddr)) for peer, maddr in await self._list_peers())
+        return tuple(Connection.over(*each) for each in await self._list_peers())
 
     async def open_stream(self, peer: PeerId, protocol: str) -> P2pdStream:
         """Open a stream to a connected peer. Raises Unreachable."""
@@ -164,8 +168,7 @@ class P2pdHost(HostBase):
     async def _start(self) -> None:
         """Start a p2pd that answers, and register our handlers. Raises LocalFault, Unreachable."""
         assert self._folder is not None
-        process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
-        self._process = process
+        self._process = await P2pdProcess.start(self._options, self._listen, self._identity, self._folder)
         control = P2pdControl(str(self._folder / CONTROL_SOCKET))
         self._attached = await control.attach()
         peer, maddrs = await control.identify()
@@ -233,22 +236,22 @@ class P2pdHost(HostBase):
         while True:
             await asyncio.sleep(self._poll_s)
             await self._list_peers()
+            if self._process is not None and self._control is not None and self._control.is_mute:
+                log.warning("p2pd answers nothing any more: it is ended, and another one starts")
+                await self._process.stop()
 
     async def _list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """Peers with an address of each, after an event for each that came or left; none during a restart."""
         before = set(self._peers)
-        if self._control is None:
-            return ()
         try:
-            listed = await self._control.list_peers()
+            listed = await self._live().list_peers()
         except Unreachable:
             return ()
         peers = {peer for peer, _ in listed}
         for peer in before - peers:
             self._on_disconnected(peer)
-        if self._control is not None:
-            for peer in peers - self._peers:
-                self._on_connected(peer)
+        for peer in peers - self._peers:
+            self._on_connected(peer)
         return listed
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -294,7 +297,3 @@ class P2pdHost(HostBase):
         if peer in self._peers:
             self._peers.discard(peer)
             self._announcer.announce(PeerDisconnected(peer))
-
-
-def _route(maddr: str) -> Route:
-    return Route.RELAYED if "/p2p-circuit" in maddr else Route.DIRECT

@@ -50,6 +50,8 @@ class P2pdOptions:
     """Ask the router for a port (UPnP, NAT-PMP)."""
     connections_low: int = 96
     connections_high: int = 192
+    grace_s: int = 30
+    """Age below which p2pd closes no connection. Of older ones it looks every 10 s whether there are too many."""
     idle_exit_s: int = 20
     """p2pd exits when we never attach within this time."""
 
@@ -63,7 +65,7 @@ class P2pdOptions:
             "-connManager=1",
             f"-connLo={self.connections_low}",
             f"-connHi={self.connections_high}",
-            "-connGrace=30s",
+            f"-connGrace={self.grace_s}s",
             "-relayDiscovery=0",
             "-relayService=0",
             "-autoRelay=0",

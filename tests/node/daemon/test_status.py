@@ -188,16 +188,19 @@ def test_a_node_that_comes_up_knows_its_round(phase, at, shown) -> None:
 
 
 @pytest.mark.parametrize(
-    ("worker", "frozen", "missing", "guest", "shown"),
+    ("worker", "refused", "frozen", "missing", "guest", "shown"),
     [
-        ("", "", "", "", ""),
-        ("", "", "", "guest.battery limits nothing", "guest.battery limits nothing"),
-        ("memory", "frozen", "", "guest", "memory"),
-        ("", "frozen: …; round 6 lacks 1", "round 6 lacks 1", "guest", "frozen: …; round 6 lacks 1"),
-        ("", "", "round 6 lacks 1", "guest", "round 6 lacks 1"),
+        ("", "", "", "", "", ""),
+        ("", "", "", "", "guest.battery limits nothing", "guest.battery limits nothing"),
+        ("memory", "full", "frozen", "", "guest", "memory"),
+        ("", "full", "", "round 6 lacks 1", "", "peers do not admit this node: full"),
+        ("", "", "frozen: …; round 6 lacks 1", "round 6 lacks 1", "guest", "frozen: …; round 6 lacks 1"),
+        ("", "", "", "round 6 lacks 1", "guest", "round 6 lacks 1"),
     ],
 )
-def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, missing, guest, shown) -> None:
+def test_what_needs_the_operator_is_trouble_a_named_fault_first(
+    worker, refused, frozen, missing, guest, shown
+) -> None:
     me, spec = Identity(b"s" * 32).peer_id, preset("tiny", Identity(b"o" * 32).peer_id, 1)
     node = SimpleNamespace(
         trouble="",
@@ -210,7 +213,10 @@ def test_what_needs_the_operator_is_trouble_a_named_fault_first(worker, frozen, 
     one = DaemonOperator(
         plan=SimpleNamespace(run=SimpleNamespace(spec=spec), identity=SimpleNamespace(peer_id=me)),
         chain=chain_of(node),
-        swarm=SimpleNamespace(replication=SimpleNamespace(refusals={}, local_fault=None)),
+        # One liar refuses this node whatever the others do.
+        swarm=SimpleNamespace(
+            replication=SimpleNamespace(refusals={me: "words of a liar"}, refusal=refused, local_fault=None)
+        ),
         trainer=SimpleNamespace(trouble=worker),
         guest=SimpleNamespace(trouble=guest),
         **dict.fromkeys(parts),

@@ -89,6 +89,19 @@ def test_work_in_the_final_set_is_sent_and_work_outside_it_returns_once(homes):
     assert torch.equal(node.residual(), before + payload)
 
 
+def test_a_home_that_was_moved_has_its_pending_work(homes):
+    """A saved state named files by whole paths: at another one, announced work was called sent, and was lost."""
+    node, other = homes("a"), homes("b", OTHER)
+    missed = node.train(0).pending
+    before, payload = node.residual(), said(missed, node.residual())
+    moved = node.path.rename(node.path.with_name("moved"))
+    node.path, node.start = moved, msgspec.structs.replace(node.start, home=str(moved))
+    (pending,) = node.restart().pending
+    assert Path(pending.path).parent == moved / Path(missed.path).parent.name
+    node.ask(FinalizeRequest(Round(0), (member(other.train(0).pending, OTHER),)))
+    assert torch.equal(node.residual(), before + payload)
+
+
 def test_another_payload_of_the_same_round_does_not_count_as_sent(homes):
     """After an older generation was loaded a round may have been trained twice; one of them was announced."""
     node, other = homes("a"), homes("b", OTHER)

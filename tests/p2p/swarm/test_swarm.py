@@ -16,7 +16,7 @@ from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse
-from atoll.p2p.swarm.connections import POLL_S
+from atoll.p2p.swarm.connections import FAVOUR_S, POLL_S
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.host_base import Announcer
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
@@ -129,6 +129,27 @@ def test_old_leases_of_a_member_that_is_gone_hold_nobody_that_starts_again(tmp_p
             for data in heard[:-1]:
                 again.registers.merge(data, 0.0)
             assert peer(2) not in again.live(Lease), "a stranger recorded them and plays them again"
+
+    run_virtual(main())
+
+
+def test_members_are_favoured_again_and_again_while_others_are_connected(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            favoured: list[PeerId] = []
+
+            async def favour(peer: PeerId) -> None:
+                favoured.append(peer)
+
+            world.hosts[1].favour = favour
+            await world.start(2, 1)
+            one.newcomers.accept([peer(2)])
+            await asyncio.sleep(3 * FAVOUR_S)
+            assert favoured == [], "whichever is closed is a member"
+            await world.start(3, 1)
+            await asyncio.sleep(3 * FAVOUR_S)
+            assert favoured == [peer(2)] * 3, "a transport forgets it with the connection"
 
     run_virtual(main())
 

@@ -216,6 +216,63 @@ async def test_it_comes_back_again_and_again():
             assert await anext(events) == HostRestarted(number)
 
 
+async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
+    """A deadlock, or `kill -STOP`: the kernel still takes our connections, so nothing but silence shows it."""
+    monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
+    a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32))
+    async with serving(a, b), asyncio.timeout(HANGS_S / 12):
+        there = PeerAddress(b.peer_id, await b.addresses())
+        await a.connect(there)
+        events, hung = a.events(), a.process_id
+        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.5)
+        os.kill(hung, signal.SIGSTOP)
+        async for event in events:
+            if event == HostRestarted(1):
+                break
+        assert not is_running(hung)
+        await a.connect(there)
+        assert [each.peer for each in await a.connections()] == [b.peer_id]
+
+
+async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
+    monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
+    host = P2pdHost(Identity(b"k" * 32), poll_s=1000.0)
+    async with serving(host), asyncio.timeout(HANGS_S / 12):
+        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.1)
+        os.kill(host.process_id, signal.SIGSTOP)
+        address = PeerAddress(Identity(b"l" * 32).peer_id, ("/ip4/192.0.2.1/tcp/7",))
+        for asked in (host.addresses(), host.disconnect(address.peer), host.connect(address, 1.0)):
+            with pytest.raises(Unreachable, match="p2pd did not answer within"):
+                await asked
+        assert await host.connections() == ()
+
+
+async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoured():
+    """p2pd knows no members: of too many connections it closes old ones with few streams first."""
+
+    async def stay(stream):
+        await stream.write(b"!")
+        await stream.read_exactly(1)
+
+    a = P2pdHost(Identity(b"k" * 32), P2pdOptions(connections_low=1, connections_high=3, grace_s=1))
+    a.set_handler("/stay", stay)
+    member, *crowd = (P2pdHost(Identity(bytes([number]) * 32)) for number in range(5))
+    async with serving(a, member, *crowd), asyncio.timeout(HANGS_S / 6):
+        there, streams = PeerAddress(a.peer_id, await a.addresses()), []
+        for host, many in ((member, 1), *((one, 3) for one in crowd)):
+            await host.connect(there)
+            for _ in range(many):
+                streams.append(await host.open_stream(a.peer_id, "/stay"))
+                await streams[-1].read_exactly(1)
+        await a.favour(member.peer_id)
+
+        async def left():
+            found = [each.peer for each in await a.connections()]
+            return found if len(found) <= 3 else None
+
+        assert member.peer_id in await eventually(left)
+
+
 async def test_cancelled_while_it_starts(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     for delay_s in (0.0, 0.01, 0.05, 0.15):
