@@ -25,7 +25,11 @@ def printed(script: str) -> list[str]:
 def test_nothing_is_collected_while_a_command_is_loaded():
     """Without it: about 40 collections, of which some are of all that was loaded."""
     script = f"import atoll.cli.command_group\n{COUNTED}\natoll.cli.command_group.load('start')\n"
-    assert printed(f"{script}print(len(seen), gc.isenabled(), gc.get_freeze_count() > 10_000)") == ["0", "True", "True"]
+    assert printed(f"{script}print(len(seen), gc.isenabled(), gc.get_freeze_count() > 10_000)") == [
+        "0",
+        "True",
+        "True",
+    ]
 
 
 def test_a_node_that_is_up_looks_at_nothing_that_was_loaded():
@@ -44,7 +48,7 @@ print(len(looked), looked[0] < loaded / 4, gc.get_freeze_count() >= loaded + 100
     assert printed(script) == ["1", "True", "True", "True"]
 
 
-@pytest.mark.parametrize("anew, is_gone", [(False, "False"), (True, "True")])
+@pytest.mark.parametrize(("anew", "is_gone"), [(False, "False"), (True, "True")])
 def test_what_was_left_out_is_looked_at_again_when_a_chain_has_ended(anew, is_gone):
     script = f"""
 import gc, weakref
