@@ -23,6 +23,9 @@ from atoll.p2p.system.interned_names import settle_interned_names
 
 TRACING = "torch._meta_registrations"
 COMPILER = "torch._dynamo"
+OPTIONAL = "dill", "scipy", "yaml"
+"""What torch and numba load if it is there: pickles, linear algebra in compiled code, a config file in the folder
+where the node was started."""
 _searched_module = inspect.getmodule
 
 
@@ -45,12 +48,15 @@ def _module_of(found: Any, _filename: str | None = None) -> ModuleType | None:
 def lean_imports() -> Iterator[None]:
     """Within it the first `import torch` of a process leaves out what tracing needs, and nothing is collected."""
     sys.modules[TRACING] = ModuleType(TRACING)
+    left_out = dict.fromkeys(set(OPTIONAL) - sys.modules.keys())  # None: the import says that it is not there
+    sys.modules.update(left_out)  # type: ignore[arg-type]
     inspect.getmodule = _module_of
     try:
         with uncollected_imports():
             yield
     finally:
-        del sys.modules[TRACING]
+        for name in (TRACING, *left_out):
+            del sys.modules[name]
         inspect.getmodule = _searched_module
         sys.meta_path.insert(0, _TracingFirst())
         settle_interned_names()
