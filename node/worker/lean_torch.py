@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import MetaPathFinder
 from types import FrameType, ModuleType
-from typing import Any
 
 from atoll.p2p.system.garbage import uncollected_imports
 from atoll.p2p.system.interned_names import settle_interned_names
@@ -37,7 +36,7 @@ class _TracingFirst(MetaPathFinder):
             whole_torch()
 
 
-def _module_of(found: Any, _filename: str | None = None) -> ModuleType | None:
+def _module_of(found: object, _filename: str | None = None) -> ModuleType | None:
     """`inspect.getmodule`, for a frame by the name that its globals have."""
     if isinstance(found, FrameType):
         return sys.modules.get(found.f_globals.get("__name__", ""))
@@ -50,7 +49,7 @@ def lean_imports() -> Iterator[None]:
     sys.modules[TRACING] = ModuleType(TRACING)
     left_out = dict.fromkeys(set(OPTIONAL) - sys.modules.keys())  # None: the import says that it is not there
     sys.modules.update(left_out)  # type: ignore[arg-type]
-    inspect.getmodule = _module_of
+    inspect.getmodule = _module_of  # type: ignore[assignment]  # it names an argument `object`
     try:
         with uncollected_imports():
             yield
