@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from atoll.cli.command_table import COMMANDS, MOVED, NOUNS, SECTIONS, SHOWN, extension
+from atoll.p2p.system.garbage import uncollected_imports
 from atoll.protocols.errors import AtollError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def load(name: str) -> click.Command:
     if ":" not in place:
         place = extension(place, first, f"`atoll {first}`")
     module, _, attribute = place.partition(":")
-    command: click.Command = getattr(importlib.import_module(module), attribute)
+    with uncollected_imports():
+        command: click.Command = getattr(importlib.import_module(module), attribute)
     return command.commands[verb] if verb and isinstance(command, click.Group) else command
 
 

@@ -1,7 +1,8 @@
 """What a run costs, as people read it."""
 
 from atoll.cli.formatting import number, room_text, size, span
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon.telemetry.run_outlook import RunOutlook
 from atoll.node.runs.capacity.join_preview import Preview
 from atoll.node.runs.capacity.memory_model import Free

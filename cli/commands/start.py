@@ -24,6 +24,7 @@ from atoll.node.config.node_config import load_config
 from atoll.node.config.roles import Role
 from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.p2p.system.c_heap import use_one_arena
+from atoll.p2p.system.garbage import uncollected_imports
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.invite import is_invite
 
@@ -125,7 +126,8 @@ def start(
                 lock.enter_context(hold_lock(home))
             try:
                 await begin_early(home, config, worker)
-                from atoll.cli.node_commands.running import run_node
+                with uncollected_imports():
+                    from atoll.cli.node_commands.running import run_node
 
                 await run_node(
                     home, config, link, wanted, on_up=on_up, worker=worker, lock=None if has_home else lock,

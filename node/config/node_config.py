@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from atoll.node.config.devices import devices_of
 from atoll.node.config.guest import GuestConfig, read_guest
 from atoll.node.config.loggers import LoggerName, check_loggers
 from atoll.node.config.roles import Role, Work, work_of
@@ -59,11 +60,6 @@ def check_devices(text: str) -> None:
         raise ConfigError(f"device: {len(devices)} devices; at most {MAX_DEVICES} are legal")
     if devices[0] != "cpu" and len(set(devices)) < len(devices):
         raise ConfigError(f"device {text!r} names a GPU twice")
-
-
-def devices_of(text: str) -> tuple[str, ...]:
-    """`cuda:0,cuda:1` -> both. The first one is the worker's own."""
-    return tuple(text.split(","))
 
 
 class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

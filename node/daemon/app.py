@@ -8,7 +8,6 @@ socket stop, and the host at last. A second signal ends at once; kill −9 loses
 """
 
 import asyncio
-import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -25,6 +24,7 @@ from atoll.node.daemon.status import StopDaemon
 from atoll.node.ipc.chain_mark import mark_left, news_of
 from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.p2p.system.c_heap import FreePages
+from atoll.p2p.system.garbage import settle_garbage
 from atoll.p2p.system.interned_names import settle_interned_names
 from atoll.protocols.errors import AtollError, first_fault
 from atoll.protocols.ids import Round
@@ -41,17 +41,6 @@ SHARDS_ASKED = 32
 """Most shards of a packed text about which a leaving node asks the others."""
 SETTLE_S = 10.0
 """After a change of the chain the collector waits for so long: it holds up the loop, and others wait for us."""
-
-
-def settle_garbage() -> None:
-    """Take what imports and start-up made out of the collector's view. Call it once all parts run.
-
-    Python looks through old objects only when a quarter as many have come to them: with 300,000 of modules that is
-    once in hours, and what ended streams held until then was 5 to 10 MB (docs/chaos.md, soak).
-    """
-    gc.unfreeze()  # of the chain before, or a daemon before this one
-    gc.collect()
-    gc.freeze()
 
 
 BuildParts: TypeAlias = Callable[[JoinPlan, StopDaemon, Callable[[Round | None], None]], NodeParts]
@@ -253,7 +242,7 @@ class Daemon:
 
 async def _settle_later() -> None:
     await asyncio.sleep(SETTLE_S)
-    settle_garbage()
+    settle_garbage(anew=True)
 
 
 @asynccontextmanager

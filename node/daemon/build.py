@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.config.devices import devices_of
 from atoll.node.config.guest import read_guest
-from atoll.node.config.node_config import devices_of
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.chain.current_chain import CurrentChain

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from atoll.node.config.node_config import devices_of
+from atoll.node.config.devices import devices_of
 from atoll.node.doctor.checks import CheckState, DoctorCheck, DoctorInput, Finding
 from atoll.node.doctor.experts import available_room, config_or_cpu, trained_experts
 from atoll.node.runs.capacity.free_resources import states_of

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch
 
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.import_export.export_run import load_saved
 from atoll.node.learning.data.dataset import GivenTokenizer, open_text
 from atoll.node.learning.data.shakespeare import default_cache

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from atoll.node.config.node_config import devices_of
+from atoll.node.config.devices import devices_of
 from atoll.node.ipc.start_clock import StartClock
 from atoll.node.ipc.start_moves import StartMoves, cpu_seconds
 from atoll.node.ipc.worker_pipe import WORKER, WorkerPipe, spawn

@@ -22,7 +22,7 @@ import torch
 
 from atoll.node.checkpoint.disk import map_payload
 from atoll.node.checkpoint.mapped_arrays import ARRAYS, MappedArrays
-from atoll.node.config.node_config import devices_of
+from atoll.node.config.devices import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text

@@ -52,6 +52,7 @@ class Evaluator:
             self.context.now(),
             is_relieved=self.validators.relieve(number) and not self.work.evaluates,
             is_in_doubt=self.validators.is_in_doubt,
+            has_trained=self.context.log.tokens > 0,
         ):
             self._pace.budget.asked()
             self.start_task(self._evaluate(number, state), f"evaluate {number}")
@@ -74,10 +75,9 @@ class Evaluator:
             self.context.log.validated_by(peer, said)
         if self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3:
             self._renew()
-        wanted = self._wanted
         # A node that comes late applies many rounds one after the other: only the last of them is worth it.
         may_begin = self.worker.is_ready and not (self._is_busy or self.is_paused())
-        if wanted and may_begin and self.is_newest(wanted[0]):
+        if (wanted := self._wanted) and may_begin and self.is_newest(wanted[0]):
             self._wanted, self._is_busy = None, True
             self.start_task(self._evaluate(*wanted), f"evaluate {wanted[0]}")
 

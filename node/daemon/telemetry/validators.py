@@ -34,17 +34,30 @@ class EvaluationPace:
     _next_trial: int = 0
     """First round that may be validated only to learn whom to believe."""
 
-    def is_due(self, number: int, now: float, *, is_relieved: bool = False, is_in_doubt: bool = False) -> bool:
+    def is_due(
+        self,
+        number: int,
+        now: float,
+        *,
+        is_relieved: bool = False,
+        is_in_doubt: bool = False,
+        has_trained: bool = True,
+    ) -> bool:
         """Return whether round `number`, which has closed, is to be validated at `now` (monotonic seconds).
 
         `is_relieved`: others validate, and this node believes them. `is_in_doubt`: it could believe one of them if
-        it had a value of its own.
+        it had a value of its own. `has_trained`: a round since its start, which others wait for longer than for a
+        validation.
         """
         if number == self.rounds - 1:
             return True
         if self.every:
             return number % self.every == 0
-        return not is_relieved and (self.budget.is_due(now) or (is_in_doubt and self._is_trial(number)))
+        return (
+            has_trained
+            and not is_relieved
+            and (self.budget.is_due(now) or (is_in_doubt and self._is_trial(number)))
+        )
 
     def _is_trial(self, number: int) -> bool:
         """Twice as long after each trial: slow evaluators, or made-up ones, cost ever less."""

@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import psutil
 
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.memory_model import Free, Needs, memory_shortage, needs_of
 from atoll.p2p.system.control_group import memory_left
 from atoll.protocols.ledger.ownership import splits

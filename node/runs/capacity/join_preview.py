@@ -2,7 +2,8 @@
 
 import msgspec
 
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of, parts_of
 from atoll.node.runs.capacity.open_rounds import open_payloads_of, open_rounds_of

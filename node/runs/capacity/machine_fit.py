@@ -8,7 +8,8 @@ import psutil
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
+from atoll.node.config.node_config import NodeConfig
 from atoll.node.config.roles import Role
 from atoll.node.runs.capacity.free_resources import gpu_memory, room_of, states_of, trained_of
 from atoll.node.runs.capacity.join_preview import MEMBERS

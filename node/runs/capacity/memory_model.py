@@ -8,15 +8,22 @@ Figures were compared with workers that trained, folded and validated: on a CPU 
 on a GPU `10m` and `50m` (docs/memory.md). Others follow from the tensors that are kept.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from atoll.node.config.node_config import NodeConfig, devices_of
+from atoll.node.config.devices import devices_of
 from atoll.protocols.ledger.coverage import largest_payload
 from atoll.protocols.ledger.ownership import splits
 from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
+
+if TYPE_CHECKING:  # a worker asks what fits its device, and has no config
+    from atoll.node.config.node_config import NodeConfig
 
 TRAINED_BYTES = 16
 """Bytes of a trained parameter on its device: weight, gradient and two moments in float32."""

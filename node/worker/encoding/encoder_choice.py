@@ -9,7 +9,7 @@ import logging
 
 import torch
 
-from atoll.node.config.node_config import devices_of
+from atoll.node.config.devices import devices_of
 from atoll.node.learning.compress.codecs import Encoder, OnHost, codec_of
 from atoll.node.runs.capacity.memory_model import memory_shortage
 from atoll.protocols.local.worker_messages import StartRequest

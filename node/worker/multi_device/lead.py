@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from atoll.node.checkpoint.parts import WriteParts
-from atoll.node.config.node_config import devices_of
+from atoll.node.config.devices import devices_of
 from atoll.node.ipc.framing import frame, read_frame
 from atoll.node.worker.multi_device.group import RankPlace, check_batch, check_device
 from atoll.node.worker.multi_device.modes import check_shards, group_of

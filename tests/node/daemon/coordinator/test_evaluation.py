@@ -45,6 +45,15 @@ def test_one_that_failed_costs_nothing():
     assert pace.is_due(1, 10.0)
 
 
+def test_a_node_that_was_started_again_trains_before_it_validates():
+    pace = EvaluationPace(0, 100)
+    assert not pace.is_due(7, 0.0, has_trained=False)
+    assert not pace.is_due(8, 1.0, is_in_doubt=True, has_trained=False)
+    assert pace.is_due(9, 2.0)
+    assert pace.is_due(99, 3.0, has_trained=False), "the last round"
+    assert EvaluationPace(2, 100).is_due(8, 0.0, has_trained=False), "the user's own number"
+
+
 def test_who_is_relieved_validates_the_last_round_alone():
     pace = EvaluationPace(0, 8)
     assert [number for number in range(8) if pace.is_due(number, 0.0, is_relieved=True)] == [7]
@@ -84,3 +93,22 @@ def test_what_is_found_on_own_data_is_told_nobody(privacy, told):
     evaluator.validators.find(state, 2.5)
     evaluator.on_final(Round(0), state)
     assert len(said) == told
+
+
+def test_a_trainer_asks_for_no_validation_before_its_first_round():
+    begun, log = [], SimpleNamespace(tokens=0)
+    evaluator = Evaluator(
+        context=SimpleNamespace(spec=SPEC, now=lambda: 1.0, log=log),
+        net=SimpleNamespace(),
+        on_step=lambda: None,
+        worker=SimpleNamespace(is_ready=True),
+        start_task=lambda work, name: begun.append(name) or work.close(),
+        is_newest=lambda number: True,
+        is_paused=lambda: False,
+        work=Work(trains=True),
+    )
+    evaluator.on_closed(Round(3), digest(b"closed while it was away"))
+    assert begun == []
+    log.tokens = 512
+    evaluator.on_closed(Round(4), digest(b"its own"))
+    assert begun == ["evaluate 4"]
