@@ -35,6 +35,8 @@ LOST_FEEDBACK = "this state is older than what was sent: its error feedback is d
 """Line of the worker's log; see `ErrorFeedback.recognise`."""
 PAST_PAYLOADS = 64
 """Most payloads of final rounds that are kept for the case that this node leaves its chain."""
+NO_SHARE = 2.0**-32
+"""What is less of a payload than this is lost in the rounding of e: after a change of chain dozens are so old."""
 
 
 def share_of_left(feedback: float) -> float:
@@ -202,6 +204,8 @@ class ErrorFeedback:
             shares_C = back.to_error
         if missed.sent.payload in self.left:
             shares_C *= share_of_left(self._spec.compress.feedback)
+        if back is None and shares_C.max() < NO_SHARE:
+            return
         values_N4096 = torch.zeros((size, CHUNK))
         self._codec_of(missed.sent.round).give_back(values_N4096, missed.data)
         for counted in rest_of(missed.rows, size):

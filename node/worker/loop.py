@@ -106,10 +106,10 @@ class Worker:
     def _answer(self, request: worker_messages.RequestEnvelope) -> worker_messages.Answer | None:
         match request.ask:
             case worker_messages.StartRequest():
+                text = self._session.text_for(request.ask) if self._session is not None else None
                 self._end_session()
-                self._session = Session(
-                    request.ask, self._spent, saved=self._inbox.wake, report=partial(self._say, request.id)
-                )
+                report = partial(self._say, request.id)
+                self._session = Session(request.ask, self._spent, saved=self._inbox.wake, report=report, text=text)
                 return self._session.started()
             case worker_messages.TrainRequest():
                 self._begin(request.id, self._open().train(request.ask))

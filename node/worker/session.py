@@ -25,7 +25,7 @@ from atoll.node.checkpoint.mapped_arrays import ARRAYS, MappedArrays
 from atoll.node.config.devices import devices_of
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.learning.compress.codecs import codec_of
-from atoll.node.learning.data.dataset import GivenTokenizer, RunText, open_text
+from atoll.node.learning.data.dataset import Dataset, GivenTokenizer, RunText, open_text
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.node.learning.inner.private_passes import Random
@@ -81,13 +81,14 @@ class Session:
         lost: Callable[[str], None] = end_process,
         report: Callable[[str], None] = lambda phase: None,
         random: Random = os.urandom,
+        text: Dataset | None = None,
     ) -> None:
         """Build everything and load what is on disk. Raises ConfigError, CorruptFault, DiskFault.
 
         `spent`: the worker's account of time. `saves`: budget of saves between trained rounds. `saved` is called,
         by another thread, when `finish_save` may have an answer; `lost` too, with a line, when the process of
         another device is gone. `report` is given each phase of the start as it begins. `random`: of the noise of a
-        run with privacy; it must not be repeatable but in tests.
+        run with privacy; it must not be repeatable but in tests. `text`: see `text_for`.
         """
         self._start = start
         self._spent = spent or TimeAccount(time.monotonic_ns)
@@ -103,6 +104,7 @@ class Session:
         if start.trains and self._spec.objective:
             objective_of(self._spec)  # what cannot be loaded is said now, not at the first step
         self._random = random
+        self._data: RunText | None = text
         layout = codec_of(self._spec.compress.codec, self._spec.compress.k).layout(
             arena_of(self._spec.model).chunks
         )
@@ -126,8 +128,7 @@ class Session:
         self._kernels = KernelsBeside(spec)
         report("opening the text")
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
-        self._data = None
-        if start.reads_text:
+        if start.reads_text and self._data is None:
             self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given, examples_of)
         if self._ranks is not None:
             self._ranks.join()
@@ -187,6 +188,10 @@ class Session:
             settled=self._state.settled,
             uses=self._rounds.uses,
         )
+
+    def text_for(self, start: worker_messages.StartRequest) -> Dataset | None:
+        """Return the text in memory, if it is that of another session too: most of its start is to read it."""
+        return self._data if isinstance(self._data, Dataset) and start == self._start else None
 
     def answer(self, ask: worker_messages.Ask) -> worker_messages.Answer:
         """Do everything but training. Raises AtollError."""

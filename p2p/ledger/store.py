@@ -267,6 +267,10 @@ class Ledger:
         rows = self._select("id = ?", entry_id)
         return self._decode(rows[0][1]) if rows else None
 
+    def holds(self, entry_id: Digest) -> bool:
+        """Whether an entry with this id is in a feed here."""
+        return bool(self._db.rows("SELECT 1 FROM entries WHERE id = ?", entry_id))
+
     def head(self, author: PeerId) -> Entry | None:
         """The author's newest entry; None if there is none."""
         rows = self._select("author = ? ORDER BY seq DESC LIMIT 1", author)

@@ -395,13 +395,19 @@ def encode_entry(entry: Entry) -> bytes:
 
 def decode_entry(data: bytes, run: RunId) -> Entry:
     """A legal, signed entry of this run. Raises DecodeError or SignatureFault. The store checks its link."""
+    entry = decode_unverified(data, run)
+    verify(entry.author, _DOMAIN, unsigned(entry), entry.signature)
+    return entry
+
+
+def decode_unverified(data: bytes, run: RunId) -> Entry:
+    """A legal entry of this run that anybody may have written. Raises DecodeError, SignatureFault."""
     entry = codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
     if entry.version != FEED_VERSION:
         raise DecodeError(f"feed version {entry.version}; this node speaks {FEED_VERSION}")
     if entry.run != run:
         raise SignatureFault("the entry belongs to another run")
-    verify(entry.author, _DOMAIN, unsigned(_check(entry)), entry.signature)
-    return entry
+    return _check(entry)
 
 
 def _check(entry: Entry) -> Entry:

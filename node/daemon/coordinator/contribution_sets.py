@@ -183,9 +183,8 @@ class ContributionSets:
         """
         old = self.index.forget(before) | self.slices.forget_payloads(before)
         needed = needed | self.index.payloads() | self.slices.payloads(before) | self.context.kept
-        for payload in old - needed:
-            if self.blobs.has_blob(payload):
-                self.guard.delete_blob(payload)
+        for payload in filter(self.blobs.has_blob, old - needed):
+            self.guard.delete_blob(payload)
 
     async def ask(
         self,

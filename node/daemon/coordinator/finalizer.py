@@ -149,12 +149,14 @@ class Finalizer:
         if found is not None:
             self._begin_adopting(found)
         elif action and (self.search.book.has_failed() or not any(map(self._is_time_for, others))):
-            self.sets.fetch(action.round, action.contributions)
+            # Those after it, too, if they are few: of more most wait, as a newer snapshot may come.
+            is_near = max(self._waiting_rounds) < self.applied + SNAPSHOT_EVERY
+            for at in sorted(self._waiting_rounds) if is_near else (action.round,):
+                self.sets.fetch(Round(at), self._waiting_rounds[at].contributions)
 
     def _is_available(self, action: FinalizeRound) -> bool:
-        # Both are asked, so that what a correction lacks is on its way, too.
-        can_correct = self.sets.are_correctable(action.corrections, action.round)
-        return self.sets.is_available(action.round, action.contributions) and can_correct
+        can_correct = self.sets.are_correctable(action.corrections, action.round)  # gets what a correction lacks
+        return can_correct and self.sets.is_available(action.round, action.contributions)
 
     def _announce_ready(self) -> None:
         if not self._announced:
@@ -259,9 +261,8 @@ class Finalizer:
         """Delete Θ₀ and its moments: no member begins at round 0 any more. The run's owner keeps the files."""
         spec = self.context.spec
         given = (Digest(spec.start.weights), *spec.start.moment_blobs) if spec.start else ()
-        for blob in given if self.context.me != spec.owner else ():
-            if self.net.has_blob(blob):
-                self.guard.delete_blob(blob)
+        for blob in filter(self.net.has_blob, given if self.context.me != spec.owner else ()):
+            self.guard.delete_blob(blob)
 
     # --- snapshots of others ----------------------------------------------------------------------
 

@@ -198,6 +198,17 @@ def test_a_node_that_goes_back_to_its_first_chain_takes_out_what_counts_there(si
     ours.check({0, 1, 2, 4, 5, 6}, left=(3,))
 
 
+def test_a_payload_of_which_nothing_is_left_is_not_decoded(sides, monkeypatch):
+    ours, _ = sides
+    feedback = ours.home.session._feedback
+    held = feedback.residual_C4096.clone()
+    monkeypatch.setattr(error_feedback, "NO_SHARE", 1.1)
+    monkeypatch.setattr(feedback, "_codec_of", lambda number: pytest.fail("it is decoded"))
+    feedback.reopen(0)
+    assert feedback.pending
+    assert torch.equal(feedback.residual_C4096, held)
+
+
 def test_rows_count_one_by_one(tmp_path):
     ours, theirs = parted(tmp_path, spec_of("plain"))
     ours.leave(FORK)

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, mark_left
+from atoll.node.learning.data import corpus
 from atoll.node.worker import main
 from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
@@ -205,7 +206,14 @@ class Again(Busy):
         yield StopRequest()
 
 
-def test_a_worker_begins_again_without_a_new_process(tmp_path):
+def test_a_worker_begins_again_without_a_new_process(tmp_path, monkeypatch):
+    opened, real = list[str](), corpus.load_corpus
+
+    def load(source: str, *more: object) -> corpus.Corpus:
+        opened.append(source)
+        return real(source, *more)
+
+    monkeypatch.setattr(corpus, "load_corpus", load)
     daemon = Again(tmp_path)
     worker = Worker(daemon, daemon)
     spent = worker._spent
@@ -221,6 +229,7 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path):
     assert [pending.round for pending in again.pending] == [0]
     assert not (tmp_path / MARK).exists()
     assert worker._spent is not spent, "the next daemon counts from its own beginning"
+    assert opened == [SPEC.data.source], "the text is read once"
 
 
 def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.ledger.store import CLOSED, Ledger
-from atoll.p2p.ledger.sync import BATCH_BYTES, METHOD, Exchange, LedgerSync
+from atoll.p2p.ledger.sync import BATCH_BYTES, MESSAGE_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -25,6 +25,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger import records
 from atoll.protocols.ledger.records import MAX_SET, Ack, Ballot, Entry, Leave, Proposal, encode_entry, sign_entry
 from atoll.protocols.run.admission import AdmissionSpec
 
@@ -119,6 +120,27 @@ def test_one_exchange_makes_the_union(
         assert await b.sync.exchange(a.host.peer_id) == 0
 
     run_pair(tmp_path_factory.mktemp("union"), scenario)
+
+
+def test_what_two_neighbours_bring_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified = list[PeerId]()
+
+    def verify(author: PeerId, *signed: bytes) -> None:
+        verified.append(author)
+        real(author, *signed)
+
+    async def scenario(a: Side, b: Side) -> None:
+        entries = feed(AUTHORS[0], 9)
+        a.ledger.insert_all(entries[:5])
+        for _ in range(2):
+            brought = Exchange({}, False, (), tuple(map(encode_entry, entries)), ())
+            await b.calls.call(a.host.peer_id, METHOD, brought, Exchange, max_bytes=MESSAGE_BYTES)
+        assert a.ledger.vector() == {AUTHORS[0].peer_id: 9}
+        assert verified == [AUTHORS[0].peer_id] * 4
+
+    real = records.verify
+    monkeypatch.setattr(records, "verify", verify)
+    run_pair(tmp_path, scenario)
 
 
 def test_large_ledgers_travel_in_batches_below_the_cap(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ class Sets:
 
     def __init__(self, worker, is_held):
         self.worker, self.is_held, self.dropped = worker, is_held, []
-        self.seen = {}
+        self.seen, self.fetched = {}, set()
         self.index = SimpleNamespace(authors=lambda names: [])
 
     def is_available(self, number, names):
@@ -104,6 +104,7 @@ class Sets:
 
     def fetch(self, number, names):
         assert not self.is_held or self.lacks
+        self.fetched.add(number)
 
     def counted(self, number, names):
         return (number,)
@@ -190,6 +191,14 @@ def test_rounds_are_applied_in_order(tmp_path):
     play(rig, (2, 0, 1))
     assert rig.finalizer.applied == 2
     assert rig.applied() == [-1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(("rounds", "fetched"), [((2, 1, 0), {0, 1, 2}), ((3, 2, 1, 0), {0})])
+def test_payloads_of_few_rounds_are_fetched_together(tmp_path, monkeypatch, rounds, fetched):
+    monkeypatch.setattr(finalizer, "SNAPSHOT_EVERY", 4)
+    rig = Rig(tmp_path, is_held=False)
+    play(rig, rounds)
+    assert rig.finalizer.sets.fetched == fetched
 
 
 @pytest.mark.parametrize("number", [0, 1])
