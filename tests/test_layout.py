@@ -191,7 +191,7 @@ a guarded run in its RunSpec (24), tables of what is wanted once and of who is l
 leases that a start remembers, and what it is told of its own (104), free lines that four branches of one day
 all counted (42), reads that give others their turn, and leases that stay known (25), liars that answer
 ballots in turn (66), a p2pd that hangs, members whose connections a crowd leaves, and homes that moved (55),
-What a start leaves out after a kill: collections, searched modules, optional packages, an early validation
+what a start leaves out after a kill: collections, searched modules, optional packages, an early validation
 (67), a text that a change of chain keeps, entries that are verified once (22).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
