@@ -169,10 +169,11 @@ def over_a_full_queue(loop, work):
 @LOOPS
 def test_a_connect_waits_for_a_place_in_a_full_queue(loop):
     async def work(path, listener):
-        connecting = asyncio.ensure_future(UnixSocket.connect(path, full_s=BRIEF_S))
-        assert not (await asyncio.wait([connecting], timeout=0.05))[0], "nobody was accepted"
-        listener.accept()[0].close()
-        found = await connecting
+        async with asyncio.TaskGroup() as group:
+            connecting = group.create_task(UnixSocket.connect(path, full_s=BRIEF_S))
+            assert not (await asyncio.wait([connecting], timeout=0.05))[0], "nobody was accepted"
+            listener.accept()[0].close()
+        found = connecting.result()
         await found.write(b"x")
         with listener.accept()[0] as theirs:
             assert theirs.recv(1) == b"x"
@@ -197,21 +198,16 @@ def test_bytes_that_come_one_by_one_cost_no_more_memory_than_was_asked_for():
     size = 4000
 
     async def work(found, theirs):
-        async def send():
+        async with asyncio.TaskGroup() as group:
+            tracemalloc.start()
+            reading = group.create_task(found.readexactly(size))
             for _ in range(size - 1):
                 theirs.send(b"x")
                 await asyncio.sleep(0)
-
-        tracemalloc.start()
-        try:
-            sending = asyncio.ensure_future(send())
-            reading = asyncio.ensure_future(found.readexactly(size))
-            await sending
-            assert not reading.done()
-            assert tracemalloc.get_traced_memory()[0] < 8 * size, "a list of parts held 42 bytes for each"
-        finally:
+            held = tracemalloc.get_traced_memory()[0]
             tracemalloc.stop()
-        theirs.send(b"y")
-        assert await reading == b"x" * (size - 1) + b"y"
+            theirs.send(b"y")
+        assert reading.result() == b"x" * (size - 1) + b"y"
+        assert held < 8 * size, "a list of parts held 42 bytes for each"
 
     run(asyncio.new_event_loop, work)
