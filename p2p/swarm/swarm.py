@@ -78,7 +78,14 @@ class Swarm:
         """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
         self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
         epoch = next_epoch(home / "epoch")
-        self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
+        self.registers = RegisterStore(
+            run,
+            identity,
+            epoch,
+            admits=self.ledger.admits,
+            is_known=self._is_known,
+            rank=lambda peer: self.newcomers.shares.rounds(peer),
+        )
         self._kept = KeptLeases(self.registers, home / "leases")
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
