@@ -252,9 +252,7 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
             context=common.context,
             start_task=common.queue.start_task,
             leases=common.net.leases,
-            voters=lambda: common.machines.finality.voters,
-            newest=lambda: common.machines.finality.last_final,
-            applied=lambda: common.machines.round.final,
+            machines=common.machines,
         ),
     )
 

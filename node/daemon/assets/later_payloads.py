@@ -6,13 +6,14 @@ in full, or they lie.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.coordinator.runtime import Machines
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 
@@ -28,12 +29,8 @@ class LaterPayloads:
     start_task: Callable[[Coroutine[Any, Any, None], str], None]
     leases: Callable[[], Mapping[PeerId, tuple[Lease, float]]]
     """The live leases of others."""
-    voters: Callable[[], Collection[PeerId]]
-    """Who decides the next round, as far as the ledger is read."""
-    newest: Callable[[], int]
-    """The newest round that the ledger proves final."""
-    applied: Callable[[], int]
-    """The newest round in this node's Θ_final."""
+    machines: Machines
+    """What the ledger proves final, who decides the next round, and the newest round in this node's Θ_final."""
     _began: float = field(init=False)
     _ends: dict[Round, asyncio.Event] = field(default_factory=dict)
 
@@ -50,7 +47,8 @@ class LaterPayloads:
 
     def waiting(self) -> range:
         """The rounds whose payloads wait."""
-        final, following = max(self.newest(), self._newest_elsewhere()), self.applied() + 1
+        final = max(self.machines.finality.last_final, self._newest_elsewhere())
+        following = self.machines.round.final + 1
         # Who is this near applies round by round, and the others hold the payloads yet.
         return range(following + 1, final + 1 if final > following + SNAPSHOT_EVERY else 0)
 
@@ -65,7 +63,7 @@ class LaterPayloads:
         """The median of what others call final, soon after the start: a minority of liars moves it little."""
         if self.context.now() - self._began >= self.context.spec.pace.lease_s:
             return -1
-        final, voters = {peer: lease.final for peer, (lease, _) in self.leases().items()}, self.voters()
+        final = {peer: lease.final for peer, (lease, _) in self.leases().items()}
         # A newcomer knows only the owner as a voter: where none is here, all count.
-        deciding = [number for peer, number in final.items() if peer in voters]
+        deciding = [final[peer] for peer in self.machines.finality.voters if peer in final]
         return median_low(deciding or final.values() or [-1])

@@ -25,7 +25,7 @@ from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
 log = logging.getLogger(__name__)
 
-LOG_FILE = "rounds.jsonl"
+LOG_FILE, JOURNAL_FILE = "rounds.jsonl", "events.jsonl"
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
@@ -59,7 +59,7 @@ class RoundLog:
         with disk(folder):
             self.rows = RoundRows(path, peer)
             """Known rows by round; `_row` gives one that may be changed."""
-            journal = self.journal = folder / "events.jsonl"
+            journal = self.journal = folder / JOURNAL_FILE
             if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
                 journal.replace(folder / "events.1.jsonl")
             self._events_file: TextIO = journal.open("a", encoding="utf-8")

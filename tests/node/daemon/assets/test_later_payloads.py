@@ -16,7 +16,10 @@ class Late:
     """A node that began at 100 s, with what it knows."""
 
     def __init__(self, newest=-1, applied=-1, leases=(), voters=()):
-        self.now, self.newest, self.applied = 100.0, newest, applied
+        self.now = 100.0
+        self.machines = SimpleNamespace(
+            finality=SimpleNamespace(last_final=newest, voters=voters), round=SimpleNamespace(final=applied)
+        )
         self.leases = {number: (SimpleNamespace(final=final), 9.0) for number, final in enumerate(leases)}
         spec = SimpleNamespace(pace=SimpleNamespace(lease_s=LEASE_S))
         self.looks = 0
@@ -25,9 +28,7 @@ class Late:
             context=SimpleNamespace(now=lambda: self.now, spec=spec),
             start_task=lambda work, name: self.group.create_task(work, name=name),
             leases=self.read_leases,
-            voters=lambda: voters,
-            newest=lambda: self.newest,
-            applied=lambda: self.applied,
+            machines=self.machines,
         )
 
     def read_leases(self):
@@ -43,7 +44,7 @@ def test_final_rounds_wait_but_for_the_next_to_apply():
     """A snapshot stands for them. Without one they are applied in turn, so the next one never waits."""
     late = Late(newest=100)
     assert late.waiting() == [*range(1, 101)]
-    late.applied = 40
+    late.machines.round.final = 40
     assert [number for number in late.waiting() if number > 40] == [*range(42, 101)]
 
 
@@ -90,11 +91,11 @@ def test_all_payloads_that_wait_are_one_question_and_end_with_their_round():
             await asyncio.sleep(60.0)
             assert 0 < late.looks <= 60.0 / LOOK_S
             assert began == []
-            late.applied = 3
+            late.machines.round.final = 3
             await asyncio.sleep(LOOK_S)
             assert sorted(began) == sorted([*range(1, 5)] * 5), "round 4 is the next to apply"
             assert late.rule(4) is None
-            late.applied = 40
+            late.machines.round.final = 40
         assert len(began) == 200, "and no task is left"
 
     run_virtual(story())
