@@ -33,7 +33,10 @@ def wrote(home: Home, *lines: str, run: str = "ab", unix_s: float = 1e9) -> None
     ("lines", "said"),
     [
         ((DONE, STOPPED), "the last one was stopped"),
-        ((DONE, STOPPED, '{"time": 4.0, "event": "handed_over", "to": [1]}', '{"torn'), "the last one was stopped"),
+        (
+            (DONE, STOPPED, '{"time": 4.0, "event": "handed_over", "to": [1]}', '{"torn'),
+            "the last one was stopped",
+        ),
         ((STOPPED, DONE, FAILED), "the last one ended: train.txt is not the text of this run"),
         ((STOPPED, CRASHED), "a bug ended the last one, see `atoll logs`: TypeError()"),
         ((DONE,), ""),
