@@ -254,11 +254,9 @@ def test_status_says_whose_answers_are_missing_while_ballots_decide_nothing():
     node.wait(PATIENCE)
     found = "round 5: its 4 newest ballots decided nothing: …peer-d missed 2, …peer-e missed 2"
     assert missing(node.state) == found, "between two tries"
-    in_turns(*ATTEMPTS[:5], node=(node := five_of_seven().wait(LEASE)), turns=((D, E),))
+    node = in_turns(*ATTEMPTS[:5], turns=((D, E),))
     assert missing(node.state).endswith("decided nothing: all took part in them")
-    in_turns(
-        *ATTEMPTS[:5], turns=((C, D), (C, E), (D, E)), others=(B,), node=(node := five_of_seven().wait(LEASE))
-    )
+    node = in_turns(*ATTEMPTS[:5], turns=((C, D), (C, E), (D, E)), others=(B,))
     assert missing(node.state).endswith("…peer-c missed 1, …peer-d missed 1, …peer-e missed 2")
 
 
