@@ -105,8 +105,9 @@ class Daemon:
                 self._begin(group, "finish", self._stop_after_round())
                 await self._stop.wait()
                 await self._shut_down()
-        except Exception:
+        except Exception as bug:
             # A bug in some part ends the group without the order above; the worker still saves its steps.
+            self._parts.log.event("crashed", error=f"{bug!r:.500}")
             async with _deadline("the worker", WORKER_S):
                 await self._parts.chain.trainer.stop()
             raise
@@ -172,10 +173,8 @@ class Daemon:
 
     async def _shut_down(self) -> None:
         """End the parts in order. The log names a part that misses its deadline, and the next one ends."""
-        if self._fault is None:
-            self._parts.log.event("stopping")
-        else:
-            self._parts.log.event("failed", error=self._fault.line())
+        how, facts = ("failed", {"error": self._fault.line()}) if self._fault else ("stopping", {})
+        self._parts.log.event(how, **facts)
         await self._end("start-up", "finish", "host")
         async with _deadline("the worker", WORKER_S):
             await self._parts.chain.trainer.stop()

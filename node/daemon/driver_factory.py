@@ -250,9 +250,9 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
         bringer_of=common.net.bringer,
         waits=LaterPayloads(
             context=common.context,
+            start_task=common.queue.start_task,
             leases=common.net.leases,
-            newest=lambda: common.machines.finality.last_final,
-            applied=lambda: common.machines.round.final,
+            machines=common.machines,
         ),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_for_feed
+from atoll.node.daemon.assets.first_records import wait_for_records
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.host.interface import Host
@@ -296,6 +297,7 @@ class SwarmNetwork:
             self._lost_feed = None
         elif self._swarm.expects_members():
             await self._wait_synced(listener, worked=self._me in self._swarm.ledger.vector())
+            await wait_for_records(self._swarm, lambda: (lease for lease, _ in self.leases().values()))
         if self._me not in self._swarm.ledger.vector():
             told_s = -math.inf
             for body in self._opening:
@@ -323,14 +325,12 @@ class SwarmNetwork:
             except TimeoutError:
                 if replication.records_gone:
                     await self.bring_summary()
-                if worked and not replication.lacks_own_entries:
-                    listener.on_alone(ALONE_S)
-                elif replication.records_gone:
-                    listener.on_behind(replication.records_gone)
-                    is_told = True
+                if not worked or replication.lacks_own_entries:
+                    if replication.records_gone:
+                        listener.on_behind(replication.records_gone)
+                        is_told = True
                     continue
-                else:
-                    continue
+                listener.on_alone(ALONE_S)
             if is_told:
                 listener.on_behind("")
             return

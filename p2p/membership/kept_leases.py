@@ -60,7 +60,7 @@ class KeptLeases:
 
     def save(self) -> None:
         """Write the file if there is a newer lease. A disk that refuses is only logged."""
-        newest = tuple(self._registers.newest_leases()[-MAX_AUTHORS:])
+        newest = tuple(self._registers.newest_leases())
         if newest == self._saved:
             return
         try:

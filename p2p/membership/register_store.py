@@ -55,11 +55,13 @@ class RegisterStore:
         max_authors: int = MAX_AUTHORS,
         admits: Callable[[PeerId], bool] = lambda peer: True,
         is_known: Callable[[PeerId], bool] = lambda peer: True,
+        rank: Callable[[PeerId], int] = lambda peer: 0,
     ) -> None:
         """`epoch`: number of this start of the node, see `next_epoch`.
 
         `admits(peer)`: whether registers of `peer` are stored; others are ignored, without blame.
         `is_known(peer)`: whether `peer` is connected or known by its work; the others are strangers, and give way.
+        `rank(peer)`: the number of final sets that name `peer`; who has the fewest is forgotten first.
         """
         self._run = run
         self._identity = identity
@@ -68,6 +70,7 @@ class RegisterStore:
         self._max_authors = max_authors
         self._admits = admits
         self._is_known = is_known
+        self._rank = rank
         self._strangers: dict[PeerId, None] = {}
         """Authors that were strangers when their first register came, in that order."""
         self._held: dict[Key, StoredRegister] = {}
@@ -111,11 +114,16 @@ class RegisterStore:
         self._store(register, data, now + register.ttl_s - age_s)
         return register
 
-    def newest_leases(self) -> list[bytes]:
-        """The newest lease, alive or not, of each author that is connected, known by its work, or remembered."""
+    def newest_leases(self, most: int = MAX_AUTHORS) -> list[bytes]:
+        """The newest lease, alive or not, of each author that is connected, known by its work, or remembered.
+
+        Of more than `most` authors those with the highest ranks, of equals the newest leases.
+        """
         leases = ((key[0], order[2]) for key, order in self._newest.items() if key[1] == _LEASE)
         # Before the ledger was replayed nobody is known by its work.
-        kept = ((author, data) for author, data in leases if author in self._floors or self._is_known(author))
+        kept = [(author, data) for author, data in leases if author in self._floors or self._is_known(author)]
+        if len(kept) > most:
+            kept = sorted(kept, key=lambda lease: self._rank(lease[0]))[-most:]
         return [data or self._floors[author] for author, data in kept]
 
     def raise_floors(self, leases: Iterable[bytes]) -> None:
@@ -189,11 +197,11 @@ class RegisterStore:
         if dead:
             held = {author for author, _ in self._held}
             self._strangers = {author: None for author in self._strangers if author in held}
-        while len(self._newest) > _FLOORS_PER_AUTHOR * self._max_authors:
-            oldest = next((key for key in self._newest if key not in self._held), None)
-            if oldest is None:
-                break
-            del self._newest[oldest]
+        if (surplus := len(self._newest) - _FLOORS_PER_AUTHOR * self._max_authors) > 0:
+            gone = [key for key in self._newest if key not in self._held]
+            # Made-up authors that came and went would else push out members: their old leases were news again.
+            for key in sorted(gone, key=lambda key: self._rank(key[0]))[:surplus]:
+                del self._newest[key]
         return len(dead)
 
     def _store(self, register: Register, data: bytes, expires: float) -> None:

@@ -77,8 +77,7 @@ class Swarm:
         self.on_pruned: Callable[[PeerId], None] = lambda author: None
         """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
         self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
-        epoch = next_epoch(home / "epoch")
-        self.registers = RegisterStore(run, identity, epoch, admits=self.ledger.admits, is_known=self._is_known)
+        self.registers = self._make_registers(next_epoch(home / "epoch"))
         self._kept = KeptLeases(self.registers, home / "leases")
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
@@ -274,6 +273,16 @@ class Swarm:
 
     def _is_known(self, peer: PeerId) -> bool:
         return self.newcomers.is_held_by_work(peer) or self._connections.is_connected(peer)
+
+    def _make_registers(self, epoch: int) -> RegisterStore:
+        return RegisterStore(
+            self.run,
+            self._identity,
+            epoch,
+            admits=self.ledger.admits,
+            is_known=self._is_known,
+            rank=lambda peer: self.newcomers.shares.rounds(peer),
+        )
 
     def _make_newcomers(self) -> Newcomers:
         quota, places = self._quotas

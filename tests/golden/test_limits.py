@@ -26,6 +26,7 @@ BYTES = {name: bytes.fromhex(text) for name, text in recorded("wires")["messages
 LARGEST = 2.0**40
 """No legal float of a peer is larger: Unix seconds, and tokens per second."""
 FOREIGN_DECODERS = {
+    "cli/node_commands/last_end.py": "the journal of this home's own node",
     "node/checkpoint/universal.py": "JSON with a cap, and without floats",
     "node/daemon/loggers/child.py": "events of this node's own daemon",
     "node/daemon/samples/sampler.py": "the answer of this node's own process, after its cap",

@@ -19,6 +19,7 @@ from tests.golden.messages import CASES, DENSE, JSON, ME, MIXTURE, RUN, UNIX_S, 
 from tests.golden.reading import ROOT, nodes, parts, path_of, structs
 
 NOT_SENT = {
+    "cli/node_commands/last_end.py": "a line of the journal of this home's own node",
     "cli/stopped_node.py": "printed",
     "cli/top/reading.py": "printed",
     "node/config": "the user's own files, TOML and JSON",

@@ -47,7 +47,7 @@ class PayloadFetcher:
     on_disk_fault: Callable[[DiskFault], None]
     bringer_of: Callable[[PeerId], PeerId | None] = lambda author: None
     """Returns the neighbour that brought an author, while many bring authors that showed no work; else None."""
-    waits: Callable[[Round], bool] = lambda number: False  # whether payloads of this round are fetched later
+    waits: Callable[[Round], asyncio.Event | None] = lambda number: None  # until when its payloads are not fetched
     _lanes: dict[tuple[PeerId, int], asyncio.Semaphore] = field(default_factory=dict)
     """Few downloads at a time of one author, one of all whom a neighbour brings: none keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
@@ -81,10 +81,9 @@ class PayloadFetcher:
         key = self._key(record)
         if key in self._void or self.is_held(record):
             return
-        is_new = key not in self._wanted
-        self._wanted[key] = Round(max(record.round, until, self._wanted.get(key, record.round)))
-        if is_new:
+        if key not in self._wanted:
             self.start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
+        self._wanted[key] = Round(max(record.round, until, self._wanted.get(key, record.round)))
 
     def stop(self, record: PayloadRecord) -> None:
         """Stop getting one payload."""
@@ -116,8 +115,9 @@ class PayloadFetcher:
     async def _fetch_until_held(self, record: PayloadRecord, author: PeerId) -> None:
         attempt, key = 0, self._key(record)
         while key in self._wanted and not await self._attempt(record, author, attempt):
-            attempt += not self.waits(record.round)
-            await asyncio.sleep(pause_s(attempt or 3))
+            later = self.waits(record.round)
+            attempt += later is None
+            await (later.wait() if later else asyncio.sleep(pause_s(attempt)))
 
     async def _attempt(self, record: PayloadRecord, author: PeerId, attempt: int) -> bool:
         """Try once. Returns True when there is nothing left to do."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.presence import present_of, withheld
+from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
 from atoll.node.daemon.consensus.succession import wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
@@ -25,13 +25,17 @@ Leases = Callable[[], Mapping[PeerId, tuple[Lease, float]]]
 def missing(state: FinalityState, leases: Leases = dict) -> str:
     """Who is missing so that no round becomes final, since when, and when the others go on; empty: nobody is.
 
+    Where a quorum is here and four ballots decided nothing: whose answers were missing in them.
     Nobody is missed in a round that another member's lease calls final: this node has yet to read its records.
     """
     here = present_of(state, state.voters)
-    if not state.live or state.deciding >= state.rounds or is_quorum(state.voters, here):
+    is_short = not is_quorum(state.voters, here)
+    if not state.live or state.deciding >= state.rounds or not (is_short or _is_still(state)):
         return ""
     if any(lease.final >= state.deciding for lease, _ in leases().values()):
         return ""
+    if not is_short:
+        return _unanswered(state)
     gone = [peer for peer in state.voters if peer not in here]
     # A lease outlives its member, so who is missing was heard last a lease before it counted as missing.
     since = state.quorum_since if state.short_since is None else state.short_since
@@ -41,10 +45,27 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     if here_s < LISTEN_S and not any(_why(state, peer) for peer in gone):
         return ""
     heard = f"silent for {silent_s:.0f} s" if silent_s <= here_s else f"not heard yet in {here_s:.0f} s"
-    named = [("this node" if peer == state.me else f"…{peer[-6:]}", peer) for peer in gone[:_SHOWN]]
+    named = [(_name(state, peer), peer) for peer in gone[:_SHOWN]]
     who = ", ".join(f"{name} {_why(state, peer) or heard}" for name, peer in named)
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
     return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
+
+
+def _is_still(state: FinalityState) -> bool:
+    return len(state.still.parts) >= STILL_BALLOTS
+
+
+def _unanswered(state: FinalityState) -> str:
+    """Whose answers were missing in the newest ballots of the round. Who was away missed none."""
+    missed = {peer: sum(peer not in part for part in state.still.parts) for peer in state.voters}
+    names = [f"{_name(state, peer)} missed {count}" for peer, count in missed.items() if count]
+    more = [f"{len(names) - _SHOWN} more missed some"] if len(names) > _SHOWN else []
+    who = ", ".join(names[:_SHOWN] + more) or "all took part in them"
+    return f"round {state.deciding}: its {len(state.still.parts)} newest ballots decided nothing: {who}"
+
+
+def _name(state: FinalityState, peer: PeerId) -> str:
+    return "this node" if peer == state.me else f"…{peer[-6:]}"
 
 
 def _why(state: FinalityState, peer: PeerId) -> str:

@@ -25,7 +25,7 @@ from atoll.protocols.local.worker_messages import StartReply, TrainReply
 
 log = logging.getLogger(__name__)
 
-LOG_FILE = "rounds.jsonl"
+LOG_FILE, JOURNAL_FILE = "rounds.jsonl", "events.jsonl"
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
@@ -59,7 +59,7 @@ class RoundLog:
         with disk(folder):
             self.rows = RoundRows(path, peer)
             """Known rows by round; `_row` gives one that may be changed."""
-            journal = self.journal = folder / "events.jsonl"
+            journal = self.journal = folder / JOURNAL_FILE
             if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
                 journal.replace(folder / "events.1.jsonl")
             self._events_file: TextIO = journal.open("a", encoding="utf-8")
@@ -76,7 +76,7 @@ class RoundLog:
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts."""
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
-        self._write(self._events_file, line)
+        self._write(line)
         for listener in self.listeners:
             listener(name, facts)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
@@ -234,14 +234,17 @@ class RoundLog:
     def _save(self, number: int) -> None:
         self.rows.save(self._row(number))
 
-    @staticmethod
-    def _write(file: TextIO, line: str) -> None:
-        """Write a line. A full disk loses it: telemetry must not stop a node, others report the disk."""
-        try:
-            file.write(line + "\n")
-            file.flush()
-        except OSError:
-            return
+    def _write(self, line: str) -> None:
+        """Write a line of the journal, which begins again where somebody deleted or moved it.
+
+        A full disk loses the line: telemetry must not stop a node, others report the disk.
+        """
+        with contextlib.suppress(OSError):
+            if not self.journal.exists() and not self._events_file.closed:
+                gone, self._events_file = self._events_file, self.journal.open("a", encoding="utf-8")
+                gone.close()
+            self._events_file.write(line + "\n")
+            self._events_file.flush()
 
 
 def read_rows(path: Path) -> list[RoundStatus]:

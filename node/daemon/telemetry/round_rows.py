@@ -41,7 +41,7 @@ class RoundRows(Mapping[int, RoundStatus]):
 
     def __init__(self, path: Path, peer: PeerId) -> None:
         """Read the file, or begin one. Raises OSError, DiskFault."""
-        self._peer = peer
+        self._path, self._peer = path, peer
         self._held: dict[int, RoundStatus] = {}
         self._pinned: int | None = None
         self._members: tuple[PeerId, ...] = ()
@@ -110,8 +110,10 @@ class RoundRows(Mapping[int, RoundStatus]):
         # What was written of a line that the disk cut off must not spoil this one.
         line = b"\n" * self._is_torn + _line(row)
         try:
+            if not self._path.exists():
+                self._write_again()
             written = self._file.write(line) or 0
-        except (OSError, ValueError):  # ValueError: the log is closed
+        except (OSError, ValueError, DiskFault):  # ValueError: the log is closed
             written = 0
         if written == len(line):
             self._set_place(row.round, self._end + self._is_torn)
@@ -119,6 +121,12 @@ class RoundRows(Mapping[int, RoundStatus]):
         elif written:
             self._is_torn = True
         self._end += written
+
+    def _write_again(self) -> None:
+        """Write the file that somebody deleted or moved: what it had can be read here until it is closed."""
+        write_whole(self._path, os.pread(self._file.fileno(), self._end, 0))
+        gone, self._file = self._file, self._path.open("a+b", buffering=0)
+        gone.close()
 
     def _hold(self, row: RoundStatus) -> None:
         row.contributors = self.share(row.contributors)

@@ -16,8 +16,13 @@ from atoll.p2p.transports.host_base import BUFFER_BYTES
 
 READS_AT_ONCE = 32
 """Reads of bytes that are there already, then others have a turn: p2pd may bring them as fast as we take them."""
+FULL_S = 2.0
+"""Seconds that a connect waits while p2pd accepts nobody: less than the deadline of an open (p2pd_host.py)."""
 _BACKLOG = 128
 """Streams that p2pd handed over and that we have not accepted."""
+_RETRY_S = 0.01
+_PART_BYTES = 128
+"""Most that one part of a read costs beside its bytes. A peer may send a frame of 1 MiB byte by byte."""
 
 
 class UnixSocket:
@@ -39,11 +44,15 @@ class UnixSocket:
         self._is_cut = False
 
     @classmethod
-    async def connect(cls, path: str) -> "UnixSocket":
-        """Connect to the socket at `path`. Raises OSError."""
+    async def connect(cls, path: str, full_s: float = FULL_S) -> "UnixSocket":
+        """Connect to the socket at `path`; wait `full_s` seconds while its queue is full. Raises OSError."""
         found = cls(socket.socket(socket.AF_UNIX))
+        until_s = found._loop.time() + full_s
         try:
-            await found._loop.sock_connect(found._raw, path)
+            while not found._is_queued(path):
+                if found._loop.time() >= until_s:
+                    raise ConnectionRefusedError(f"its queue was full for {full_s:g} s")
+                await asyncio.sleep(_RETRY_S)
         except BaseException:
             found.abort()
             raise
@@ -62,6 +71,8 @@ class UnixSocket:
                 part = await self._take(left - 1) if left > 1 or self._seen else await self._look()
                 parts.append(part)
                 left -= len(part)
+                if len(parts) > READS_AT_ONCE and _PART_BYTES * len(parts) > n - left:
+                    parts = [b"".join(parts)]
         except EOFError:
             raise asyncio.IncompleteReadError(b"".join(parts), n) from None
         except asyncio.CancelledError:
@@ -100,6 +111,14 @@ class UnixSocket:
             if not future.done():
                 future.set_exception(ConnectionAbortedError("the connection is closed"))
         self._raw.close()
+
+    def _is_queued(self, path: str) -> bool:
+        # Not the loop's `sock_connect`: it takes EAGAIN, by which Linux says that the queue is full, for success.
+        try:
+            self._raw.connect(path)
+        except BlockingIOError:
+            return False
+        return True
 
     async def _take(self, size: int) -> bytes:
         """Up to `size` new bytes, perhaps none, after those that were seen. Raises EOFError at the end."""

@@ -325,6 +325,7 @@ async def test_a_bug_in_a_part_does_not_cost_the_workers_steps():
     node.parts["carry"].fault = ValueError("a bug")
     with pytest.raises(ExceptionGroup):
         await node.daemon.run()
+    assert "crashed" in node.story, "`atoll status` says so of a node that is gone"
     assert "worker saved" in node.story
 
 

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from atoll.node.daemon.assets import first_records
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.ledger.records import Contribution
@@ -67,8 +68,12 @@ def test_who_comes_up_near_the_end_of_a_round_begins_with_the_next(world):
 
 
 @pytest.mark.usefixtures("asked_for")
-def test_a_newcomer_fetches_payloads_of_few_rounds_though_it_took_an_empty_ledger_for_whole(world, monkeypatch):
-    """Its first neighbour was as new as it: it takes old rounds for open until the members' records have come."""
+@pytest.mark.parametrize("waits_s", [0.0, first_records.LIMIT_S])
+def test_a_newcomer_fetches_payloads_of_few_rounds_though_it_took_an_empty_ledger_for_whole(
+    world, monkeypatch, waits_s
+):
+    """Its first neighbour was as new as it: until the members' records have come it waits, or fetches little."""
+    monkeypatch.setattr(first_records, "LIMIT_S", waits_s)
     loaded, real = [], PayloadFetcher._load
 
     async def load(self, record, author, attempt):
@@ -87,7 +92,7 @@ def test_a_newcomer_fetches_payloads_of_few_rounds_though_it_took_an_empty_ledge
             await w.until(lambda: newcomer.swarm is not None, look_s=0.01)
             newcomer.swarm.replication.anti_entropy.synced.set()
             await w.until(lambda: newcomer.worker.final > 30)
-            assert set(loaded) <= {0, *range(30, 40)}
+            assert set(loaded) <= {*[0] * (not waits_s), *range(30, 40)}
 
     w = None
     run_virtual(story())

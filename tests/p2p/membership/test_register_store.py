@@ -109,6 +109,27 @@ def test_memory_of_the_dead_is_bounded() -> None:
     assert len(mine.versions()) <= 16
 
 
+def test_made_up_authors_that_come_and_go_push_out_no_member() -> None:
+    """Each was connected, so it is no stranger; the member's old lease, played again, must stay old."""
+    rounds = {OTHERS[0].peer_id: 3}
+    mine = RegisterStore(RUN, ME, 1, max_authors=2, rank=lambda peer: rounds.get(peer, 0))
+    assert mine.merge(signed(OTHERS[0], 1, 9, ttl_s=0.5), 0.0)
+    for number in range(10, 60):
+        mine.merge(signed(Identity(bytes([number]) * 32), 1, 1, ttl_s=0.5), float(number))
+        mine.drop_expired(float(number) + 0.6)
+    assert not mine.merge(signed(OTHERS[0], 1, 3), 70.0)
+    assert len(mine.versions()) <= 16
+
+
+def test_the_leases_that_are_kept_are_those_of_who_worked_most() -> None:
+    rounds = {OTHERS[0].peer_id: 3, OTHERS[1].peer_id: 1}
+    mine = RegisterStore(RUN, ME, 1, rank=lambda peer: rounds.get(peer, 0))
+    for author in OTHERS[:4]:
+        assert mine.merge(signed(author, 1, 1), 0.0)
+    assert mine.newest_leases() == [signed(author, 1, 1) for author in OTHERS[:4]]
+    assert mine.newest_leases(3) == [signed(author, 1, 1) for author in (OTHERS[3], OTHERS[1], OTHERS[0])]
+
+
 def test_types_do_not_mix_and_our_own_are_live_at_once() -> None:
     mine = registers()
     mine.publish(lease(3), 10.0, 0.0)

@@ -26,7 +26,7 @@ from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatc
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Contribution, SlicedContribution, sign_entry
-from atoll.protocols.ledger.registers import Lease, sign_register
+from atoll.protocols.ledger.registers import Lease, Register, sign_register
 
 RUN = RunId(digest(b"run of the swarm tests"))
 
@@ -150,6 +150,21 @@ def test_members_are_favoured_again_and_again_while_others_are_connected(tmp_pat
             await world.start(3, 1)
             await asyncio.sleep(3 * FAVOUR_S)
             assert favoured == [peer(2)] * 3, "a transport forgets it with the connection"
+
+    run_virtual(main())
+
+
+def test_of_too_many_leases_a_node_keeps_those_of_who_worked_most(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path, latency_s=0.05) as world:
+            one = await world.start(1)
+            for number in (2, 3):
+                (await world.start(number, 1)).publish_register(lease(number), 60.0)
+                await asyncio.sleep(5)
+            assert one.live(Lease).keys() == {peer(2), peer(3)}
+            one.newcomers.accept([peer(2)])
+            kept = one.registers.newest_leases(1)
+            assert [codec.decode(data, Register, max_bytes=1000).author for data in kept] == [peer(2)]
 
     run_virtual(main())
 

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import tempfile
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -151,3 +152,62 @@ def test_all_streams_that_wait_are_taken_in_one_turn(loop):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
         runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
         runner.run(take(folder, ends))
+
+
+def over_a_full_queue(loop, work):
+    """`work(path, listener)` with a listener whose queue holds one connection, and is full."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        path = str(Path(folder) / "control")
+        listener = ends.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        ends.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+        runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
+        runner.run(asyncio.wait_for(work(path, listener), BRIEF_S))
+
+
+@LOOPS
+def test_a_connect_waits_for_a_place_in_a_full_queue(loop):
+    async def work(path, listener):
+        async with asyncio.TaskGroup() as group:
+            connecting = group.create_task(UnixSocket.connect(path, full_s=BRIEF_S))
+            assert not (await asyncio.wait([connecting], timeout=0.05))[0], "nobody was accepted"
+            listener.accept()[0].close()
+        found = connecting.result()
+        await found.write(b"x")
+        with listener.accept()[0] as theirs:
+            assert theirs.recv(1) == b"x"
+        found.abort()
+
+    over_a_full_queue(loop, work)
+
+
+@LOOPS
+def test_a_queue_that_stays_full_is_an_error_that_says_so(loop):
+    async def work(path, listener):
+        with pytest.raises(ConnectionRefusedError, match=r"its queue was full for 0\.05 s"):
+            await UnixSocket.connect(path, full_s=0.05)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await UnixSocket.connect(path, full_s=BRIEF_S)
+
+    over_a_full_queue(loop, work)
+
+
+def test_bytes_that_come_one_by_one_cost_no_more_memory_than_was_asked_for():
+    size = 4000
+
+    async def work(found, theirs):
+        async with asyncio.TaskGroup() as group:
+            tracemalloc.start()
+            reading = group.create_task(found.readexactly(size))
+            for _ in range(size - 1):
+                theirs.send(b"x")
+                await asyncio.sleep(0)
+            held = tracemalloc.get_traced_memory()[0]
+            tracemalloc.stop()
+            theirs.send(b"y")
+        assert reading.result() == b"x" * (size - 1) + b"y"
+        assert held < 8 * size, "a list of parts held 42 bytes for each"
+
+    run(asyncio.new_event_loop, work)

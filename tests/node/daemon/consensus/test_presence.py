@@ -246,6 +246,20 @@ def test_liars_that_answer_in_turn_are_left_out_together():
     assert node.state.still == Standstill()
 
 
+def test_status_says_whose_answers_are_missing_while_ballots_decide_nothing():
+    node = in_turns(*ATTEMPTS[:4])
+    assert not missing(node.state), "three that decided nothing"
+    in_turns(8, node=node)
+    assert "…peer-d keeps back its votes, …peer-e keeps back its votes" in missing(node.state), "in a try"
+    node.wait(PATIENCE)
+    found = "round 5: its 4 newest ballots decided nothing: …peer-d missed 2, …peer-e missed 2"
+    assert missing(node.state) == found, "between two tries"
+    node = in_turns(*ATTEMPTS[:5], turns=((D, E),))
+    assert missing(node.state).endswith("decided nothing: all took part in them")
+    node = in_turns(*ATTEMPTS[:5], turns=((C, D), (C, E), (D, E)), others=(B,))
+    assert missing(node.state).endswith("…peer-c missed 1, …peer-d missed 1, …peer-e missed 2")
+
+
 def test_where_a_third_missed_a_ballot_nobody_is_left_out():
     """The network fails, and liars that answer all would be more among fewer."""
     assert not in_turns(*ATTEMPTS[:5], turns=((C, D), (C, E), (D, E)), others=(B,)).signed()

@@ -149,14 +149,14 @@ def test_the_author_alone_is_asked_for_a_small_payload(play):
 def test_a_payload_that_waits_costs_nothing_until_it_is_needed_and_then_comes_soon(play):
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
         rig.shelf.holding = {AUTHOR: {ONE, (other := digest(b"other"))}}
-        rig.payloads.waits = lambda number: number in late
-        late = {3}
+        late = {3: asyncio.Event()}
+        rig.payloads.waits = late.get
         rig.payloads.fetch(record(ONE, 3), AUTHOR)
         rig.payloads.fetch(record(other, 4), AUTHOR)
         await asyncio.sleep(600.0)
         assert rig.held == [other]
-        late.clear()
-        await asyncio.sleep(3.0)
+        late.pop(3).set()
+        await asyncio.sleep(1.0)
         assert rig.held == [other, ONE]
 
     rig = play(story)
@@ -171,7 +171,7 @@ def test_a_payload_that_begins_to_wait_in_the_queue_is_not_fetched(play):
             rig.payloads.fetch(record(payload, number), AUTHOR)
         await asyncio.sleep(rig.shelf.takes_s / 2)
         at_work = len(rig.shelf.asked)
-        rig.payloads.waits = lambda number: True
+        rig.payloads.waits = lambda number: asyncio.Event()
         await asyncio.sleep(60.0)
         assert len(rig.held) == len(rig.shelf.asked) == at_work < len(payloads)
 

@@ -309,6 +309,35 @@ def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):
     log.close()
 
 
+def test_files_that_somebody_deletes_while_the_node_runs_are_made_again(opened, tmp_path, monkeypatch):
+    """The journal begins again; the rows are whole, those that left the memory too."""
+    monkeypatch.setattr(round_rows, "HELD_ROWS", 2)
+    log = opened(tmp_path)
+    for number in range(5):
+        log.training_started(Round(number))
+        log.trained(trained(number), 0)
+    for name in ("events.jsonl", "rounds.jsonl"):
+        (tmp_path / name).unlink()
+    log.training_started(Round(5))
+    log.trained(trained(5), 0)
+    log.close()
+    assert events(tmp_path)[:1] == ["training"]
+    assert [row.round for row in newest_rows(tmp_path / "rounds.jsonl")] == [*range(6)]
+    assert [*opened(tmp_path).rows] == [*range(6)]
+
+
+def test_a_folder_that_somebody_deletes_does_not_stop_the_node(opened, tmp_path):
+    (tmp_path / "run").mkdir()
+    log = opened(tmp_path / "run")
+    log.training_started(Round(0))
+    for name in ("events.jsonl", "rounds.jsonl"):
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run").rmdir()
+    log.trained(trained(0), 0)
+    log.event("still_here")
+    assert log.rows[0].payload_bytes == 996
+
+
 def test_a_folder_that_is_none_is_a_disk_fault(opened, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DiskFault):

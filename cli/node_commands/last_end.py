@@ -1,0 +1,37 @@
+"""How the last node of a home ended, by what it left on the disk."""
+
+from contextlib import suppress
+
+import msgspec
+
+from atoll.cli.node_commands.ending import is_locked
+from atoll.node.config.home import Home
+from atoll.node.daemon.telemetry.logfile import LogTail
+from atoll.node.daemon.telemetry.round_log import JOURNAL_FILE
+
+LINES = 200
+"""Newest lines of the journal that are read: a node writes few after it began to stop."""
+
+
+class _Event(msgspec.Struct):
+    event: str
+    error: str = ""
+
+
+def last_end(home: Home) -> str:
+    """What became of the newest node of this home, as a clause; empty if nobody knows. Raises DiskFault."""
+    if is_locked(home):
+        return "one starts or ends there and does not answer yet"
+    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
+        return "the last one was killed, or lost its power"
+    journals = sorted((home.root / "runs").glob(f"*/{JOURNAL_FILE}"), key=lambda path: path.stat().st_mtime)
+    for line in reversed(LogTail(journals[-1]).last_bytes(LINES) if journals else []):
+        with suppress(msgspec.MsgspecError):
+            match msgspec.json.decode(line, type=_Event):
+                case _Event("stopping"):
+                    return "the last one was stopped"
+                case _Event("failed", error):
+                    return f"the last one ended: {error}"
+                case _Event("crashed", error):
+                    return f"a bug ended the last one, see `atoll logs`: {error}"
+    return ""

@@ -1,0 +1,77 @@
+"""What `status` says of a node that does not run."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.node_commands.last_end import last_end
+from atoll.node.config.home import Home, hold_lock
+
+DONE = '{"time": 2.0, "event": "closed", "round": 7}'
+STOPPED = '{"time": 3.0, "event": "stopping"}'
+FAILED = '{"time": 3.0, "event": "failed", "error": "train.txt is not the text of this run"}'
+CRASHED = '{"time": 3.0, "event": "crashed", "error": "TypeError()"}'
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    home = Home(tmp_path / "home")
+    home.make()
+    return home
+
+
+def wrote(home: Home, *lines: str, run: str = "ab", unix_s: float = 1e9) -> None:
+    """A run's journal, changed last at `unix_s`."""
+    path = home.runs / run / "events.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(f"{line}\n" for line in lines))
+    os.utime(path, (unix_s, unix_s))
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ((DONE, STOPPED), "the last one was stopped"),
+        (
+            (DONE, STOPPED, '{"time": 4.0, "event": "handed_over"}', '{"torn'),
+            "the last one was stopped",
+        ),
+        ((STOPPED, DONE, FAILED), "the last one ended: train.txt is not the text of this run"),
+        ((STOPPED, CRASHED), "a bug ended the last one, see `atoll logs`: TypeError()"),
+        ((DONE,), ""),
+        ((), ""),
+    ],
+)
+def test_the_newest_end_of_the_newest_run_counts(home: Home, lines: tuple[str, ...], said: str) -> None:
+    wrote(home, STOPPED, run="older", unix_s=9e8)
+    wrote(home, *lines)
+    assert last_end(home) == said
+
+
+def test_a_kill_leaves_the_control_socket_whatever_the_journal_says(home: Home) -> None:
+    wrote(home, STOPPED, DONE)
+    home.control_socket.touch()
+    assert last_end(home) == "the last one was killed, or lost its power"
+
+
+def test_a_node_that_starts_is_there(home: Home) -> None:
+    with hold_lock(home):
+        assert last_end(home) == "one starts or ends there and does not answer yet"
+
+
+def test_a_home_that_is_none(tmp_path: Path) -> None:
+    assert last_end(Home(tmp_path / "none")) == ""
+
+
+def test_status_says_it_in_its_one_line(atoll, tmp_path: Path) -> None:
+    home = Home(tmp_path / "stopped")
+    home.make()
+    wrote(home, FAILED)
+    for watch in ((), ("--watch",)):
+        ran = atoll("status", "--home", str(home.root), *watch)
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err == (
+            f"error: no node runs in {home.root}; the last one ended: train.txt is not the text of this run; "
+            "start it with `atoll start`\n"
+        )
