@@ -8,6 +8,9 @@ STAMP := .setup-stamp
 # CUDA build) then satisfies everybody else's looser wish for torch.
 TORCH := torch==2.13.0
 FOLDERS := protocols p2p node cli
+# Three quarters of all modules are never imported. Python compiles the others at their first import; pip would
+# compile all of them, on one core.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Of each case of `make rig`; the published figures are of ATTEMPTS=100.
 ATTEMPTS ?= 10
 # Processes that run tests side by side: one more than the cores of a small machine, because tests of real nodes wait
@@ -24,16 +27,17 @@ setup: $(STAMP)  ## The virtual environment, the packages, the text to train on
 $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "atoll needs Python 3.11 or newer")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -e tests
+	$(PIP) '$(TORCH)'
+	$(PIP) -e .
 	mkdir -p .typing/atoll
 	for folder in $(FOLDERS); do ln -sfn ../../$$folder .typing/atoll/$$folder; done
 	ln -sfn ../tests/bench .typing/atoll_bench
 	ln -sfn ../tests/rig/lab .typing/atoll_lab
 	$(BIN)/python -m atoll.node.learning.data.shakespeare
-# Beside the kernels, which take one core for longer: pytest compiles the modules of the tests once. Else each of the
-# processes that run them would. What is wrong with them is said when they run.
-	$(BIN)/python -m pytest --collect-only -qq -n 0 > /dev/null & $(BIN)/atoll node kernels; done=$$?; wait; exit $$done
+# The kernels take one core for a minute; beside them, what only tests need. Then pytest compiles the modules of the
+# tests once. Else each of the processes that run them would. What is wrong with them is said when they run.
+	{ $(PIP) 'atoll[dev]' -e tests && { $(BIN)/python -m pytest --collect-only -qq -n 0 > /dev/null || true; } } & beside=$$!; \
+	$(BIN)/atoll node kernels; done=$$?; wait $$beside && exit $$done
 	touch $(STAMP)
 
 # Style and types beside the tests: mypy takes one core for a minute, and the other one would wait.

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from tests.test_docs import ROOT, text_of
-from tests.test_layout import SOURCES
+from tests.test_layout import SOURCES, walked
 
 ROW = re.compile(r'^\| "(.+?)" \| (.+?) \| (.+?) \|$', re.M)
 ROWS = ROW.findall(text_of(ROOT / "docs" / "troubleshooting.md"))
@@ -19,7 +19,7 @@ def texts() -> list[str]:
     """Every text of the program; `…` where a value is filled in. Neighbours that are one text are one."""
     found = []
     for tree in SOURCES.values():
-        for node in ast.walk(tree):
+        for node in walked(tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
             elif isinstance(node, ast.JoinedStr):

@@ -28,7 +28,10 @@ SCRIPT = "from atoll_bench.simulator.play import *; print(play(draw(3, 8, 12.0))
 A, B, LIAR = PeerId("peer-a"), PeerId("peer-b"), PeerId("peer-l")
 
 
-@pytest.mark.parametrize("block", range(3))
+MORE = pytest.mark.slow(slice="test_a_slice_of_seeds_breaks_no_promise")
+
+
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=MORE) for block in (1, 2))])
 def test_a_slice_of_seeds_breaks_no_promise(block):
     for seed in range(6 * block, 6 * block + 6):
         result = play(draw(seed, 8, 20.0))

@@ -7,22 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import inspect
+
+from tests.test_layout import SOURCES, walked
 
 ROOT = Path(__file__).resolve().parents[2]
 Place = tuple[Any, ...]
-
-
-@cache
-def sources() -> dict[str, ast.Module]:
-    """The shipped modules by path. Some cannot be imported into one process."""
-    paths = (path for area in ("protocols", "p2p", "node", "cli") for path in sorted((ROOT / area).rglob("*.py")))
-    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+reads_sources = pytest.mark.xdist_group("layout")
+"""One process parses all sources."""
 
 
 def nodes() -> Iterator[tuple[str, ast.AST]]:
-    """Everything in the shipped sources, with the path of its module."""
-    return ((path, node) for path, tree in sources().items() for node in ast.walk(tree))
+    """Everything in the shipped sources, with the path of its module. Some cannot be imported into one process."""
+    return ((path, node) for path, tree in SOURCES.items() for node in walked(tree))
 
 
 @cache

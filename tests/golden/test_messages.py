@@ -16,7 +16,7 @@ from atoll.protocols.run.invite import read_invite, read_short
 from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
 from tests.golden.__main__ import FOLDER, SOURCES, computed, recorded, rewrite
 from tests.golden.messages import CASES, DENSE, JSON, ME, MIXTURE, RUN, UNIX_S, names
-from tests.golden.reading import ROOT, nodes, parts, path_of, structs
+from tests.golden.reading import ROOT, nodes, parts, path_of, reads_sources, structs
 
 NOT_SENT = {
     "cli/node_commands/last_end.py": "a line of the journal of this home's own node",
@@ -76,6 +76,7 @@ def is_of(struct: str, key: str) -> bool:
     return struct == key or struct.startswith((f"{key}/", f"{key}:"))
 
 
+@reads_sources
 def test_every_struct_has_golden_bytes_or_a_reason() -> None:
     values = (*(case.value for case in CASES.values()), *JSON)
     shown = {path_of(type(part)) for value in values for part in parts(value) if isinstance(part, msgspec.Struct)}
@@ -132,6 +133,7 @@ def test_the_recorded_runs_can_be_joined(spec: Any) -> None:
     assert open_run(sign_run(spec, ME)) == spec
 
 
+@reads_sources
 def test_every_protocol_id_is_recorded() -> None:
     """A protocol id comes from `protocols/wires.py`, or it is a literal, which is recorded too."""
     ids = recorded("wires")["protocol ids"]

@@ -107,11 +107,22 @@ class Tab:
 
 @asynccontextmanager
 async def tab(url: str, *, size: dict[str, int] = DESK, colors: str = "light") -> AsyncIterator[Tab]:
-    """The page at `url`, drawn once from data."""
-    async with browser() as chromium:
-        context = await chromium.new_context(viewport=size, color_scheme=colors, device_scale_factor=1)
+    """The page at `url`, drawn once from data, in a browser of its own."""
+    async with browser() as chromium, tab_in(chromium, url, size=size, colors=colors) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def tab_in(
+    chromium: Any, url: str, *, size: dict[str, int] = DESK, colors: str = "light"
+) -> AsyncIterator[Tab]:
+    """The page at `url`, drawn once from data, with a new profile of this browser."""
+    context = await chromium.new_context(viewport=size, color_scheme=colors, device_scale_factor=1)
+    try:
         context.set_default_timeout(HANGS_S * 1000)
         opened = Tab(await context.new_page())
         await opened.page.goto(url)
         await opened.until("document.querySelector('#facts').children.length > 0")
         yield opened
+    finally:
+        await context.close()

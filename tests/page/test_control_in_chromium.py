@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.page.chromium import DESK, PHONE, browser, tab
+from tests.page.chromium import DESK, PHONE
 
-pytestmark = pytest.mark.xdist_group("chromium")
+pytestmark = [pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 
 EVIL = "<script>document.title='owned'</script>"
 
 
-async def test_an_address_with_a_token_pauses_resumes_and_limits(steered, url):
+async def test_an_address_with_a_token_pauses_resumes_and_limits(steered, url, tab):
     async with tab(f"{url}#token={steered.access.issue()}") as page:
         await page.until("!document.querySelector('#control').hidden")
         assert await page.page.evaluate("location.href") == url, "the token is in no history"
@@ -41,7 +41,7 @@ async def test_an_address_with_a_token_pauses_resumes_and_limits(steered, url):
     assert len(steered.orders) == 4
 
 
-async def test_without_a_token_the_page_only_shows(steered, url):
+async def test_without_a_token_the_page_only_shows(steered, url, tab):
     async with tab(url) as page:
         assert not await page.page.is_visible("#control")
         token = steered.access.issue()
@@ -53,7 +53,7 @@ async def test_without_a_token_the_page_only_shows(steered, url):
         assert page.complaints == []
 
 
-async def test_a_used_token_says_where_another_comes_from(steered, url):
+async def test_a_used_token_says_where_another_comes_from(steered, url, tab):
     token = steered.access.issue()
     first = steered.access.begin(token)
     async with tab(f"{url}#token={token}") as page:
@@ -62,7 +62,7 @@ async def test_a_used_token_says_where_another_comes_from(steered, url):
     assert not steered.access.is_session(first)
 
 
-async def test_a_session_that_ended_takes_the_buttons_away(steered, url):
+async def test_a_session_that_ended_takes_the_buttons_away(steered, url, tab):
     async with tab(f"{url}#token={steered.access.issue()}") as page:
         await page.until("!document.querySelector('#control').hidden")
         steered.access._sessions.clear()
@@ -87,7 +87,7 @@ async def stranger() -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-async def test_a_page_of_a_stranger_orders_nothing_even_with_a_session(steered, url):
+async def test_a_page_of_a_stranger_orders_nothing_even_with_a_session(steered, url, chromium):
     """It sends what a browser lets it send: a request with the secret, one without its answer, and a form."""
     session = steered.access.begin(steered.access.issue())
     ask, secret = '{"v":1,"ask":{"type":"resume"}}', f"Authorization: 'Bearer {session}'"
@@ -96,8 +96,8 @@ async def test_a_page_of_a_stranger_orders_nothing_even_with_a_session(steered, 
         f"fetch('{url}v1/order', {{method: 'POST', mode: 'no-cors', body: '{ask}'}})",
         f"navigator.sendBeacon('{url}v1/order', '{ask}')",
     )
-    async with stranger() as other, browser() as chromium:
-        page = await (await chromium.new_context()).new_page()
+    async with stranger() as other, await chromium.new_context() as profile:
+        page = await profile.new_page()
         await page.goto(other)
         for one in tries:
             await page.evaluate(f"() => Promise.resolve({one}).then(() => 'sent', () => 'refused')")
@@ -110,7 +110,7 @@ async def test_a_page_of_a_stranger_orders_nothing_even_with_a_session(steered, 
     assert steered.orders == []
 
 
-async def test_control_by_keyboard_alone(steered, url):
+async def test_control_by_keyboard_alone(steered, url, tab):
     async with tab(f"{url}#token={steered.access.issue()}") as page:
         await page.until("!document.querySelector('#control').hidden")
         keys, seen = page.page.keyboard, []
@@ -135,7 +135,7 @@ async def test_control_by_keyboard_alone(steered, url):
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("colors", ["light", "dark"])
-async def test_axe_finds_nothing_serious_in_the_control(steered, url, size, colors):
+async def test_axe_finds_nothing_serious_in_the_control(steered, url, tab, size, colors):
     async with tab(f"{url}#token={steered.access.issue()}", size=size, colors=colors) as page:
         await page.until("!document.querySelector('#control').hidden")
         await page.page.click("#pause")

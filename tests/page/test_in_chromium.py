@@ -8,9 +8,9 @@ import pytest
 from atoll.node.daemon.web.page_data import SampleText
 from atoll.protocols.local.privacy_now import PrivacyNow
 from tests.node.daemon.web.fed_node import PEER_ROW
-from tests.page.chromium import DESK, PHONE, tab
+from tests.page.chromium import DESK, PHONE
 
-pytestmark = pytest.mark.xdist_group("chromium")
+pytestmark = [pytest.mark.xdist_group("chromium"), pytest.mark.asyncio(loop_scope="module")]
 """One browser at a time."""
 
 UPDATE_MAX_S = 1.0
@@ -18,7 +18,7 @@ EVIL = "<img src=x onerror=document.title='owned'><script>document.title='owned'
 OTHER = "12D3KooWLateLateLateLateLateLateLateLateLateLateLate"
 
 
-async def test_it_lives_and_says_nothing_wrong(node, url):
+async def test_it_lives_and_says_nothing_wrong(node, url, tab):
     async with tab(url) as page:
         await page.says("#title", "…sCdFk6TW otter · run tiny")
         await page.says("#runText", "round 7 of 54")
@@ -40,7 +40,7 @@ async def test_it_lives_and_says_nothing_wrong(node, url):
         assert page.complaints == []
 
 
-async def test_a_change_is_on_the_page_within_a_second(node, url):
+async def test_a_change_is_on_the_page_within_a_second(node, url, tab):
     async with tab(url) as page:
         took_s = []
         for step in range(1, 9):
@@ -52,7 +52,7 @@ async def test_a_change_is_on_the_page_within_a_second(node, url):
         assert page.complaints == []
 
 
-async def test_alarms_have_colours_and_words(node, url):
+async def test_alarms_have_colours_and_words(node, url, tab):
     async with tab(url) as page:
         await page.until("document.body.dataset.level === 'good'")
         node.now = msgspec.structs.replace(node.now, members=1, peers=0)
@@ -68,7 +68,7 @@ async def test_alarms_have_colours_and_words(node, url):
         await page.until("document.querySelectorAll('#alarms li').length === 0")
 
 
-async def test_text_of_peers_is_text(node, url):
+async def test_text_of_peers_is_text(node, url, tab):
     """The name, the reason and the log could hold what a peer wrote."""
     node.now = msgspec.structs.replace(
         node.now, name=EVIL, reason=EVIL, trouble=EVIL, val_by=OTHER, names={OTHER: EVIL}
@@ -91,7 +91,7 @@ async def test_text_of_peers_is_text(node, url):
         assert page.complaints == []
 
 
-async def test_a_sample_text_is_text_and_says_by_which_round(node, url):
+async def test_a_sample_text_is_text_and_says_by_which_round(node, url, tab):
     node.text = SampleText(round=5, unix_s=1.8e9, text=f"{EVIL}\n{'x' * 400}", why="the node is paused")
     async with tab(url, size=PHONE) as page:
         await page.says("#sample", EVIL)
@@ -107,7 +107,7 @@ async def test_a_sample_text_is_text_and_says_by_which_round(node, url):
         assert page.complaints == []
 
 
-async def test_who_contributed_who_was_late_and_who_is_missing(node, url):
+async def test_who_contributed_who_was_late_and_who_is_missing(node, url, tab):
     node.known = [msgspec.structs.replace(PEER_ROW, peer=OTHER)]
     node.late = {5: (OTHER,), 6: (OTHER,)}
     async with tab(url) as page:
@@ -119,7 +119,7 @@ async def test_who_contributed_who_was_late_and_who_is_missing(node, url):
         assert await page.page.locator("#peers tr").first.locator("rect.in").count() == 7
 
 
-async def test_zoom_values_and_log_axis_by_keyboard_alone(node, url):
+async def test_zoom_values_and_log_axis_by_keyboard_alone(node, url, tab):
     for number in range(7, 60):
         node.row(number)
         node.rows[-1].train_loss = 10.0 / number
@@ -157,7 +157,7 @@ async def test_zoom_values_and_log_axis_by_keyboard_alone(node, url):
         assert page.complaints == []
 
 
-async def test_the_curve_is_of_the_whole_run(node, url):
+async def test_the_curve_is_of_the_whole_run(node, url, tab):
     node.rows = []
     for number in range(900):
         node.row(number)
@@ -175,7 +175,7 @@ async def test_the_curve_is_of_the_whole_run(node, url):
         assert page.complaints == []
 
 
-async def test_zoom_by_mouse_stays_while_data_comes(node, url):
+async def test_zoom_by_mouse_stays_while_data_comes(node, url, tab):
     for number in range(7, 60):
         node.row(number)
     async with tab(url) as page:
@@ -197,7 +197,7 @@ async def test_zoom_by_mouse_stays_while_data_comes(node, url):
         assert await page.page.get_attribute("#loss", "data-zoomed") == "false"
 
 
-async def test_what_is_spent_of_privacy(node, url):
+async def test_what_is_spent_of_privacy(node, url, tab):
     spent = PrivacyNow(epsilon=4.3771, delta=1e-5, uses=1, most=8.0)
     async with tab(url) as page:
         await page.says("#facts", "up for")
@@ -210,7 +210,7 @@ async def test_what_is_spent_of_privacy(node, url):
         assert page.complaints == []
 
 
-async def test_the_invite_and_its_code(node, url):
+async def test_the_invite_and_its_code(node, url, tab):
     async with tab(url) as page:
         await page.page.click("#showInvite")
         await page.says("#link", node.link)
@@ -222,7 +222,7 @@ async def test_the_invite_and_its_code(node, url):
         assert await page.page.locator("#qr svg").count() == 0
 
 
-async def test_a_node_that_ended_is_said_to_be_silent(node, url, monkeypatch):
+async def test_a_node_that_ended_is_said_to_be_silent(node, url, tab, monkeypatch):
     async with tab(url) as page:
         monkeypatch.setattr(node, "status", lambda: 1 / 0)  # the connection ends without an answer
         await page.says("#silent", "no answer from the node")
@@ -232,7 +232,7 @@ async def test_a_node_that_ended_is_said_to_be_silent(node, url, monkeypatch):
 
 @pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
 @pytest.mark.parametrize("colors", ["light", "dark"])
-async def test_axe_finds_nothing_serious_and_nothing_is_cut_off(node, url, size, colors):
+async def test_axe_finds_nothing_serious_and_nothing_is_cut_off(node, url, tab, size, colors):
     node.now = msgspec.structs.replace(node.now, trouble="the disk is full: free some", members=1)
     async with tab(url, size=size, colors=colors) as page:
         await page.page.click("#showInvite")

@@ -6,7 +6,7 @@ trials of what the product does not have: nobody needs a worker's bits there.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.outer.fixed import to_float
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.learning_rate import learning_rate
+from atoll.protocols.run.model_spec import ModelSpec
 from atoll.protocols.run.run_spec import RunSpec
 from atoll_bench.convergence.trial import _Rounds
 from atoll_bench.module_values import fill_module, read_module
@@ -47,6 +48,20 @@ class _Loss(nn.Module):
         return loss
 
 
+@cache
+def _traced(model: ModelSpec, shape_MBT1: tuple[int, ...]) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
+    """Gradients and losses as one list of operations, without what finds them anew in each step.
+
+    To find them takes longer than a hundred steps of a small model, so all crews of this shape share them. Weights
+    are inputs of the list.
+    """
+    loss = _Loss(Decoder(model))
+    each = vmap(grad_and_value(partial(functional_call, loss)))
+    values = {name: torch.zeros((shape_MBT1[0], *value.shape)) for name, value in loss.named_parameters()}
+    with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no batched form
+        return make_fx(each)(values, torch.zeros(shape_MBT1, dtype=torch.int64))
+
+
 class Crew:
     """M members of a dense run without plug-ins, trained by AdamW; all take as many steps."""
 
@@ -59,11 +74,11 @@ class Crew:
         first, second = ([torch.zeros_like(value) for value in self._values.values()] for _ in range(2))
         self._moments = dict(zip(self._values, zip(first, second, strict=True), strict=True))
         self._counts = {name: torch.zeros(()) for name in self._values}
-        self._gradients: Callable[..., tuple[dict[str, Tensor], Tensor]] | None = None
 
     def step(self, window_MBT1: Windows, at: int) -> list[float]:
         """One step of all members, at the rate of global step `at`; their losses before it."""
-        gradients, loss_M = self._traced(window_MBT1)(self._values, torch.from_numpy(window_MBT1))
+        traced = _traced(self._spec.model, window_MBT1.shape)
+        gradients, loss_M = traced(self._values, torch.from_numpy(window_MBT1))
         squares_M = torch.stack([each.square().flatten(1).sum(1) for each in gradients.values()]).sum(0)
         scale_M = (self._spec.inner.clip / (squares_M.sqrt() + _CLIP_EPS)).clamp(max=1.0)
         rate, decay = learning_rate(self._spec.inner, at), self._spec.inner.weight_decay
@@ -75,14 +90,6 @@ class Crew:
             adamw_step(values, scaled, first, second, counts, self._spec.inner, rate, decay if is_matrix else 0.0)
         losses: list[float] = loss_M.tolist()
         return losses
-
-    def _traced(self, window_MBT1: Windows) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
-        """Gradients and losses as one list of operations, without what finds them anew in each step."""
-        if self._gradients is None:
-            each = vmap(grad_and_value(partial(functional_call, self._loss)))
-            with sdpa_kernel(SDPBackend.MATH):  # the other kernels have no batched form
-                self._gradients = make_fx(each)(self._values, torch.from_numpy(window_MBT1))
-        return self._gradients
 
     def read(self, slot: int) -> Tensor:
         """A member's weights, float32 `[C, 4096]`."""

@@ -4,7 +4,7 @@ import os
 import tomllib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.config.config_file import set_key, toml_text, value_in, value_of
@@ -157,6 +157,8 @@ def test_a_disk_that_refuses_leaves_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == COMMENTED
 
 
+# Each example waits for the disk.
+@settings(max_examples=40)
 @given(st.text(max_size=80))
 def test_any_text_survives_the_file(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("home") / "config.toml"

@@ -14,7 +14,7 @@ import pytest
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon import app
-from atoll.node.daemon.app import Daemon
+from atoll.node.daemon.app import Daemon, settle_garbage
 from atoll.node.daemon.coordinator.interfaces import NoReduction
 from atoll.node.ipc.chain_mark import first_left
 from atoll.node.runs.presets import preset
@@ -29,6 +29,12 @@ from tests.waiting import HANGS_S, eventually
 
 OTHER = PeerId("other")
 SPEC = preset("tiny", Identity(bytes(32)).peer_id, 1, "synthetic:markov")
+
+
+@pytest.fixture(autouse=True)
+def no_garbage(monkeypatch) -> None:
+    """This process holds all tests that pytest collected: to look for garbage among them takes a second."""
+    monkeypatch.setattr(app, "settle_garbage", lambda: None)
 
 
 class Part:
@@ -182,7 +188,8 @@ async def test_parts_start_and_end_in_order():
     assert "stopping" in node.story
 
 
-async def test_a_node_that_is_up_has_taken_its_modules_out_of_the_collectors_view():
+async def test_a_node_that_is_up_has_taken_its_modules_out_of_the_collectors_view(monkeypatch):
+    monkeypatch.setattr(app, "settle_garbage", settle_garbage)
     gc.unfreeze()
     node = Node()
     await node.run(lambda up: stop_when_up(node, up))

@@ -21,6 +21,7 @@ FLOOD_S = 60.0
 MADE_UP = 10_000
 ROUND_S = 10.0
 IN_S = 60.0
+MORE_MADE_UP = pytest.mark.slow(slice="test_a_newcomer_gets_into_a_flooded_run[2000-True]")
 
 
 def final_sets(node) -> list[set]:
@@ -112,11 +113,9 @@ def test_a_run_goes_on_while_accepted_identities_write_all_that_they_can(world):
 @pytest.mark.parametrize(
     ("made_up", "is_anything"),
     [
-        (MADE_UP, False),
         (2_000, True),
-        pytest.param(
-            MADE_UP, True, marks=pytest.mark.slow(slice="test_a_newcomer_gets_into_a_flooded_run[2000-True]")
-        ),
+        pytest.param(MADE_UP, False, marks=MORE_MADE_UP),
+        pytest.param(MADE_UP, True, marks=MORE_MADE_UP),
     ],
 )
 def test_a_newcomer_gets_into_a_flooded_run(world, made_up, is_anything):

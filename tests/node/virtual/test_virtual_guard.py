@@ -30,7 +30,15 @@ def guarded_small(plain, name, slices=0):
     return guarded(replace(spec, outer=outer, inner=inner))
 
 
-@pytest.mark.parametrize(("name", "slices", "each"), [("tiny", 0, 3), ("moe-smoke", 0, 3), ("tiny", 5, 0)])
+MIXTURE = pytest.param(
+    "moe-smoke",
+    0,
+    3,
+    marks=pytest.mark.slow(slice="test_a_guarded_run_trains_with_all_that_it_can_have[tiny-0-3]"),
+)
+
+
+@pytest.mark.parametrize(("name", "slices", "each"), [("tiny", 0, 3), MIXTURE, ("tiny", 5, 0)])
 def test_a_guarded_run_trains_with_all_that_it_can_have(world, name, slices, each):
     torch.set_num_threads(1)
     seen, losses = Seen({}, {}, {}, {}), []

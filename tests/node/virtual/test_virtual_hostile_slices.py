@@ -37,7 +37,10 @@ def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, kind):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("at", [1, 6])
+FIRST = pytest.mark.slow(slice="test_a_payload_of_another_under_ones_own_rows[6]")
+
+
+@pytest.mark.parametrize("at", [pytest.param(1, marks=FIRST), 6])
 def test_a_payload_of_another_under_ones_own_rows(world, at):
     """Whoever adds whole payloads up must see what those see who add rows up: as a whole it counts nowhere.
 

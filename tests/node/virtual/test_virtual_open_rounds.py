@@ -66,7 +66,10 @@ def test_a_survivor_of_three_trains_through_the_lease_and_decides_all_open_round
     run_virtual(story())
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 4])
+WITHOUT = pytest.mark.slow(slice="test_nodes_of_different_bounds_decide_the_same_sets[4]")
+
+
+@pytest.mark.parametrize("overlap_steps", [pytest.param(0, marks=WITHOUT), 4])
 def test_nodes_of_different_bounds_decide_the_same_sets(world, overlap_steps):
     """Of four nodes two vanish. One of the others has room for 64 rounds: it rests, and decides all the same."""
 

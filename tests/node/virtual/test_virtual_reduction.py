@@ -171,7 +171,7 @@ def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_ste
     run_virtual(story())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=MORE_CRASHES) for seed in (3, 4, 5))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_CRASHES) for seed in range(1, 6))])
 def test_one_digest_whoever_crashes_when(world, seed):
     """Nodes and workers die at any time; one reducer lies; the net loses packets."""
 

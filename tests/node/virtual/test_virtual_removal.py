@@ -103,7 +103,16 @@ def test_of_two_members_the_owner_goes_on_alone(world, since):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("mode", ["plain", "reduced"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "plain",
+        pytest.param(
+            "reduced",
+            marks=pytest.mark.slow(slice="test_the_voters_exclude_a_member_when_the_owner_is_lost[plain]"),
+        ),
+    ],
+)
 def test_the_voters_exclude_a_member_when_the_owner_is_lost(world, mode):
     more = {"plain": {}, "reduced": {"reduce": ReduceSpec(above=1, gap=2, k=64)}}[mode]
 

@@ -220,9 +220,9 @@ def window(monkeypatch):
 @pytest.mark.parametrize(
     ("probation", "excludes", "kind"),
     [
-        (1, False, CertNode),
+        pytest.param(1, False, CertNode, marks=MORE),
         (4, False, CertNode),
-        (1, True, CertNode),
+        pytest.param(1, True, CertNode, marks=MORE),
         (8, True, CertNode),
         (4, False, ShownCertNode),
         (8, True, ShownCertNode),

@@ -28,6 +28,7 @@ from tests.node.daemon.certificates.test_full_summary import EVERY, KEPT, MADE, 
 from tests.node.daemon.consensus.epoch_world import LEASE, OWNER, PEERS, ROUNDS, RUN, World, final
 
 window = whole.window
+MORE = pytest.mark.slow(slice="test_ledgers_are_cut_again_and_all_write_the_same_bytes")
 
 
 class ForkedNode(CertNode):
@@ -179,7 +180,7 @@ def newcomer(node, liar):
     return made
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", [0, pytest.param(1, marks=MORE)])
 def test_ledgers_are_cut_again_and_all_write_the_same_bytes(block):
     for seed in range(block * 4, block * 4 + 4):
         MADE.clear()

@@ -224,7 +224,10 @@ class World:
             assert len(sets) <= 1, f"round {number} has {len(sets)} final sets"
 
 
-@pytest.mark.parametrize("block", range(10))
+MORE = pytest.mark.slow(slice="test_never_two_final_sets_and_always_one_in_the_end")
+
+
+@pytest.mark.parametrize("block", [*range(5), *(pytest.param(block, marks=MORE) for block in range(5, 10))])
 def test_never_two_final_sets_and_always_one_in_the_end(block):
     for seed in range(block * 30, block * 30 + 30):
         rng = random.Random(seed)
