@@ -190,7 +190,7 @@ removals that an epoch inherits with their reason (11), forks that are looked at
 a guarded run in its RunSpec (24), tables of what is wanted once and of who is lost (13),
 leases that a start remembers, and what it is told of its own (104), free lines that four branches of one day
 all counted (42), reads that give others their turn, and leases that stay known (25), liars that answer
-ballots in turn (66). + 25: steps of finality that look at less.
+ballots in turn (66), steps of finality that look at less (25).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
