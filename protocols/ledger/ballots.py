@@ -113,6 +113,12 @@ class Book(msgspec.Struct, frozen=True, dict=True):
         return {}
 
     @cached_property
+    def in_proposals(self) -> frozenset[Digest]:
+        """The contributions here that proposals name."""
+        named = (proposal.contributions for proposal in self.proposals.values())
+        return frozenset[Digest]().union(*named) & self.contributions.keys()
+
+    @cached_property
     def _parts(self) -> dict[bytes, "Book"]:
         """What `within` found of each epoch."""
         return {}

@@ -46,6 +46,15 @@ def test_seed_323_has_final_rounds_soon_after_the_faults():
     assert result.still_rounds < 2
 
 
+@pytest.mark.parametrize("plan", ["votes", "answers unsigned"])
+def test_liars_that_answer_in_turn_are_left_out(plan):
+    """Just a quorum is left, two liars among it. Without rule 9 nothing becomes final any more."""
+    result = play(replace(draw(1, 14, 8.0, liars=2), plan=plan))
+    assert not result.verdict.violations
+    assert not result.verdict.outvoted
+    assert 2 < result.still_rounds < 15
+
+
 def test_the_same_seed_gives_the_same_trace_in_every_process():
     traces = [
         subprocess.run(

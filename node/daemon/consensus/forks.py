@@ -5,6 +5,7 @@ from leaving a round that it just decided (`_waiting`). Rules in words: docs/epo
 """
 
 from collections.abc import Collection, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBoo
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.ballots import Book, but_acks, decided_proposal
+from atoll.protocols.ledger.ballots import Book, decided_proposal
 from atoll.protocols.ledger.records import Follow
 
 _NO_ENTRIES = Book()
@@ -55,10 +56,22 @@ def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     live = state.members if _meetings_of(state) else None
     # Where the others work counts only while this node may have been away (`went_on`).
     is_away = may_have_been_away(state)
-    books: list[object] = [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
+    books = decided_before(state)
     if is_away:
         books += [(number, book.contributors) for number, book in state.books.items()]
     return state.deciding, is_away, live, state.equivocators, state.chain, *known, *books
+
+
+def decided_before(state: finality_types.FinalityState) -> list[object]:
+    """All that may show that an epoch before decided a round at which one of our chain began."""
+    found: list[object] = []
+    for before, segment in pairwise(state.chain):
+        book = state.books.get(segment.first, _NO_ENTRIES)
+        # Mostly that epoch has no ballots in the round. Contributions tell the authors of a set.
+        if before.epoch in book.epochs:
+            part = book.within(before.epoch)
+            found += [part.votes, part.other_votes, part.proposals, part.in_proposals]
+    return found
 
 
 def change_chain(state: finality_types.FinalityState) -> Out:
@@ -87,7 +100,7 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     # Of an author with two histories nodes hold different choices and votes: it weighs nothing.
     liars = state.equivocators
     # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
-    for at, (before, segment) in enumerate(zip(state.chain, state.chain[1:], strict=False)):
+    for at, (before, segment) in enumerate(pairwise(state.chain)):
         book = state.books.get(segment.first, Book()).within(before.epoch)
         exempt = exempt_of(state.chain[: at + 1], segment.first, segment.electorate.voters)
         book = book.bounded(segment.tally, exempt)
@@ -134,7 +147,7 @@ def disputed(state: finality_types.FinalityState) -> list[tuple[int, tuple[PeerI
         return []  # mostly, and this is asked at every event while there is an equivocator
     choices = {book.choice(peer) for peer in live & deciders_of(state)}
     last = {next(name for name in (*book.ancestors(each), ROOT) if name in own) for each in choices}
-    pairs = zip(state.chain, state.chain[1:], strict=False)
+    pairs = pairwise(state.chain)
     return [(segment.first, segment.electorate.voters) for before, segment in pairs if before.epoch in last]
 
 

@@ -16,13 +16,13 @@ voters count the promises themselves: two different sets can never both become f
 from operator import attrgetter
 from typing import get_args
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
-from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
+from atoll.node.daemon.consensus.forks import change_chain, decided_before, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part, note_standstill
 from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
@@ -140,13 +140,17 @@ def _move(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
-_NO_FACTS = ("books", "epochs", "held", "now", "settled", "unrivalled")
-_ballots_of = attrgetter("prepares", "promises", "proposals", "votes", "epochs", "orphans", "other_votes")
-_facts_of = attrgetter(*(name for name in finality_types.FinalityState.__struct_fields__ if name not in _NO_FACTS))
-"""With `_seen_by_moves` all that the moves look at. While it is the same, moves that moved nothing do so again.
+_FACTS = finality_types.FinalityState.__struct_fields__.index("now")
+_OF_BALLOTS = "prepares", "promises", "proposals", "votes", "epochs", "orphans", "other_votes"
+_ballots_of, _but_work_of = attrgetter(*_OF_BALLOTS), attrgetter(*_OF_BALLOTS, "reductions", "bound")
 
-Most entries are contributions, acks and payloads that change none of it, and each is an event.
-"""
+
+def _facts_of(state: finality_types.FinalityState) -> tuple[object, ...]:
+    """With `_seen_by_moves` all that the moves look at. While it is the same, what moved nothing does so again.
+
+    Most entries are contributions, acks and payloads that change none of it, and each is an event.
+    """
+    return astuple(state)[:_FACTS]
 
 
 def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
@@ -156,12 +160,18 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
         return _seen_by_replay(state, book)
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
     seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
-    seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
+    if state.equivocators or state.orphans_asked or is_stuck(state):
+        seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
+    else:
+        seen += decided_before(state)
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
     is_open = bool(book.epochs) or number in state.views
     if is_open:
         seen += [state.epochs.votes_against, state.epochs.excise_votes]
-        seen += [*but_acks(book), len(state.held.intersection(book.contributions))]
+        seen += _but_work_of(book)
+        # What proposals name may come later than they do. An idle node has no set but what it holds.
+        work = book.contributions.keys() if state.idle and number not in state.views else book.in_proposals
+        seen += [work, len(state.held & work)]
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
         owner = owner_of(state.voters, state.attempt)
         if owner == state.me or owner in state.lost or owner not in able_voters(state):
@@ -172,8 +182,8 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     is_moved = is_short or bool(state.epochs.children(state.epoch, number))
     if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
-    # Every wait is for a ballot, for a set that grows no more, or for one of these.
-    if is_open or is_moved or state.stable_since is not None:
+    # Every wait is for a ballot, for a set of our own, or for one of these.
+    if book.prepares or number in state.views or is_moved or state.stable_since is not None:
         seen.append(state.now)
     return seen
 

@@ -375,11 +375,6 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """The epochs that decided so far; the last one decides now."""
     planned: tuple[Epoch, ...] = ()
     """Epochs that this node chose before it restarted, to be entered in order."""
-    epochs: EpochBook = msgspec.field(default_factory=EpochBook)
-    unrivalled: tuple[object, ...] = ()
-    """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
-    settled: tuple[tuple[object, ...], list[object]] | tuple[()] = ()
-    """What the newest step looked at, if it moved nothing (machine.py). Changes no action."""
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
     members: frozenset[PeerId] = frozenset()
@@ -416,18 +411,12 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """This node trains no further rounds (`Idle`)."""
     stable_since: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
-    now: float = 0.0
-    """Time of the newest event that has one; never runs backwards."""
     since: float = 0.0
     """When the newest ballot of the round, or its proposal, began to count, or the round came up."""
     attempt: int = 0
     """Highest attempt of this round that was due."""
-    books: Mapping[int, Book] = msgspec.field(default_factory=dict)
-    """The ledger's entries about each round that is not final."""
     views: Mapping[int, tuple[Digest, ...]] = msgspec.field(default_factory=dict)
     """Our own set of each closed round."""
-    held: frozenset[Digest] = frozenset()
-    """Contributions whose payload is held."""
     apart: frozenset[Digest] = frozenset()
     """Contributions that were made in another chain."""
     checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
@@ -436,8 +425,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Sets that the worker was asked for and has not answered."""
     appending: Body | None = None
     """The entry that is on its way into our feed."""
-    refuted: frozenset[Digest] = frozenset()
-    """Reductions that are not believed."""
+    refuted: frozenset[Digest] = frozenset()  # Reductions that are not believed
     proven: frozenset[Digest] = frozenset()  # of these, what a proof shows to be wrong
     reported: frozenset[Digest] = frozenset()
     """Proposals that were reported as narrow or divergent."""
@@ -455,6 +443,18 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Members whose work the state of a final round of our chain took out."""
     retrievable: frozenset[PeerId] = frozenset()
     """Members whose work this node could take out now (`CorrectionsHeld`)."""
+    # From here on what machine.py looks at in part. It compares all of the above.
+    now: float = 0.0
+    """Time of the newest event that has one; never runs backwards."""
+    epochs: EpochBook = msgspec.field(default_factory=EpochBook)
+    books: Mapping[int, Book] = msgspec.field(default_factory=dict)
+    """The ledger's entries about each round that is not final."""
+    held: frozenset[Digest] = frozenset()
+    """Contributions whose payload is held."""
+    unrivalled: tuple[object, ...] = ()
+    """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
+    settled: tuple[tuple[object, ...], list[object]] | tuple[()] = ()
+    """What the newest step looked at, if it moved nothing (machine.py). Changes no action."""
 
     @property
     def deciding(self) -> Round:

@@ -27,7 +27,7 @@ from atoll.protocols.ledger.records import (
     epoch_id,
 )
 from atoll_bench.simulator.feeds import FeedEntry, entry_after
-from atoll_bench.simulator.member import Member
+from atoll_bench.simulator.member import TICK_S, Member
 
 if TYPE_CHECKING:
     from atoll_bench.simulator.world import World
@@ -130,3 +130,32 @@ class Liar(Member):
         for other in self.world.heard_by(self):
             for entry in halves[other.number % 2]:
                 other.arrive(self.clock.now + 0.2, entry)
+
+
+class TurnTaker(Member):
+    """Answers every other ballot, half of its kind the even ones, so that it never misses two in a row.
+
+    It opens no ballots. By the world's plan it keeps back its votes alone or its promises too, and its signatures.
+    """
+
+    is_liar = True
+
+    def perform_finality(self, action: finality_types.Action) -> None:
+        """Do what an honest node does, but for what it keeps back."""
+        if isinstance(action, finality_types.Append) and self._keeps_back(action.body):
+            self.later(TICK_S, lambda: self.post_finality(finality_types.AppendRefused()))
+            return
+        super().perform_finality(action)
+
+    def _keeps_back(self, body: Body) -> bool:
+        plan = self.world.setting.plan
+        if isinstance(body, Epoch | Follow):
+            return "unsigned" in plan
+        if not isinstance(body, Promise | Vote):
+            return isinstance(body, BallotBody)
+        if isinstance(body, Promise) and "votes" in plan:
+            return False
+        number = body.ballot.attempt
+        turn = sorted({at.attempt for at in self.finality.book.prepares} | {0, number}).index(number)
+        place = sum(member.is_liar for member in self.world.members[: self.number])
+        return (turn + place) % 2 == 0

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from atoll.protocols.ids import Round
+from atoll.protocols.ledger.ballots import quorum
 from atoll.protocols.ledger.records import Exclude
 from atoll_bench.simulator.member import Member
 from atoll_bench.simulator.world import START_S, World
@@ -11,6 +12,8 @@ from atoll_bench.simulator.world import START_S, World
 EVERY_S = 25.0
 """Mean seconds between two faults."""
 LONGEST_S = 240.0
+MEET_S = 240.0
+"""After the other faults; then all have met again."""
 FLAP_S = 5.0
 
 
@@ -35,6 +38,8 @@ class Nemesis:
             (self._exclude, 1),
             (self._vote_out, 3),
         )
+        self.last_s = quiet_from
+        """When the last fault is, in virtual seconds."""
         self._condemned: list[Member] = []
         """Whom honest members want to exclude."""
 
@@ -43,6 +48,9 @@ class Nemesis:
         rng = self.world.rng
         self.world.clock.after(START_S + rng.uniform(0.0, 120.0), self._strike)
         self.world.clock.after(self.quiet_from, self._end)
+        if self.world.setting.plan:
+            self.last_s += MEET_S
+            self.world.clock.after(self.last_s, self._leave_a_quorum)
 
     def _strike(self) -> None:
         world = self.world
@@ -208,6 +216,18 @@ class Nemesis:
             return None
         self._condemned.append(target)
         return target
+
+    def _leave_a_quorum(self) -> None:
+        """Kill honest voters for good, until just a quorum is left with all that lie."""
+        running = {member.peer: member for member in self._running()}
+        honest = [member for member in running.values() if not member.is_liar]
+        voters = max(honest, key=lambda member: member.finality.last_final).finality.voters
+        here = [running[peer] for peer in voters if peer in running]
+        victims = [member for member in here if not member.is_liar][: max(0, len(here) - quorum(len(voters)))]
+        self._note(f"kill for good, {len(here)} of {len(voters)} here", *(one.number for one in victims))
+        for member in victims:
+            member.is_gone = True
+            member.crash()
 
     @staticmethod
     def _writes(member: Member) -> bool:

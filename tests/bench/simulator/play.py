@@ -17,6 +17,9 @@ QUIET_SHARE = 0.35
 QUIET_LEAST_S = 420.0
 """A lease, the patience of an epoch and a few rounds, with time to spare."""
 
+PLOT_S = 1200.0
+"""So much longer where liars answer in turn, and just a quorum is left in the end."""
+
 
 class Result(NamedTuple):
     """How a virtual run went."""
@@ -69,6 +72,7 @@ def _play(setting: Setting) -> Result:
     end_s = 60.0 * setting.minutes
     quiet_s = min(max(QUIET_LEAST_S, QUIET_SHARE * end_s), end_s)
     nemesis = Nemesis(world, end_s - quiet_s)
+    end_s += PLOT_S if setting.plan else 0.0
     world.begin(late=world.rng.randint(0, setting.nodes // 4))
     nemesis.begin()
     world.clock.run(end_s)
@@ -81,7 +85,7 @@ def _play(setting: Setting) -> Result:
         rounds=max(world.started, default=-1) + 1,
         epochs=max(chains, default=1) - 1,
         faults=nemesis.done,
-        still_rounds=longest_still([m.history() for m in members], end_s - quiet_s, end_s) / setting.train_s,
+        still_rounds=longest_still([m.history() for m in members], nemesis.last_s, end_s) / setting.train_s,
         cpu_s=time.process_time() - began,
     )
 

@@ -14,13 +14,14 @@ from atoll.protocols.ledger.registers import Lease, sign_register
 from atoll_bench.simulator.clock import Clock
 from atoll_bench.simulator.feeds import FeedEntry
 from atoll_bench.simulator.leases import VirtualLease
-from atoll_bench.simulator.liars import Liar
+from atoll_bench.simulator.liars import Liar, TurnTaker
 from atoll_bench.simulator.links import Links
 from atoll_bench.simulator.member import Member
 from atoll_bench.simulator.mesh import Mesh
 
 STEPS = 12
 """Inner steps of a round, as the round machine sees them."""
+PLANS = ("votes", "votes unsigned", "answers", "answers unsigned")
 START_S = 60.0
 """Within so long the first nodes start."""
 
@@ -40,6 +41,8 @@ class Setting:
     ahead: float = 0.0
     """Share of a round that may be trained before the round before is folded; 0: rounds do not overlap."""
     rounds: int = 10_000
+    plan: str = ""
+    """What liars that answer ballots in turn keep back (`PLANS`); empty: they lie in other ways."""
     followers: int | None = None
     """With a number: records travel by the product's gossip, through so many more nodes that train nothing."""
 
@@ -74,8 +77,9 @@ class World:
         self.clock = Clock()
         self.links = Links(self.rng, setting.nodes)
         liars = set(self.rng.sample(range(1, setting.nodes), setting.liars))
+        of_liars = TurnTaker if setting.plan else Liar
         self.members: list[Member] = [
-            (Liar if number in liars else Member)(
+            (of_liars if number in liars else Member)(
                 self, number, peer_of(number), setting.train_s * self.rng.uniform(0.5, 1.0)
             )
             for number in range(setting.nodes)

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.chains.epochs import (
+    ROOT,
     Electorate,
     EpochBook,
     Segment,
@@ -18,7 +19,7 @@ from atoll.node.daemon.consensus.chains.epochs import (
     epoch_id,
     exempt_of,
 )
-from atoll.node.daemon.consensus.forks import look_for_better_chain
+from atoll.node.daemon.consensus.forks import decided_before, look_for_better_chain
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
@@ -26,6 +27,7 @@ from atoll.node.daemon.consensus.types import (
     Append,
     EnterEpoch,
     EntrySeen,
+    FinalityState,
     FinalityTick,
     Idle,
     MembersSeen,
@@ -36,6 +38,8 @@ from atoll.node.daemon.consensus.types import (
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.ledger.ballots import Book
+from atoll.protocols.ledger.ballots import add_entry as add_to_book
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
     Ballot,
@@ -525,3 +529,16 @@ def test_voters_of_an_epoch_before_are_no_newcomers_in_a_fork():
     assert exempt_of(chain, 5, (D,)) == {A, B, C, D}
     assert exempt_of(chain, 6, (D,)) == {D}
     assert exempt_of(chain[:2], 5, (D,)) == {A, B, D}
+
+
+def test_of_the_round_at_which_an_epoch_begins_only_ballots_before_it_are_looked_at():
+    segments = (Segment(ROOT, 0, Electorate(()), Tally()), Segment(b"ours", 5, Electorate(()), Tally()))
+    state = FinalityState(run=RUN, me=A, rounds=9, last_final=6, voters=(), chain=segments)
+
+    def seen(epoch):
+        vote = Vote(Round(5), Ballot(0, A, epoch), digest(b"proposal"))
+        book, _ = add_to_book(Book(), digest(b"vote"), A, vote)
+        return decided_before(replace(state, books={5: book}))
+
+    assert seen(b"ours") == decided_before(state)
+    assert seen(ROOT) != decided_before(state)
