@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from atoll.protocols.errors import ConfigError
 
-RULES = 2
+RULES = 3
 """Of weights, voters and newcomers in runs with `voters`. A change by which the same sets give other weights or
 voters raises it: members with two versions of atoll would part. No RunSpec says 1, the first ones."""
 
