@@ -18,7 +18,7 @@ from atoll.protocols.run.sections.audits import AuditSpec
 
 LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 """Fewer auditors take nobody's weight: two, in larger runs half of the others, eight at most."""
-DOUBT, ENOUGH, DOUBT_BETWEEN = 10, 3, 3
+DOUBT, ENOUGH, DOUBT_BETWEEN = 10, 3, 5
 """Nats that the verdicts on an author must speak against its work, in Wald's sequential test of work against none;
 deviations above nothing that keep its weight whatever is usual; nats that those auditors' verdicts must speak
 against it that are left without the ones at both ends, which may lie."""
