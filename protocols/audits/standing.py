@@ -227,8 +227,8 @@ def _falls(found: Findings, usual: int, deciding: frozenset[PeerId] | None) -> b
     """Whether the verdicts that count take an author's weight."""
     if not found.speaks_against_work(usual) or deciding is None or found.trusted is not None:
         return found.speaks_against_work(usual)
-    # The auditor in the middle of few may be the one honest auditor beside liars, and may have looked once: how many
-    # verdicts there are says nothing of how sure that one is.
+    # The auditor in the middle of few may be the one honest auditor beside liars, and may have looked once. How
+    # many verdicts there are says nothing of how sure that one is.
     between = found.between(usual, max(1, (len(deciding) - 1) // 3))
     return between.speaks_against_work(usual, DOUBT_BETWEEN)
 
