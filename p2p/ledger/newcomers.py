@@ -21,7 +21,7 @@ import msgspec
 from atoll.p2p.ledger.accepted import Accepted
 from atoll.p2p.ledger.required import Required
 from atoll.p2p.ledger.shares import Need, Quota, Shares
-from atoll.p2p.limits.address_block import address_block
+from atoll.p2p.limits.address_block import address_block, arrival_line
 from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.limits.bringer_rates import BringerRates
 from atoll.protocols.ids import Digest, PeerId, short
@@ -113,16 +113,16 @@ class Newcomers:
 
     def is_new(self, author: PeerId) -> bool:
         """Whether the author is in the ledger and has not shown any work."""
-        held = self._held.get(author)
-        return held is not None and not held.worked
+        return (held := self._held.get(author)) is not None and not held.worked
 
     def bringer(self, author: PeerId) -> PeerId | None:
         """The neighbour that brought a new author; None if it is not new."""
         return self._held[author].bringer if self.is_new(author) else None
 
     def line(self, author: PeerId) -> str:
-        """Address block of the neighbour that brought an author; empty if it is no newcomer."""
-        return held.block if (held := self._held.get(author)) is not None else ""
+        """Whose turn an author takes in sets (`arrival_line`); empty if it is no newcomer."""
+        held = self._held.get(author)
+        return arrival_line(author, self._maddr_of(author), brought_by=held.block) if held else ""
 
     def accept(self, authors: Iterable[PeerId], *, by_work: bool = True) -> None:
         """Authors of the newest final set, or (not `by_work`) of an epoch or the RunSpec: their records stay."""

@@ -2,6 +2,9 @@
 
 import ipaddress
 
+from atoll.protocols.ids import PeerId
+from atoll.protocols.ledger.set_limit import VIA
+
 _BLOCK_BITS = {4: 24, 6: 64}
 
 
@@ -15,3 +18,12 @@ def address_block(maddr: str) -> str:
         return str(ipaddress.ip_network((address, _BLOCK_BITS[address.version]), strict=False))
     except ValueError:
         return ""
+
+
+def arrival_line(author: PeerId, maddr: str, *, brought_by: str) -> str:
+    """The block of an author, which `maddr` reaches, or behind VIA the block that it was brought by.
+
+    Not of who first sent its records: whoever is quick could make a newcomer wait with what it brings itself.
+    """
+    is_direct = maddr and "/p2p-circuit" not in maddr
+    return address_block(maddr) or author if is_direct else VIA + brought_by

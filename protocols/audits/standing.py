@@ -18,9 +18,10 @@ from atoll.protocols.run.sections.audits import AuditSpec
 
 LEAST_AUDITORS, MANY_AUDITORS = 2, 8
 """Fewer auditors take nobody's weight: two, in larger runs half of the others, eight at most."""
-DOUBT, ENOUGH = 10, 3
+DOUBT, ENOUGH, DOUBT_BETWEEN = 10, 3, 5
 """Nats that the verdicts on an author must speak against its work, in Wald's sequential test of work against none;
-deviations above nothing that keep its weight whatever is usual."""
+deviations above nothing that keep its weight whatever is usual; nats that those auditors' verdicts must speak
+against it that are left without the ones at both ends, which may lie."""
 FEW_DECIDERS, OWNER_ROUNDS = 7, 4
 """While fewer decide, the owner's verdicts alone say who else does, and nobody falls without them: until so many
 sets lack the owner."""
@@ -89,6 +90,14 @@ class Findings:
         """How far all verdicts together lie above those on no work, in units of 1 / _UNIT deviation."""
         return self.score * isqrt(self.count << 2 * _FINE) >> _FINE if self.by_auditor else 0
 
+    @property
+    def measured(self) -> int | None:
+        """What the author says of usual scores: its own, or what the owner found, while few decide."""
+        # Of three deciders two may lie: what they say of each other would be what is usual.
+        if self.trusted is None:
+            return self.score if self.by_auditor else None
+        return _mean(self.by_auditor[self.trusted]) if self.trusted in self.by_auditor else None
+
     def expected(self, usual: int) -> int:
         """How far work would lie above them, in the same units: at least three quarters of the usual score.
 
@@ -96,13 +105,21 @@ class Findings:
         """
         return max(0, 3 * usual * isqrt(self.claimed2 << 2 * _FINE) // (4 * FULL) >> _FINE)
 
-    def speaks_against_work(self, usual: int) -> bool:
+    def speaks_against_work(self, usual: int, doubt: int = DOUBT) -> bool:
         """Whether work would hardly have such verdicts. False while usual ones would not leave any doubt either.
 
         For normal verdicts the logarithm of the likelihood ratio is shown · expected − expected² / 2.
         """
         shown, expected = self.shown, self.expected(usual)
-        return shown < ENOUGH * _UNIT and 2 * expected * shown < expected**2 - 2 * DOUBT * _UNIT**2
+        return shown < ENOUGH * _UNIT and 2 * expected * shown < expected**2 - 2 * doubt * _UNIT**2
+
+    def between(self, usual: int, liars: int) -> "Findings":
+        """What is left without so many auditors at each end, of those that speak most for and against work."""
+        ranked = sorted(
+            self.by_auditor, key=lambda auditor: (_speaks_for(self.by_auditor[auditor], usual), auditor)
+        )
+        most, least = min(liars, (len(ranked) - 1) // 2), min(liars, len(ranked) // 2)
+        return self.without(frozenset([*ranked[:least], *ranked[len(ranked) - most :]]))
 
     def may_fall(self, least: int) -> bool:
         """Whether enough auditors looked at the author. Who is trusted is among them."""
@@ -194,15 +211,26 @@ def _judged(
     found: Mapping[PeerId, Findings], heard: Mapping[PeerId, Findings], deciding: frozenset[PeerId] | None
 ) -> Judgement:
     """Authors whose work shows as little as none would. `heard`: those of the verdicts that count."""
-    scores = sorted(each.score for each in _measure(heard, deciding) if each.by_auditor)
+    measured = (each.measured for each in _measure(heard, deciding))
+    scores = sorted(score for score in measured if score is not None)
     if not scores:
         return NOBODY._replace(heard=heard)
     # Two thirds of the way up: a third of the authors may do nothing, and a third cannot raise it by lies.
     usual = scores[2 * (len(scores) - 1) // 3]
 
     judged = [author for author, each in found.items() if each.may_fall(_least(author, found, deciding))]
-    gone = (author for author in judged if heard[author].speaks_against_work(usual))
+    gone = (author for author in judged if _falls(heard[author], usual, deciding))
     return Judgement(frozenset(gone), heard, usual)
+
+
+def _falls(found: Findings, usual: int, deciding: frozenset[PeerId] | None) -> bool:
+    """Whether the verdicts that count take an author's weight."""
+    if not found.speaks_against_work(usual) or deciding is None or found.trusted is not None:
+        return found.speaks_against_work(usual)
+    # The auditor in the middle of few may be the one honest auditor beside liars, and may have looked once. How
+    # many verdicts there are says nothing of how sure that one is.
+    between = found.between(usual, max(1, (len(deciding) - 1) // 3))
+    return between.speaks_against_work(usual, DOUBT_BETWEEN)
 
 
 def _decided(deciders: Deciders | None, first: int, end: int) -> frozenset[PeerId] | None:
@@ -233,6 +261,11 @@ def _least(author: PeerId, found: Mapping[PeerId, Findings], deciding: frozenset
     # what is final follows from its word in any case.
     most = 2 * (len(deciding) // 3)
     return 1 if len(deciding) == 1 and others else max(LEAST_AUDITORS, min(MANY_AUDITORS, others, most))
+
+
+def _speaks_for(found: Collection[tuple[int, int]], usual: int) -> int:
+    """How far verdicts speak for work and not for none: in proportion to the logarithm of the likelihood ratio."""
+    return sum(weight * (8 * FULL * 256 * excess - 3 * usual * weight) for excess, weight in found)
 
 
 def _mean(found: Collection[tuple[int, int]]) -> int:

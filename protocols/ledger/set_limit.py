@@ -19,7 +19,9 @@ from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_SET
 
 ARRIVALS_KEPT = LINES_KEPT = 8192
-"""Authors of which a node remembers how they came, and lines of which it remembers the places."""
+"""Authors of which a node remembers how they came, and lines and wide blocks of which it remembers the turns."""
+VIA = "via "
+"""Before the line of an author that another neighbour brought: nobody is charged for what it passes on."""
 
 
 class Seniority(msgspec.Struct, frozen=True):
@@ -57,7 +59,7 @@ class Arrival(msgspec.Struct, frozen=True):
     rounds: int
     """How many rounds were final here when its work was verified first."""
     line: str
-    """The address block of the neighbour that brought the author."""
+    """The author's address block, or behind VIA that of the neighbour that brought it."""
 
 
 class Arrivals(msgspec.Struct, frozen=True):
@@ -65,14 +67,13 @@ class Arrivals(msgspec.Struct, frozen=True):
 
     by_author: Mapping[PeerId, Arrival] = msgspec.field(default_factory=dict)
     """The oldest first."""
-    in_vain: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Audits of newcomers of each line that found no work, since this node's start."""
-    on_trial: frozenset[PeerId] = frozenset()
-    """Newcomers of the newest final set of which no final verdict is known."""
+    turns: Mapping[str, tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Of the newcomers of each line and wide block, while verdicts show no work of them: audits, and final sets
+    that name them; since this node's start."""
 
     def of(self, author: PeerId) -> Arrival:
-        """How an author came; who is not known came by itself."""
-        return self.by_author.get(author) or Arrival(-1, author)
+        """How an author came; who is not known is a line of its own."""
+        return self.by_author.get(author) or Arrival(-1, VIA + author)
 
     def noted(self, author: PeerId, arrival: Arrival, needed: Callable[[], Collection[PeerId]]) -> "Arrivals":
         """With the author, unless it is known. `needed` returns those that are not forgotten for it."""
@@ -88,15 +89,17 @@ class Arrivals(msgspec.Struct, frozen=True):
         """What is known after the final sets between two tallies."""
         if tally.rounds == before.rounds:
             return self
-        in_vain, on_trial = dict(self.in_vain), set[PeerId]()
+        turns = dict(self.turns)
         for author, arrival in self.by_author.items():
-            if tally.missing(author):
-                shown, audits = tally.trial(author)
-                if audits > before.trial(author)[1] and not shown:
-                    in_vain[arrival.line] = in_vain.pop(arrival.line, 0) + 1
-                if not audits and tally.counts.get(author, 0) > before.counts.get(author, 0):
-                    on_trial.add(author)
-        return Arrivals(self.by_author, dict([*in_vain.items()][-LINES_KEPT:]), frozenset(on_trial))
+            shown, audits = tally.trial(author)
+            is_audited = audits > before.trial(author)[1]
+            is_named = tally.counts.get(author, 0) > before.counts.get(author, 0)
+            if tally.missing(author) and not shown and (is_audited or is_named):
+                # By wide block, too: who has all of a /16 has 256 lines, each as good as new.
+                for where in dict.fromkeys((arrival.line, wide_block(arrival.line))):
+                    in_vain, sets = turns.pop(where, (0, 0))
+                    turns[where] = in_vain + is_audited, sets + is_named
+        return Arrivals(self.by_author, dict([*turns.items()][-LINES_KEPT:]))
 
 
 class NewcomerOrder(msgspec.Struct, frozen=True):
@@ -133,7 +136,7 @@ class NewcomerOrder(msgspec.Struct, frozen=True):
         draw: Mapping[PeerId, bytes],
         trials: Mapping[PeerId, tuple[int, int]],
     ) -> list[PeerId]:
-        """Who is on trial, then one of each wide block, a second one, and so on; in a block by line."""
+        """One of each wide block, a second one, and so on; in a block by line."""
         # By line: anybody can make up as many identities as it takes, not as many addresses. Who was seen only
         # after the seed was known may have been made to fit it, so it waits for the next one.
         lines: dict[str, list[tuple[bool, int, bytes, PeerId]]] = {}
@@ -141,23 +144,29 @@ class NewcomerOrder(msgspec.Struct, frozen=True):
             known = arrivals.of(peer)
             is_late = known.rounds >= self.tally.rounds
             lines.setdefault(known.line, []).append((is_late, trials[peer][1], draw[peer], peer))
-        blocks: dict[str, list[tuple[int, int, bool, int, bytes, PeerId]]] = {}
+        blocks: dict[str, list[tuple[int, tuple[int, int], bool, int, bytes, PeerId]]] = {}
         for line, waiting in lines.items():
-            turns = [(at, arrivals.in_vain.get(line, 0), *one) for at, one in enumerate(sorted(waiting))]
+            turns = [(at, arrivals.turns.get(line, (0, 0)), *one) for at, one in enumerate(sorted(waiting))]
             blocks.setdefault(wide_block(line), []).extend(turns)
-        order = sorted((at, *one) for turns in blocks.values() for at, one in enumerate(sorted(turns)))
-        # Not every set has an audit of each author. Whose is missing stays, or it would be drawn again.
-        return sorted((peer for *_, peer in order), key=lambda peer: peer not in arrivals.on_trial)
+        # Blocks that had a turn let the others have theirs: a flood's blocks are many, and as new as any. Who is
+        # brought waits for equals: else each address had two turns, its own and one for those that it brings.
+        order = sorted(
+            (at, arrivals.turns.get(block, (0, 0)), block.startswith(VIA), *one)
+            for block, turns in blocks.items()
+            for at, one in enumerate(sorted(turns))
+        )
+        return [peer for *_, peer in order]
 
 
 @lru_cache(maxsize=1 << 14)
 def wide_block(line: str) -> str:
     """The /16 (IPv4) or /32 (IPv6) that a line is in, or the line: a /64 costs nothing, where one has a /48."""
     try:
-        network = ipaddress.ip_network(line)
+        network = ipaddress.ip_network(line.removeprefix(VIA))
     except ValueError:
         return line
-    return str(network.supernet(new_prefix=_WIDE_BITS[network.version]))
+    wide = str(network.supernet(new_prefix=_WIDE_BITS[network.version]))
+    return VIA + wide if line.startswith(VIA) else wide
 
 
 _WIDE_BITS = {4: 16, 6: 32}

@@ -52,6 +52,7 @@ class PayloadFetcher:
     """Few downloads at a time of one author, one of all whom a neighbour brings: none keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
     _wanted: dict[Key, Round] = field(default_factory=dict)
+    _queued: set[tuple[Key, bool]] = field(default_factory=set)  # with whether in the lane of a bringer
     _void: dict[Key, Round] = field(default_factory=dict)
     _sound: set[Key] = field(default_factory=set)
     _fetched: set[Digest] = field(default_factory=set)
@@ -74,16 +75,16 @@ class PayloadFetcher:
         self._sound.add(self._key(record))
 
     def fetch(self, record: PayloadRecord, author: PeerId, until: int = -1) -> None:
-        """Start getting a payload, unless that is under way or hopeless.
-
-        It is wanted until its round is final, or round `until`, if that is later.
-        """
+        """Start getting a payload, unless it is hopeless. It is wanted until its round, and `until`, is final."""
         key = self._key(record)
         if key in self._void or self.is_held(record):
             return
-        if key not in self._wanted:
-            self.start_task(self._fetch_until_held(record, author), f"payload {record.payload.hex()[:8]}")
         self._wanted[key] = Round(max(record.round, until, self._wanted.get(key, record.round)))
+        # Once a set names the author it has no bringer, and waits no longer behind all that this one brought.
+        queue = key, self.bringer_of(author) is not None
+        if queue not in self._queued:
+            self._queued.add(queue)
+            self.start_task(self._fetch_until_held(record, author, queue), f"payload {record.payload.hex()[:8]}")
 
     def stop(self, record: PayloadRecord) -> None:
         """Stop getting one payload."""
@@ -112,12 +113,12 @@ class PayloadFetcher:
             attempt += 1
             await asyncio.sleep(pause_s(attempt))
 
-    async def _fetch_until_held(self, record: PayloadRecord, author: PeerId) -> None:
-        attempt, key = 0, self._key(record)
-        while key in self._wanted and not await self._attempt(record, author, attempt):
-            later = self.waits(record.round)
-            attempt += later is None
+    async def _fetch_until_held(self, record: PayloadRecord, author: PeerId, queue: tuple[Key, bool]) -> None:
+        attempt = 0
+        while queue[0] in self._wanted and not await self._attempt(record, author, attempt):
+            attempt += (later := self.waits(record.round)) is None
             await (later.wait() if later else asyncio.sleep(pause_s(attempt)))
+        self._queued.discard(queue)
 
     async def _attempt(self, record: PayloadRecord, author: PeerId, attempt: int) -> bool:
         """Try once. Returns True when there is nothing left to do."""
@@ -125,7 +126,7 @@ class PayloadFetcher:
         try:
             lane, slots = self._lanes_of(author)
             async with lane, slots:
-                if self.waits(record.round):
+                if key not in self._wanted or self.waits(record.round):
                     return False
                 await self._load(record, author, attempt)
         except DecodeError as error:
@@ -144,8 +145,7 @@ class PayloadFetcher:
 
     def _refuse(self, record: PayloadRecord, author: PeerId, error: DecodeError) -> None:
         key, payload = self._key(record), record.payload
-        wanted = self._wanted.pop(key, None)
-        if wanted is not None:
+        if (wanted := self._wanted.pop(key, None)) is not None:
             self._void[key] = wanted
         if payload in self._fetched and not any(payload == sound[0] for sound in self._sound):
             self._drop(payload)  # else another record has the same payload

@@ -18,7 +18,7 @@ from atoll.node.daemon.rounds.queries import (
 )
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.set_limit import Arrival
+from atoll.protocols.ledger.set_limit import VIA, Arrival
 from atoll.protocols.local.worker_messages import Pending
 
 ANNOUNCE_AGAIN_S = 5.0
@@ -181,7 +181,7 @@ def _note_arrival(state: RoundState, event: round_types.PayloadHeld) -> RoundSta
     rules, author = state.set_rules, book_of(state, event.round).authors.get(event.entry)
     if not rules.order.tally.newcomers or author is None or author in rules.arrivals.by_author:
         return state
-    arrival = Arrival(rules.order.tally.rounds, event.line or author)
+    arrival = Arrival(rules.order.tally.rounds, event.line or VIA + author)
     known = rules.arrivals.noted(author, arrival, lambda: _working(state))
     return replace(state, set_rules=replace(rules, arrivals=known), settled={})
 

@@ -16,6 +16,7 @@ from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import MAX_SET, Ack, Entry, decode_entry, sign_entry
+from atoll.protocols.ledger.set_limit import VIA
 
 RUN = RunId(digest(b"run"))
 FAKES = [Identity(random.Random(number).randbytes(32)) for number in range(120)]
@@ -68,6 +69,22 @@ def test_a_flood_takes_its_own_places(world):
     assert world.newcomers.counts == (0, 0, PLACES)
     assert world.newcomers.pruned == len(FAKES) + 1 - PLACES
     assert {e.author for _, e in world.ledger.since(0, 1000)} == world.here(), "their entries are off the disk"
+
+
+def test_who_is_reached_directly_has_a_line_of_its_own_and_others_that_of_their_bringer(world):
+    world.maddrs[HONEST.peer_id] = "/ip4/10.0.7.1/tcp/1"
+    for author in (HONEST, *FAKES[:3]):
+        world.bring(author, EVE)
+    line = world.newcomers.line
+    assert line(HONEST.peer_id) == "10.0.7.0/24", "whoever else brought it first"
+    assert line(FAKES[0].peer_id) == f"{VIA}10.9.9.0/24"
+    world.maddrs[FAKES[1].peer_id] = "/memory/1"
+    assert line(FAKES[1].peer_id) == FAKES[1].peer_id, "no IP address of it is known"
+    world.maddrs[FAKES[2].peer_id] = f"/ip4/10.0.1.1/tcp/1/p2p/{BEN}/p2p-circuit"
+    assert line(FAKES[2].peer_id) == f"{VIA}10.9.9.0/24", "the address is that of a relay"
+    del world.maddrs[EVE]
+    assert line(FAKES[0].peer_id) == f"{VIA}10.9.9.0/24", "a bringer that leaves has no new line"
+    assert line(BEN) == ""
 
 
 def test_a_block_is_one_however_many_neighbours_it_has(world):

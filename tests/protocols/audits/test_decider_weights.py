@@ -135,6 +135,39 @@ def test_two_liars_of_seven_take_nobodys_weight_and_let_no_noise_decide(seed, us
     assert {*MEMBERS[3:7]} <= run.decided.keys()
 
 
+@pytest.mark.parametrize("seed", [17, 19, 52, 87, 100, 136])
+def test_two_liars_of_seven_take_nobodys_weight_where_verdicts_say_little(seed):
+    """Seeds in which they did: the owner's, a member's by what is usual among liars, that of one poor auditor."""
+    run = Weighed(seed, usual=2.0, liars=MEMBERS[1:3])
+    for _ in range(34):
+        run.final(*MEMBERS[:7], NOISE[0])
+    assert not frozenset().union(*run.gone) & {OWNER, *MEMBERS[3:7]}
+
+
+def test_one_poor_honest_auditor_beside_two_that_lie_takes_nobodys_weight():
+    lies = {MEMBERS[1]: [(-90, 64)] * 4, MEMBERS[2]: [(-90, 64)] * 4}
+    poor = Findings({**lies, MEMBERS[3]: [(-2, 64)], MEMBERS[4]: [(60, 64)] * 3}, by_count=True)
+    usual = 45 * 256
+    assert poor.speaks_against_work(usual)
+    everybody = frozenset(MEMBERS[:7])
+    assert not standing._falls(poor, usual, everybody)
+    assert poor.between(usual, 2).by_auditor == {MEMBERS[3]: [(-2, 64)]}
+    seldom = Findings({**lies, MEMBERS[3]: [(-2, 64)] * 4, MEMBERS[4]: [(0, 64)] * 4}, by_count=True)
+    assert standing._falls(seldom, usual, everybody), "it looked often enough"
+    vouched = {MEMBERS[1]: [(90, 64)] * 4, MEMBERS[2]: [(90, 64)] * 4}
+    noise = Findings({**vouched, **{peer: [(0, 64)] * 4 for peer in MEMBERS[3:7]}}, by_count=True)
+    assert standing._falls(noise, usual, everybody)
+
+
+def test_while_few_decide_the_owners_verdicts_say_what_is_usual():
+    verdicts = {MEMBERS[2]: [(96, 64)] * 4, OWNER: [(32, 64), (30, 64)]}
+    liar = Findings(verdicts, by_count=True, trusted=OWNER)
+    assert liar.score > liar.measured == 31 * 256
+    assert replace(liar, trusted=None).measured == liar.score
+    assert replace(liar, by_auditor={MEMBERS[2]: [(96, 64)]}).measured is None
+    assert Findings().measured is None
+
+
 def test_many_verdicts_of_one_auditor_outweigh_one_each_of_two():
     author, found = MEMBERS[3], {OWNER: [(80, 64)] * 6, MEMBERS[1]: [(-90, 64)], MEMBERS[2]: [(-80, 64)]}
     assert Findings(found, by_count=True).score > 0 > Findings(found).score

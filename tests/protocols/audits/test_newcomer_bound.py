@@ -7,7 +7,7 @@ from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger import set_limit
 from atoll.protocols.ledger.ballots import Book, add_entry, decided_proposal
 from atoll.protocols.ledger.records import Ballot, Proposal, Vote
-from atoll.protocols.ledger.set_limit import Arrival, Arrivals, NewcomerOrder, wide_block
+from atoll.protocols.ledger.set_limit import VIA, Arrival, Arrivals, NewcomerOrder, wide_block
 from tests.protocols.audits import test_shown_work
 from tests.protocols.audits.test_shown_work import MEMBERS, NOISE, OWNER, P, Run
 
@@ -185,7 +185,7 @@ def test_one_line_of_each_wide_block_comes_before_a_second_one(run):
 
 def test_a_line_of_which_audits_found_no_work_comes_after_others(run):
     lines = {peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate([*FLOOD[:40], MEMBERS[5]])}
-    arrivals = Arrivals(lines, {f"10.{at}.0.0/24": 1 for at in range(40)})
+    arrivals = Arrivals(lines, {f"10.{at}.0.0/24": (1, 0) for at in range(40)} | {"10.40.0.0/24": (0, 9)})
     for number in range(20):
         assert MEMBERS[5] in order_of(run, number).named([*MEMBERS[:4], *FLOOD[:40], MEMBERS[5]], arrivals)
 
@@ -199,27 +199,71 @@ def test_audits_that_find_nothing_are_counted_by_line_and_work_is_not(run):
         arrivals = arrivals.after(before, run.tally)
         assert arrivals.after(run.tally, run.tally) is arrivals
     found = sum(run.tally.trial(peer)[1] for peer in crowd)
-    assert 6 <= arrivals.in_vain["a line"] <= found
+    assert 6 <= arrivals.turns["a line"][0] <= found
     alone = Arrivals({newcomer: Arrival(0, "a line")})
-    assert alone.after(before, run.tally).in_vain == {}, "verdicts show its work"
+    assert alone.after(before, run.tally).turns == {}, "verdicts show its work"
 
 
-def test_who_awaits_its_first_verdict_stays(run):
-    newcomer, others = MEMBERS[5], FLOOD[:40]
-    lines = {peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate([*others, newcomer])}
-    before = run.tally
-    run.final(*MEMBERS[:4], newcomer)
-    arrivals = Arrivals(lines).after(before, run.tally)
-    assert arrivals.on_trial == {newcomer}
+def test_a_line_that_had_a_turn_comes_after_those_that_had_none(run):
+    """All lines have one after the other, however many came at once; audits are too few for that."""
+    everybody, had = FLOOD[:40], set()
+    arrivals = Arrivals({peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate(everybody)})
+    for number in range(-(-len(everybody) // PLACES)):
+        before, named = run.tally, order_of(run, number).named([*MEMBERS[:4], *everybody], arrivals)
+        assert not any(before.trial(peer)[0] for peer in everybody), "nobody is promising"
+        assert len(had | named) - len(had) >= min(PLACES, len(everybody) + 4 - len(had))
+        had |= named
+        run.final(*MEMBERS[:4], *sorted(named - {*MEMBERS}))
+        arrivals = arrivals.after(before, run.tally)
+        assert arrivals.after(run.tally, run.tally) is arrivals
+    assert had >= {*everybody}
+
+
+def test_who_has_all_of_a_wide_block_has_one_turn(run):
+    """Each set names one of another /24, which had none."""
+    flood = {peer: Arrival(0, f"10.{at % PLACES}.{at}.0/24") for at, peer in enumerate(FLOOD[:60])}
+    others = {peer: Arrival(0, f"20.{at}.0.0/24") for at, peer in enumerate(NOISE[:PLACES])}
+    arrivals, before = Arrivals({**flood, **others}), run.tally
+    run.final(*MEMBERS[:4], *FLOOD[:PLACES])
+    arrivals = arrivals.after(before, run.tally)
+    assert arrivals.turns["10.0.0.0/16"] >= (0, 1)
+    assert not any(run.tally.trial(peer)[0] for peer in FLOOD[:PLACES]), "nobody is promising"
+    assert {*others} <= order_of(run).named([*MEMBERS[:4], *flood, *others], arrivals)
+
+
+def test_who_brings_others_has_no_second_turn_before_those_that_come_by_themselves(run):
+    """Forty addresses, each with what it brings; half of what these bring had a turn, and so had two newcomers."""
+    flood = {peer: Arrival(0, f"{VIA}10.{at}.0.0/24") for at, peer in enumerate(FLOOD[:40])}
+    one, two, brought = MEMBERS[5], MEMBERS[6], MEMBERS[7]
+    newcomers = {
+        one: Arrival(0, "20.0.0.0/24"),
+        two: Arrival(0, "20.1.0.0/24"),
+        brought: Arrival(0, f"{VIA}friend"),
+    }
+    everybody, arrivals = [*MEMBERS[:4], *flood, one, two], Arrivals({**flood, **newcomers})
     for number in range(20):
-        assert newcomer in order_of(run, number).named([*MEMBERS[:4], *others, newcomer], arrivals)
-    before = run.tally
-    run.final(*MEMBERS[:4], newcomer)
-    assert run.tally.trial(newcomer)[1]
-    assert arrivals.after(before, run.tally).on_trial == frozenset()
+        assert {one, two} <= order_of(run, number).named(everybody, arrivals)
+    had = replace(arrivals, turns={"20.0.0.0/16": (0, 1)})
+    assert not all(one in order_of(run, number).named(everybody, had) for number in range(20)), "it had its turn"
+    assert two in order_of(run).named(everybody, had)
+    had = replace(arrivals, turns={f"{VIA}10.{at}.0.0/16": (0, 1) for at in range(40)})
+    assert {one, two, brought} <= order_of(run).named([*everybody, brought], had), "those that had one wait"
+
+
+def test_a_newcomer_is_not_charged_for_what_it_passes_on(run):
+    newcomer, crowd = MEMBERS[5], FLOOD[:PLACES]
+    arrivals = Arrivals({peer: Arrival(0, f"{VIA}20.0.0.0/24") for peer in crowd}), run.tally
+    run.final(*MEMBERS[:4], *crowd)
+    arrivals = arrivals[0].after(arrivals[1], run.tally).noted(newcomer, Arrival(0, "20.0.0.0/24"), list)
+    assert arrivals.turns.keys() == {f"{VIA}20.0.0.0/24", f"{VIA}20.0.0.0/16"}
+    fresh = {peer: Arrival(0, f"10.{at}.0.0/24") for at, peer in enumerate(FLOOD[100 : 99 + PLACES])}
+    arrivals = replace(arrivals, by_author={**arrivals.by_author, **fresh})
+    assert newcomer in order_of(run).named([*MEMBERS[:4], *fresh, newcomer, *crowd], arrivals)
 
 
 def test_wide_blocks_are_those_of_one_network():
+    assert wide_block(f"{VIA}10.1.2.0/24") == wide_block(f"{VIA}10.1.9.0/24") == f"{VIA}10.1.0.0/16"
+    assert wide_block(f"{VIA}a peer") == f"{VIA}a peer"
     assert wide_block("10.1.2.0/24") == wide_block("10.1.9.0/24") == "10.1.0.0/16"
     assert wide_block("2001:db8:1::/64") == "2001:db8::/32"
     assert wide_block("a peer") == "a peer"
@@ -239,13 +283,13 @@ def test_a_full_table_of_arrivals_forgets_the_oldest_that_nobody_needs(monkeypat
 
 def test_a_flood_of_lines_makes_nobody_forget_the_newest_of_them(run, monkeypatch):
     monkeypatch.setattr(set_limit, "LINES_KEPT", 4)
-    arrivals = Arrivals({FLOOD[0]: Arrival(0, "at work")}, dict.fromkeys(["at work", *"abc"], 1))
+    arrivals = Arrivals({FLOOD[0]: Arrival(0, "at work")}, dict.fromkeys(["at work", *"abc"], (1, 1)))
     for _ in range(4):
         before = run.tally
         run.final(*MEMBERS[:4], FLOOD[0])
         arrivals = arrivals.after(before, run.tally)
-    arrivals = replace(arrivals, in_vain={**arrivals.in_vain, "d": 1, "e": 1})
+    arrivals = replace(arrivals, turns={**arrivals.turns, "d": (1, 1), "e": (1, 1)})
     run.final(*MEMBERS[:4])
-    kept = arrivals.after(before, run.tally).in_vain
+    kept = arrivals.after(before, run.tally).turns
     assert len(kept) == 4
-    assert kept["at work"] > 1
+    assert kept["at work"] > (1, 1)

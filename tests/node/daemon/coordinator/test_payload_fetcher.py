@@ -387,6 +387,39 @@ def test_made_up_payloads_of_one_neighbour_keep_nobody_waiting(play):
     play(story)
 
 
+def test_a_payload_that_a_set_names_leaves_the_queue_of_what_a_neighbour_brought(play):
+    """Else a node that catches up waits for a flood before it has the first final set."""
+    bringer, named = OTHERS[0], PeerId("named")
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.takes_s = 30.0
+        brought = {PeerId(f"eve{number}"): bringer for number in range(40)} | {named: bringer}
+        rig.payloads.bringer_of = brought.get
+        for number, author in enumerate(brought):
+            rig.payloads.fetch(record(digest(bytes([number])), 0), author)
+        await asyncio.sleep(1.0)
+        wanted = record(digest(bytes([40])), 0)
+        rig.shelf.holding = {OTHERS[1]: {wanted.payload}}
+        rig.payloads.fetch(wanted, named)
+        await asyncio.sleep(1.0)
+        assert rig.shelf.at_work == 1, "it is brought still"
+        del brought[named]
+        for _ in range(3):
+            rig.payloads.fetch(wanted, named)
+        await asyncio.sleep(1.0)
+        assert rig.shelf.at_work == 2
+        await asyncio.sleep(62.0)
+        assert rig.held == [wanted.payload]
+        asked = len(rig.shelf.asked)
+        for number in range(40):
+            rig.payloads.stop(record(digest(bytes([number])), 0))
+        await asyncio.sleep(99.0)
+        assert len(rig.shelf.asked) == asked, "what is wanted no more is not fetched in its turn"
+        assert not rig.payloads._queued
+
+    play(story)
+
+
 @pytest.mark.parametrize("liars", [1, 2])
 def test_an_author_with_work_in_all_open_rounds_that_nobody_gives_keeps_nobody_waiting(play, liars: int):
     """It offers each payload and then sends nothing: 20 s for each attempt, and 1,024 rounds may be open."""

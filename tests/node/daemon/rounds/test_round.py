@@ -235,9 +235,9 @@ def test_a_node_remembers_how_authors_came_and_what_audits_found_of_them():
     node.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now, "10.0.0.0/24"))
     assert node.state.set_rules.arrivals.by_author == {A: Arrival(20, "10.0.0.0/24")}
     node.feed(SenioritySeen(Seniority(), NewcomerOrder(first.after([A])), node.now))
-    assert node.state.set_rules.arrivals.on_trial == {A}
+    assert node.state.set_rules.arrivals.turns == {"10.0.0.0/24": (0, 1), "10.0.0.0/16": (0, 1)}
     node.feed(SenioritySeen(Seniority(), NewcomerOrder(first.after([A]).after([])), node.now))
-    assert node.state.set_rules.arrivals.on_trial == frozenset()
+    assert node.state.set_rules.arrivals.turns == {"10.0.0.0/24": (0, 1), "10.0.0.0/16": (0, 1)}
     plain = Node().ready().seen(A, 0, held=False)
     plain.feed(PayloadHeld(entry_of(A, 0), Round(0), node.now, "10.0.0.0/24"))
     assert not plain.state.set_rules.arrivals.by_author
