@@ -118,6 +118,8 @@ def is_trying(state: finality_types.FinalityState) -> bool:
     still = state.still
     if not still.blamed or state.now - state.live_since < state.lease_s:
         return False
+    if state.short_since is not None:  # an epoch begins without a try; blame differs from node to node
+        return False
     # Who signs votes nowhere: should most others not sign, it votes on.
     tried_s, here = state.now - still.since, here_of(state, state.voters)
     is_most = _are_most(state, _signers(state, here) | {state.me}, here)

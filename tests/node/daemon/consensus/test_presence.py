@@ -328,6 +328,16 @@ def test_a_try_ends_after_three_leases_and_patiences():
     assert node.wait(1).followed() == [b""]
 
 
+def test_a_try_ends_once_no_quorum_is_here_so_that_all_sign_the_same():
+    """B and C tried with others than A. Two of the three that stay are most, so without E no try would end soon."""
+    other = epoch(A, B, C, D)
+    node = in_turns(*ATTEMPTS[:5]).say(B, other).say(C, other)
+    assert node.signed() == [HONEST]
+    node.feed(MembersSeen(frozenset({A, B, C, D})))
+    assert node.wait(PATIENCE + 1).signed()[1:] == [other]
+    assert node.entered() == []
+
+
 def test_a_round_that_a_quorum_without_them_can_decide_is_not_left():
     node = (
         Node(voters=(A, B, C, D, E, F, G), here=(A, B, C, D, E, F)).feed(Idle(idle=True, now=1000.0)).wait(LEASE)
