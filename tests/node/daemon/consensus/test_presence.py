@@ -329,7 +329,7 @@ def test_a_try_ends_after_three_leases_and_patiences():
 
 
 def test_a_try_ends_once_no_quorum_is_here_so_that_all_sign_the_same():
-    """B and C tried with others than A. Two of the three that stay are most, so without E no try would end soon."""
+    """B and C tried with others than A. Two of the three that stay are most, so no try would end soon."""
     other = epoch(A, B, C, D)
     node = in_turns(*ATTEMPTS[:5]).say(B, other).say(C, other)
     assert node.signed() == [HONEST]
