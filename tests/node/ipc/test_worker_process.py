@@ -40,7 +40,16 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import (
+    SPEC_VERSION,
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    Stage,
+)
 from tests.waiting import HANGS_S, eventually
 
 FREE = Free(1 << 30, 1 << 30)
@@ -96,7 +105,7 @@ while (request := inbox.receive()) is not None:
             break
 """
 TINY = RunSpec(
-    version=3, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
+    version=SPEC_VERSION, name="trainer", owner=Identity(bytes([1]) * 32).peer_id, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,

@@ -30,7 +30,7 @@ def base_file(path: Path, model=SPEC.model, seed: int = 7) -> bytes:
 
 def lora_spec(base: bytes, spec: RunSpec = SPEC, **keys) -> RunSpec:
     """The run of the session tests as a LoRA run; `keys` of the model."""
-    return replace(spec, version=8, model=replace(spec.model, **{"lora_rank": RANK, **keys}), base=base)
+    return replace(spec, model=replace(spec.model, **{"lora_rank": RANK, **keys}), base=base)
 
 
 class LoraHome(Home):

@@ -29,12 +29,21 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
 )
 from atoll.protocols.run.model_spec import ModelSpec
-from atoll.protocols.run.run_spec import CompressSpec, DataSpec, InnerSpec, OuterSpec, PaceSpec, RunSpec, Stage
+from atoll.protocols.run.run_spec import (
+    SPEC_VERSION,
+    CompressSpec,
+    DataSpec,
+    InnerSpec,
+    OuterSpec,
+    PaceSpec,
+    RunSpec,
+    Stage,
+)
 
 ME, OTHER = (Identity(bytes([n]) * 32).peer_id for n in (1, 2))
 K = 64
 SPEC = RunSpec(
-    version=3, name="session", owner=ME, seed=1,
+    version=SPEC_VERSION, name="session", owner=ME, seed=1,
     model=ModelSpec(
         dim=64, layers=1, heads=2, kv_heads=1, ffn=64, vocab=256, context=16,
         tied=True, rope_theta=1e4, norm_eps=1e-5,

@@ -16,7 +16,7 @@ PEERS = [Identity(bytes([n]) * 32).peer_id for n in range(1, 5)]
 
 def spec_of(rule):
     outer = msgspec.structs.replace(SPEC.outer, aggregate=rule, floor_256=64)
-    return msgspec.structs.replace(SPEC, version=5, outer=outer)
+    return msgspec.structs.replace(SPEC, outer=outer)
 
 
 def lie_of(spec, path):

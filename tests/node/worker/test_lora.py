@@ -96,7 +96,7 @@ def test_a_run_begins_with_the_loss_of_its_base_and_comes_below_it(tmp_path):
 
 
 def test_what_is_saved_and_sent_is_of_the_adapters_size(tmp_path):
-    node, whole = LoraHome(tmp_path / "one"), Home(tmp_path / "whole", ME, replace(SPEC, version=8))
+    node, whole = LoraHome(tmp_path / "one"), Home(tmp_path / "whole", ME, SPEC)
     pending = [home.train(0).pending for home in (node, whole)]
     sizes = [Path(one.path).stat().st_size for one in pending]
     chunks = [arena_of(home.spec.model).chunks for home in (node, whole)]

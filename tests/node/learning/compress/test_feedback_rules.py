@@ -37,7 +37,7 @@ GOLDEN = {
 def spec_of(name, codec="sparse2", k=64, **more):
     compress, outer = CASES[name]
     made = CompressSpec(codec=codec, k=k, feedback=1.0, **compress)
-    found = replace(SPEC, version=8, compress=made, outer=replace(SPEC.outer, **{**outer, **more}))
+    found = replace(SPEC, compress=made, outer=replace(SPEC.outer, **{**outer, **more}))
     found.check()
     return found
 
