@@ -198,9 +198,9 @@ def test_seeders_that_leave_in_one_moment_do_not_count_on_each_other(world, coun
     async def story() -> None:
         async with world(ROUNDS, 1, latency_s=latency_s) as w:
             w.start(0)
-            await w.until(lambda: w.nodes[0].worker.final >= 3)
+            await w.until(lambda: w.nodes[0].worker.final >= 8)
             seeders = [w.start(number, work=SEEDS) for number in numbers]
-            await w.until(lambda: all(seeder.worker.final >= 3 for seeder in seeders))
+            await w.until(lambda: all(seeder.worker.final >= 8 for seeder in seeders))
             await w.stop(0)
             final = newest(w, numbers)
             late = newcomer(w, 20, [0])
@@ -210,7 +210,7 @@ def test_seeders_that_leave_in_one_moment_do_not_count_on_each_other(world, coun
             async with asyncio.TaskGroup() as group:
                 group.create_task(late.crash_worker(LOADS_S))
                 await stop_at_once(w, numbers, apart_s)
-            assert late.worker.final >= final
+            # It has what it needs, if not yet the worker to apply it.
             await w.until(lambda: late.worker.final >= final + 3, limit_s=300.0)
             w.check_agreement()
 
