@@ -36,7 +36,7 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(BIN)/python -m atoll.node.learning.data.shakespeare
 # The kernels take one core for a minute; beside them, what only tests need. Then pytest compiles the modules of the
 # tests once. Else each of the processes that run them would. What is wrong with them is said when they run.
-	{ $(PIP) 'atoll[dev]' -e tests && { $(BIN)/python -m pytest --collect-only -qq -n 0 > /dev/null || true; } } & beside=$$!; \
+	{ $(PIP) 'atoll[dev]' -e tests && { $(BIN)/python -m pytest --collect-only -qq -n 0 > /dev/null || true; } } & beside=$$!; trap 'kill $$beside' INT TERM; \
 	$(BIN)/atoll node kernels; done=$$?; wait $$beside && exit $$done
 	touch $(STAMP)
 

@@ -22,14 +22,14 @@ def last_end(home: Home) -> str:
     """What became of the newest node of this home, as a clause; empty if nobody knows. Raises DiskFault."""
     if is_locked(home):
         return "one starts or ends there and does not answer yet"
-    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
-        return "the last one was killed, or lost its power"
+    if home.control_socket.exists():  # a node removes it unless it is killed, or told to stop twice
+        return "the last one was killed, told to stop twice, or lost its power"
     journals = sorted((home.root / "runs").glob(f"*/{JOURNAL_FILE}"), key=lambda path: path.stat().st_mtime)
     for line in reversed(LogTail(journals[-1]).last_bytes(LINES) if journals else []):
         with suppress(msgspec.MsgspecError):
             match msgspec.json.decode(line, type=_Event):
                 case _Event("stopping"):
-                    return "the last one was stopped"
+                    return "the last one that came up was stopped"
                 case _Event("failed", error):
                     return f"the last one ended: {error}"
                 case _Event("crashed", error):

@@ -76,7 +76,7 @@ class Imported(NamedTuple):
         """
         if self.recipe is not None:
             ours = {"name": spec.name, "owner": spec.owner, "seed": spec.seed, "admission": spec.admission}
-            return replace(self.recipe, start=self.start, **ours)
+            return replace(self.recipe, version=spec.version, start=self.start, **ours)
         blob = b"" if self.tokenizer is None else manifest_of_bytes(self.tokenizer).id
         name = "bytes" if self.tokenizer is None else "file"
         data = replace(spec.data, tokenizer=name, tokenizer_blob=blob)

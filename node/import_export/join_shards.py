@@ -41,7 +41,7 @@ from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, PeerF
 from atoll.protocols.ids import short
 from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.model_spec import expert_of
-from atoll.protocols.run.run_spec import RunSpec, open_run
+from atoll.protocols.run.run_spec import SAME_KEYS_VERSION, RunSpec, open_run
 
 _MAKE: Final = "`atoll checkpoint save` writes one"
 PIECE_BYTES = 16 << 20
@@ -274,6 +274,6 @@ def _read_run(folder: Path) -> RunSpec:
         data = read_whole(folder / RUN, max_bytes=MESSAGE_MAX_BYTES)
         if data is None:
             raise ConfigError(f"{folder} is no checkpoint: it has no file `{RUN}`", hint=_MAKE)
-        return open_run(data)
+        return open_run(data, oldest=SAME_KEYS_VERSION)
     except (PeerFault, CorruptFault) as error:
         raise ConfigError(f"{folder / RUN} is not a run that this program knows: {error}") from error

@@ -126,9 +126,9 @@ class Session:
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
         report("loading or compiling kernels")
         self._kernels = KernelsBeside(spec)
-        report("opening the text")
         given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         if start.reads_text and self._data is None:
+            report("opening the text")
             self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given, examples_of)
         if self._ranks is not None:
             self._ranks.join()

@@ -186,10 +186,9 @@ class PeerConnections:
 
     async def _favour_members(self) -> None:
         while True:
-            members = [peer for peer in self._live if self.is_member(peer)]
-            if len(members) < len(self._live):  # else whichever is closed is a member
-                for peer in members:
-                    await self.host.favour(peer)
+            # Also where only members are listed: p2pd has connections of peers that it does not list.
+            for peer in [peer for peer in self._live if self.is_member(peer)]:
+                await self.host.favour(peer)
             await asyncio.sleep(FAVOUR_S)
 
     async def _poll(self) -> None:

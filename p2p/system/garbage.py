@@ -13,14 +13,15 @@ from contextlib import contextmanager
 @contextmanager
 def uncollected_imports() -> Iterator[None]:
     """Collect nothing within it; if it loads a module, leave what is there then out of later collections."""
-    before = len(sys.modules)
+    before, is_on = len(sys.modules), gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if len(sys.modules) > before:
             gc.freeze()
-        gc.enable()
+        if is_on:
+            gc.enable()
 
 
 def settle_garbage(*, anew: bool = False) -> None:

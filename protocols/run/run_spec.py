@@ -37,6 +37,8 @@ from atoll.protocols.run.slices import ReduceSpec
 SPEC_VERSION = 9
 """Of the keys, and of what members decide and compute by them: rules of finality, epochs, voters, weights, folds.
 Whoever changes one of these raises it: members with two such versions of atoll would part, and not know why."""
+SAME_KEYS_VERSION = 8
+"""Oldest version with the keys of this one: from a checkpoint of it a new run can go on."""
 _DOMAIN = "run/1"
 PACKED = "packed:"
 """Begins the source of a run whose text is packed: shards that members fetch from each other."""
@@ -357,13 +359,16 @@ def sign_run(spec: RunSpec, owner: Identity) -> bytes:
     return codec.encode(SignedRun(body, owner.sign(_DOMAIN, body)))
 
 
-def open_run(data: bytes) -> RunSpec:
-    """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault."""
+def open_run(data: bytes, *, oldest: int = SPEC_VERSION) -> RunSpec:
+    """The verified RunSpec of a `.run` file. Raises DecodeError or SignatureFault.
+
+    `oldest`: SAME_KEYS_VERSION for the run of a checkpoint, which nobody takes part in.
+    """
     signed = codec.decode(data, SignedRun)
     try:
-        _check_version(_version_of(signed.spec))
+        _check_version(_version_of(signed.spec), oldest)
         spec = codec.decode(signed.spec, RunSpec)
-        spec.check()
+        msgspec.structs.replace(spec, version=SPEC_VERSION).check()
     except ConfigError as error:
         raise DecodeError(str(error), hint=error.hint) from error
     verify(spec.owner, _DOMAIN, signed.spec, signed.signature)
@@ -384,11 +389,11 @@ def _version_of(spec: bytes) -> int:
         raise DecodeError(f"not a legal RunSpec: {error}") from error
 
 
-def _check_version(version: int) -> None:
+def _check_version(version: int, oldest: int = SPEC_VERSION) -> None:
     """Raise ConfigError for a run whose members decide or compute otherwise than this version of atoll."""
-    if version != SPEC_VERSION:
+    if not oldest <= version <= SPEC_VERSION:
         newer = "update atoll on this node"
-        older = "make the run again: `atoll run new --from-checkpoint` goes on from its weights"
+        older = "`atoll checkpoint save` with the version that made it, then `run new --from-checkpoint` with this"
         hint = newer if version > SPEC_VERSION else older
         raise ConfigError(f"RunSpec version {version}; this node speaks {SPEC_VERSION}", hint=hint)
 

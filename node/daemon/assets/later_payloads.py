@@ -19,6 +19,8 @@ from atoll.protocols.ledger.registers import Lease
 
 LOOK_S = 0.5
 """Seconds between two looks at the rounds that wait, one look for all their payloads."""
+LOOKS = 60
+"""After so many looks whoever waits asks again: of what nobody wants any more, the wait ends then."""
 
 
 @dataclass(kw_only=True)
@@ -38,7 +40,7 @@ class LaterPayloads:
         self._began = self.context.now()
 
     def __call__(self, number: Round) -> asyncio.Event | None:
-        """Return what ends the wait for the payloads of round `number`; None if they do not wait."""
+        """Return what ends the wait for the payloads of round `number`; then ask again. None: they do not wait."""
         if number not in self._ends and number not in self.waiting():
             return None
         if not self._ends:
@@ -53,11 +55,16 @@ class LaterPayloads:
         return range(following + 1, final + 1 if final > following + SNAPSHOT_EVERY else 0)
 
     async def _look(self) -> None:
+        looks = 0
         while self._ends:
             await asyncio.sleep(LOOK_S)
-            waiting = self.waiting()
-            for number in [number for number in self._ends if number not in waiting]:
-                self._ends.pop(number).set()
+            looks, waiting = looks + 1, self.waiting()
+            for number, end in [*self._ends.items()]:
+                if number not in waiting:
+                    self._ends.pop(number).set()
+                elif looks % LOOKS == 0:
+                    self._ends[number] = asyncio.Event()
+                    end.set()
 
     def _newest_elsewhere(self) -> int:
         """The median of what others call final, soon after the start: a minority of liars moves it little."""

@@ -70,7 +70,7 @@ def decided_before(state: finality_types.FinalityState) -> list[object]:
         # Mostly that epoch has no ballots in the round. Contributions tell the authors of a set.
         if before.epoch in book.epochs:
             part = book.within(before.epoch)
-            found += [part.votes, part.other_votes, part.proposals, part.in_proposals]
+            found += [part.votes, part.other_votes, part.proposals, part.in_proposals, part.reductions]
     return found
 
 

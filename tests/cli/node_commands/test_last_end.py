@@ -32,10 +32,10 @@ def wrote(home: Home, *lines: str, run: str = "ab", unix_s: float = 1e9) -> None
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        ((DONE, STOPPED), "the last one was stopped"),
+        ((DONE, STOPPED), "the last one that came up was stopped"),
         (
             (DONE, STOPPED, '{"time": 4.0, "event": "handed_over"}', '{"torn'),
-            "the last one was stopped",
+            "the last one that came up was stopped",
         ),
         ((STOPPED, DONE, FAILED), "the last one ended: train.txt is not the text of this run"),
         ((STOPPED, CRASHED), "a bug ended the last one, see `atoll logs`: TypeError()"),
@@ -52,7 +52,7 @@ def test_the_newest_end_of_the_newest_run_counts(home: Home, lines: tuple[str, .
 def test_a_kill_leaves_the_control_socket_whatever_the_journal_says(home: Home) -> None:
     wrote(home, STOPPED, DONE)
     home.control_socket.touch()
-    assert last_end(home) == "the last one was killed, or lost its power"
+    assert last_end(home) == "the last one was killed, told to stop twice, or lost its power"
 
 
 def test_a_node_that_starts_is_there(home: Home) -> None:

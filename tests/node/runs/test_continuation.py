@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from atoll.node.import_export.import_run import Imported
 from atoll.node.runs.presets import continuation_of, preset, with_decay_at_end
 from atoll.protocols.codec import check_types
 from atoll.protocols.run.learning_rate import learning_rate
-from atoll.protocols.run.run_spec import RunSpec
+from atoll.protocols.run.run_spec import SAME_KEYS_VERSION, SPEC_VERSION, RunSpec
 from atoll.protocols.run.sections.merging import MergeSpec
 from tests.node.worker.session_home import ME
 
@@ -21,6 +22,11 @@ MERGING = MergeSpec(every=1, until=40, alpha_4096=1024, donors=2)
 def recipe(merge: MergeSpec) -> RunSpec:
     spec = preset("moe-smoke", ME, 1)
     return replace(spec, outer=replace(spec.outer, merge=merge))
+
+
+def test_a_run_that_goes_on_from_an_older_version_has_the_rules_of_this_one():
+    found = Imported(WSD.model, recipe=replace(WSD, version=SAME_KEYS_VERSION)).applied(WSD, 16)
+    assert found.version == SPEC_VERSION
 
 
 @given(st.integers(0, 39), st.integers(0, 20))

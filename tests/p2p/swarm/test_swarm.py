@@ -133,7 +133,7 @@ def test_old_leases_of_a_member_that_is_gone_hold_nobody_that_starts_again(tmp_p
     run_virtual(main())
 
 
-def test_members_are_favoured_again_and_again_while_others_are_connected(tmp_path: Path) -> None:
+def test_members_are_favoured_again_and_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with World(tmp_path) as world:
             one = await world.start(1)
@@ -144,12 +144,13 @@ def test_members_are_favoured_again_and_again_while_others_are_connected(tmp_pat
 
             world.hosts[1].favour = favour
             await world.start(2, 1)
-            one.newcomers.accept([peer(2)])
-            await asyncio.sleep(3 * FAVOUR_S)
-            assert favoured == [], "whichever is closed is a member"
             await world.start(3, 1)
             await asyncio.sleep(3 * FAVOUR_S)
-            assert favoured == [peer(2)] * 3, "a transport forgets it with the connection"
+            assert favoured == [], "nobody is a member"
+            one.newcomers.accept([peer(2)])
+            await asyncio.sleep(3 * FAVOUR_S)
+            assert len(favoured) >= 3, "a transport forgets it with the connection"
+            assert {*favoured} == {peer(2)}
 
     run_virtual(main())
 

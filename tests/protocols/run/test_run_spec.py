@@ -14,7 +14,15 @@ from atoll.protocols.ids import peer_id_of
 from atoll.protocols.ledger.records import MAX_VERDICTS
 from atoll.protocols.run.admission import AdmissionSpec
 from atoll.protocols.run.model_spec import ExpertsSpec, RopeStretch
-from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, open_run, sign_run
+from atoll.protocols.run.run_spec import (
+    SAME_KEYS_VERSION,
+    SPEC_VERSION,
+    RunSpec,
+    SignedRun,
+    Stage,
+    open_run,
+    sign_run,
+)
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.history import HistorySpec
 from atoll.protocols.run.sections.merging import MergeSpec
@@ -175,11 +183,14 @@ def test_what_a_rule_is_told_needs_a_rule(changed, key):
         changed(key, 64).check()
 
 
+OLDER = "`atoll checkpoint save` with the version that made it, then `run new --from-checkpoint` with this"
+
+
 @pytest.mark.parametrize(
     ("version", "hint"),
     [
-        (1, "make the run again: `atoll run new --from-checkpoint` goes on from its weights"),
-        (SPEC_VERSION - 1, "make the run again: `atoll run new --from-checkpoint` goes on from its weights"),
+        (1, OLDER),
+        (SPEC_VERSION - 1, OLDER),
         (SPEC_VERSION + 1, "update atoll on this node"),
     ],
 )
@@ -188,6 +199,22 @@ def test_a_run_of_other_rules_is_refused_by_its_version_and_not_by_its_keys(owne
     with pytest.raises(DecodeError, match=f"version {version}; this node speaks {SPEC_VERSION}$") as caught:
         open_run(codec.encode(SignedRun(body, owner.sign("run/1", body))))
     assert caught.value.hint == hint
+
+
+def test_the_run_of_a_checkpoint_may_have_an_older_version_with_the_same_keys(changed, owner):
+    def signed(run: RunSpec) -> bytes:
+        body = codec.encode(run)
+        return codec.encode(SignedRun(body, owner.sign("run/1", body)))
+
+    old = changed("version", SAME_KEYS_VERSION)
+    assert open_run(signed(old), oldest=SAME_KEYS_VERSION).id == old.id, "votes are for that id"
+    for bad in (changed("version", SAME_KEYS_VERSION - 1), changed("version", SPEC_VERSION + 1)):
+        with pytest.raises(DecodeError, match="this node speaks"):
+            open_run(signed(bad), oldest=SAME_KEYS_VERSION)
+    with pytest.raises(DecodeError, match=r"inner\.lr"):
+        open_run(
+            signed(msgspec.structs.replace(old, inner=changed("inner.lr", -1.0).inner)), oldest=SAME_KEYS_VERSION
+        )
 
 
 @pytest.mark.parametrize("version", [SPEC_VERSION - 1, SPEC_VERSION + 1])

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.assets.later_payloads import LOOK_S, LaterPayloads
+from atoll.node.daemon.assets.later_payloads import LOOK_S, LOOKS, LaterPayloads
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 
@@ -77,7 +77,8 @@ def test_all_payloads_that_wait_are_one_question_and_end_with_their_round():
     began = []
 
     async def payload(late, number):
-        await late.rule(number).wait()
+        while (end := late.rule(number)) is not None:
+            await end.wait()
         began.append(number)
 
     async def story():
@@ -97,5 +98,20 @@ def test_all_payloads_that_wait_are_one_question_and_end_with_their_round():
             assert late.rule(4) is None
             late.machines.round.final = 40
         assert len(began) == 200, "and no task is left"
+
+    run_virtual(story())
+
+
+def test_who_waits_asks_again_once_in_a_while_so_that_what_nobody_wants_ends():
+    async def story():
+        late = Late(newest=40)
+        async with asyncio.TaskGroup() as late.group:
+            end = late.rule(9)
+            await asyncio.sleep(LOOKS * LOOK_S - 0.1)
+            assert not end.is_set()
+            await asyncio.sleep(0.2)
+            assert end.is_set()
+            assert not late.rule(9).is_set(), "the round waits"
+            late.machines.round.final = 40
 
     run_virtual(story())
