@@ -29,7 +29,7 @@ from tests.node.worker.session_home import SPEC
 PEERS = [identity_of(number) for number in range(5)]
 RUN = replace(SPEC, owner=PEERS[0].peer_id)
 STATES = [digest(b"state", bytes([at])) for at in range(3)]
-GOLDEN = "fd0f1f4cd3f17f7e05975512898cad0659343ed3f67bde7bb45899a019662a22"
+GOLDEN = "15338dc4380cc661f19472c6776208fd01eff754b9b473620844268ab8fb5801"
 
 
 def contribution(at, number):
