@@ -55,15 +55,17 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
         found = last_status(home)
         print_json(found) if as_json else click.echo("\n".join(last_lines(found)))
         return 0
+    show = _redrawn if watch and not as_json and sys.stdout.isatty() else _printed
     try:
-        first = call(home, control_messages.GetStatus(), control_messages.Status)
+        if watch:
+            seen = stream(home, control_messages.Watch(), control_messages.Status)
+        else:
+            seen = iter([call(home, control_messages.GetStatus(), control_messages.Status)])
+        now = show(seen, as_json=as_json, short_lines=watch)
     except NotRunning as fault:
         from atoll.cli.node_commands.last_end import last_end
 
         raise NotRunning("; ".join(filter(None, (str(fault), last_end(home)))), hint=fault.hint) from fault
-    seen = stream(home, control_messages.Watch(), control_messages.Status) if watch else iter([first])
-    show = _redrawn if watch and not as_json and sys.stdout.isatty() else _printed
-    now = show(seen, as_json=as_json, short_lines=watch)
     return UNHEALTHY if exit_code and now is not None and now.trouble else 0
 
 
