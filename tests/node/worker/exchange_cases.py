@@ -38,7 +38,7 @@ from atoll.protocols.run.arena import Span, arena_of
 from atoll.protocols.run.experts import ALL, bitmap_of
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.payload import Layout
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 
 torch.set_num_threads(1)
@@ -66,7 +66,6 @@ def ruled(name: str, **outer):
     plain = spec_of(0)
     return msgspec.structs.replace(
         plain,
-        version=SPEC_VERSION,
         compress=msgspec.structs.replace(plain.compress, feedback=1.0, feedback_rule=name),
         outer=msgspec.structs.replace(plain.outer, **outer),
     )

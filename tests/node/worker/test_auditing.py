@@ -31,7 +31,7 @@ from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import MAX_EXCESS
 from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, FinalizeRequest, FoldRequest, Member
 from atoll.protocols.run.arena import arena_of
-from atoll.protocols.run.run_spec import SPEC_VERSION, Stage
+from atoll.protocols.run.run_spec import Stage
 from atoll.protocols.run.sections.audits import AuditSpec
 from tests.node.worker.session_home import SPEC, Home, member, said
 
@@ -40,7 +40,6 @@ SEED = 0
 """Of the windows that are looked at. With eight seeds the mean of three was 8 to 29; of copies below -20."""
 AUDITED = msgspec.structs.replace(
     SPEC,
-    version=SPEC_VERSION,
     data=msgspec.structs.replace(SPEC.data, source="synthetic:markov?size=262144"),
     inner=msgspec.structs.replace(SPEC.inner, batch=16),
     outer=msgspec.structs.replace(SPEC.outer, stages=(Stage(0, STEPS),)),

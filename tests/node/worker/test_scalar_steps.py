@@ -27,7 +27,7 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import HEADER_BYTES, Layout
-from atoll.protocols.run.run_spec import SPEC_VERSION, sign_run
+from atoll.protocols.run.run_spec import sign_run
 from atoll.protocols.run.sections.compression import CompressSpec
 from atoll.protocols.run.sections.zeroth_order import seed_of, unit_of
 from tests.node.worker.session_home import SPEC, Home, member
@@ -40,7 +40,6 @@ STEPS = 2
 def scalar_spec(**outer):
     found = replace(
         SPEC,
-        version=SPEC_VERSION,
         inner=replace(SPEC.inner, optimizer="spsa", lr=1e-3, clip=4.0),
         outer=replace(SPEC.outer, **outer),
         compress=CompressSpec(codec="scalar", k=STEPS, feedback=0.0),

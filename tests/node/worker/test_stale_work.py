@@ -7,7 +7,7 @@ import torch
 from atoll.protocols.ids import Round
 from atoll.protocols.local.contribution_forms import age_of
 from atoll.protocols.local.worker_messages import AdoptRequest, FinalizeRequest, SnapshotRequest, TrainReply
-from atoll.protocols.run.run_spec import SPEC_VERSION, CompressSpec, Stage
+from atoll.protocols.run.run_spec import CompressSpec, Stage
 from atoll.protocols.run.sections.variants.staleness import StaleSpec
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, member
 from tests.node.worker.test_outer_rules import PEERS
@@ -20,7 +20,6 @@ BEGAN = 2
 def spec_of(most=8, steps=4, **outer):
     found = msgspec.structs.replace(
         SPEC,
-        version=SPEC_VERSION,
         outer=msgspec.structs.replace(SPEC.outer, floor_256=64, stages=(Stage(0, steps),), **outer),
         compress=CompressSpec(codec="sparse2", k=64, feedback=FEEDBACK),
         pace=msgspec.structs.replace(SPEC.pace, stale=StaleSpec(most=most, weights="fedbuff")),

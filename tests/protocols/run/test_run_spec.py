@@ -223,7 +223,7 @@ def test_no_run_of_other_rules_is_made(changed, version):
         changed("version", version).check()
 
 
-def test_every_bound_of_the_audits_of_a_round_is_that_of_the_wire():
+def test_an_author_audits_one_contribution_a_round_and_at_most_as_many_as_an_entry_has_verdicts():
     assert AuditSpec().per_round == 1
     assert msgspec.json.schema(AuditSpec)["$defs"]["AuditSpec"]["properties"]["each"]["maximum"] == MAX_VERDICTS
 

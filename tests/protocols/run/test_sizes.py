@@ -9,7 +9,7 @@ from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload, payload_size
 from atoll.protocols.run.payload import payload_bytes
-from atoll.protocols.run.run_spec import SPEC_VERSION, open_run, sign_run
+from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.variants.sizes import SizesSpec
@@ -25,7 +25,6 @@ def sized(spec, compress=None, outer=None, pace=None, **more):
     made = CompressSpec(**({"codec": "sparse2", "k": 64, "feedback": 0.95, "sizes": SIZES} | (compress or {})))
     return msgspec.structs.replace(
         spec,
-        version=SPEC_VERSION,
         compress=made,
         outer=msgspec.structs.replace(spec.outer, **(outer or {})),
         pace=msgspec.structs.replace(spec.pace, **(pace or {})),

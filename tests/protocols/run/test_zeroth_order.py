@@ -9,7 +9,7 @@ from atoll.protocols.errors import ConfigError, DecodeError
 from atoll.protocols.ledger.coverage import largest_payload, payload_size
 from atoll.protocols.run.model_spec import ExpertsSpec
 from atoll.protocols.run.payload import HEADER_BYTES, Layout, check_codec
-from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, Stage, StartSpec, open_run, sign_run
+from atoll.protocols.run.run_spec import SignedRun, Stage, StartSpec, open_run, sign_run
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.compression import CompressSpec, WarmUp
 from atoll.protocols.run.sections.zeroth_order import MAX_UNIT, unit_of
@@ -23,7 +23,6 @@ def scalar(spec):
     """The run of the tests in zeroth-order steps."""
     found = replace(
         spec,
-        version=SPEC_VERSION,
         inner=replace(spec.inner, optimizer="spsa", lr=1e-4, clip=4.0, weight_decay=0.0),
         outer=replace(
             spec.outer, stages=(Stage(0, 8),), overlap_steps=0, overlap_most=UNSET, fragments=1, holders=0

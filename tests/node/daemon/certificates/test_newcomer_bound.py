@@ -19,7 +19,6 @@ from atoll.protocols.ledger.records import (
     epoch_id,
     sign_entry,
 )
-from atoll.protocols.run.run_spec import SPEC_VERSION
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll_bench.experts.experts_members import identity_of
 from tests.node.worker.session_home import SPEC
@@ -29,7 +28,6 @@ AUDIT = AuditSpec(voters=True, newcomers=1)
 RUN = replace(
     SPEC,
     owner=PEERS[0].peer_id,
-    version=SPEC_VERSION,
     audit=AUDIT,
     reduce=None,
     pace=replace(SPEC.pace, probation=4),
