@@ -225,8 +225,10 @@ def _judged(
 
 def _falls(found: Findings, usual: int, deciding: frozenset[PeerId] | None) -> bool:
     """Whether the verdicts that count take an author's weight."""
-    if not found.speaks_against_work(usual) or deciding is None or found.trusted is not None:
-        return found.speaks_against_work(usual)
+    if not found.speaks_against_work(usual):
+        return False
+    if deciding is None or found.trusted is not None:
+        return True
     # The auditor in the middle of few may be the one honest auditor beside liars, and may have looked once. How
     # many verdicts there are says nothing of how sure that one is.
     between = found.between(usual, max(1, (len(deciding) - 1) // 3))
