@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.host.interface import HostRestarted, PeerAddress
+from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.p2p.transports.p2pd import control_client
 from atoll.p2p.transports.p2pd import process as p2pd_process
 from atoll.p2p.transports.p2pd.control_client import P2pdControl
@@ -268,12 +269,16 @@ async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoure
     member, *crowd = (P2pdHost(Identity(bytes([number]) * 32)) for number in range(5))
     async with serving(a, member, *crowd), asyncio.timeout(HANGS_S / 6):
         there, streams = PeerAddress(a.peer_id, await a.addresses()), []
-        for host, many in ((member, 1), *((one, 3) for one in crowd)):
-            await host.connect(there)
-            for _ in range(many):
-                streams.append(await host.open_stream(a.peer_id, "/stay"))
-                await streams[-1].read_exactly(1)
+        await member.connect(there)
+        streams.append(await member.open_stream(a.peer_id, "/stay"))
+        await streams[-1].read_exactly(1)
         await a.favour(member.peer_id)
+        for host in crowd:
+            with contextlib.suppress(Unreachable):  # p2pd may look while they come, and close some
+                await host.connect(there)
+                for _ in range(3):
+                    streams.append(await host.open_stream(a.peer_id, "/stay"))
+                    await streams[-1].read_exactly(1)
 
         async def left():
             found = [each.peer for each in await a.connections()]
@@ -415,24 +420,26 @@ def run_python(source):
     return done.stdout.strip()
 
 
-async def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
+def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
     """It goes on with a dial whose caller has gone, and joins a new dial to it."""
     sent = []
 
     async def request(self, message):
-        sent.append((round(loop.time() - began, 1), message.connect.timeout))
+        sent.append((round(asyncio.get_running_loop().time(), 2), message.connect.timeout))
         await asyncio.Event().wait()
 
+    async def dial_thrice():
+        control, peer = P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
+        for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+
     monkeypatch.setattr(P2pdControl, "_request", request)
-    loop, control, peer = asyncio.get_running_loop(), P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
-    began = loop.time()
-    for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+    run_virtual(dial_thrice())
     (_, first), (_, joined), (late_s, last) = sent
     assert (first, joined, last) == (2, 1, 4), "one that joins does not make the first last longer"
-    assert late_s >= 1.9, "where less than a second is left, it waits for the end"
+    assert late_s == 2.25, "where less than a second is left, it waits for the end"
 
 
 def test_the_daemon_stays_light():
