@@ -135,7 +135,7 @@ async def test_a_program_that_hangs_is_ended_at_the_deadline(tmp_path):
         await eventually(lambda: smi in machine._programs)
         asking.cancel()  # as a deadline does it
     process = machine._programs[smi]
-    async with asyncio.timeout(HANGS_S / 10):
+    async with asyncio.timeout(HANGS_S / 15):
         assert await process.wait() == -9
     program(tmp_path / "smi", "echo 50")
     assert await machine.gpu_c() == 50
