@@ -32,6 +32,13 @@ def stopped(nodes: Iterable[Running]) -> Iterator[None]:
             _signal(process, signal.SIGCONT)
 
 
+def stop_process(pid: int) -> None:
+    """Stop a process, and wait until it stands still: `os.kill` returns while threads of it may answer on."""
+    process = psutil.Process(pid)
+    process.send_signal(signal.SIGSTOP)
+    poll(f"all threads of {pid} are stopped", lambda: _is_stopped(process))
+
+
 def _signal(process: psutil.Process, number: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(process.pid, number)

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from atoll.cli.client import ask
+from atoll.cli.client import ANSWER_S, NoAnswer, ask
 from atoll.node.config.home import Home
 from atoll.protocols.errors import AtollError
 from tests.tracebacks import tracebacks
@@ -178,10 +178,15 @@ class Node:
         return True
 
     def _ask(self, what: str) -> dict[str, Any] | None:
-        try:
-            return ask(self.home.root, what)
-        except AtollError:
-            return None
+        """Where a node is there and does not answer in time, the machine is busy, and it is asked again."""
+        for _ in range(round(HANGS_S / ANSWER_S)):
+            try:
+                return ask(self.home.root, what)
+            except NoAnswer:
+                continue
+            except AtollError:
+                return None
+        return None
 
     def _spawn(self, args: tuple[str, ...], *, log: bool = False) -> "subprocess.Popen[str]":
         out: Any = self._beside("out.log").open("w") if log else subprocess.PIPE

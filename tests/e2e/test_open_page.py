@@ -18,7 +18,7 @@ def test_start_opens_the_page_that_it_serves(node, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("BROWSER", str(browser))
     node.new_run()
     node.start("--open").up()
-    poll("a browser was opened", opened.exists)
+    poll("a browser was opened", lambda: opened.exists() and opened.read_text().endswith("\n"))
     steering = opened.read_text().strip()
     url, _, token = steering.partition("#token=")
     assert url.startswith("http://127.0.0.1:")
@@ -31,6 +31,7 @@ def test_start_opens_the_page_that_it_serves(node, tmp_path: Path, monkeypatch):
     assert printed.startswith(f"{url}#token=")
     assert opened.read_text() == f"{steering}\n"
     assert node.atoll("web").out == f"{url}\n"
+    poll("a browser was opened again", lambda: opened.read_text().count("\n") == 2)
     first, second = opened.read_text().splitlines()
     assert first == steering
     assert second.startswith(f"{url}#token=")

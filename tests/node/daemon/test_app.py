@@ -368,7 +368,7 @@ async def test_to_finish_is_to_wait_for_the_round_at_hand():
 async def test_a_part_that_misses_its_deadline_is_named_and_the_next_one_ends(monkeypatch, caplog):
     monkeypatch.setattr(app, "PART_S", 0.05)
     node = Node()
-    node.parts["network"].stubborn_s = 0.3
+    node.parts["network"].stubborn_s = HANGS_S
     await node.run(lambda up: stop_when_up(node, up))
     assert "network, addresses did not end within 0 s" in caplog.text
     assert "network ended" not in node.story, "its clean-up was cut off"

@@ -50,6 +50,7 @@ from atoll.protocols.run.run_spec import (
     RunSpec,
     Stage,
 )
+from tests.chaos.stopped import stop_process
 from tests.waiting import HANGS_S, eventually
 
 FREE = Free(1 << 30, 1 << 30)
@@ -391,6 +392,7 @@ async def test_the_last_log_line_of_a_killed_worker_are_of_its_own_life(rig, cap
 async def test_a_worker_that_the_kernel_ended_for_memory_is_said_so(rig, monkeypatch, caplog, way):
     kills = [7]
     monkeypatch.setattr(module, "kernel_kills", lambda: kills[0])
+    monkeypatch.setattr(module, "REPORT_S", 1e6)  # a look between a kill and its news would take it for an old one
     async with served(rig()) as one:
         await one.life(1)
         kills[0] += way != "killed"
@@ -534,20 +536,30 @@ def looks(monkeypatch):
     return used
 
 
-async def test_a_start_that_stands_still_is_ended_said_and_begun_again(rig, looks, caplog):
+async def test_a_start_that_stands_still_is_ended_said_and_begun_again(rig, looks, monkeypatch):
     """As one that is stopped, or waits for a device that does not answer."""
-    one = rig("mute")
+    one, may_begin = rig("mute"), asyncio.Event()
+    begin = one.trainer._spawn
+
+    async def spawn():
+        await may_begin.wait()
+        may_begin.clear()
+        return await begin()
+
+    monkeypatch.setattr(one.trainer, "_spawn", spawn)
     async with served(one):
+        may_begin.set()
         await eventually(lambda: one.pid)
         first = one.pid
-        os.kill(first, signal.SIGSTOP)
-        await eventually(lambda: one.trainer.trouble, limit_s=30.0)
-        assert one.trainer.trouble == f"{module.STOOD_STILL} (1 of 5 times): see {one.log}"
+        stop_process(first)
+        said = f"{module.STOOD_STILL} (1 of 5 times): see {one.log}"
+        await eventually(lambda: one.trainer.trouble == said, limit_s=30.0)
         assert one.why == module.STOOD_STILL
         assert is_gone(first)
         seen = iter(range(1_000_000))
         looks["cpu_s"] = lambda: float(next(seen))
         one.trainer.start = StartRequest(b"", TINY.owner, "home", "", 1, "cpu")
+        may_begin.set()
         await one.life(1)
         assert not one.trainer.trouble, "until one is whole"
     assert one.trainer.start_moves >= 2

@@ -184,14 +184,14 @@ JSON = {"content-type": "application/json"}
     ],
 )
 def test_strangers(address, headers, body, status):
-    found = httpx.post(f"{address}/v1/completions", content=body, headers=headers)
+    found = httpx.post(f"{address}/v1/completions", content=body, headers=headers, timeout=HANGS_S)
     assert found.status_code == status
     assert (status == 200) == ("error" not in found.json())
 
 
 def test_paths_and_methods_that_do_not_exist(address):
-    assert httpx.get(f"{address}/v1/none").json()["error"]["message"] == "Not Found"
-    assert httpx.get(f"{address}/v1/completions").status_code == 405
+    assert httpx.get(f"{address}/v1/none", timeout=HANGS_S).json()["error"]["message"] == "Not Found"
+    assert httpx.get(f"{address}/v1/completions", timeout=HANGS_S).status_code == 405
 
 
 def test_a_client_that_goes_ends_its_text(address, model):

@@ -33,6 +33,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import ConfigError, DecodeError, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
+from tests.waiting import HANGS_S
 
 
 def peer(number: int) -> PeerId:
@@ -243,9 +244,14 @@ class Server(asyncio.DatagramProtocol):
 async def dns_server(answer: Answer) -> AsyncIterator[tuple[Server, dns.asyncresolver.Resolver]]:
     server = Server(answer)
     loop = asyncio.get_running_loop()
-    transport, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=("127.0.0.1", 0))
-    port = transport.get_extra_info("sockname")[1]
-    tcp = await asyncio.start_server(server.on_tcp, "127.0.0.1", port)
+    for _ in range(10):
+        tcp = await asyncio.start_server(server.on_tcp, "127.0.0.1", 0)
+        port = tcp.sockets[0].getsockname()[1]
+        try:
+            transport, _ = await loop.create_datagram_endpoint(lambda: server, local_addr=("127.0.0.1", port))
+            break
+        except OSError:  # another program has it
+            tcp.close()
     resolver = dns.asyncresolver.Resolver(configure=False)
     resolver.nameservers, resolver.port = ["127.0.0.1"], port
     try:
@@ -315,7 +321,7 @@ def test_an_answer_that_does_not_fit_comes_over_tcp() -> None:
     ],
 )
 def test_each_way_to_fail_has_its_words(answer: Answer, words: str, monkeypatch) -> None:
-    monkeypatch.setattr(dns_lookup, "LOOKUP_S", 0.5)
+    monkeypatch.setattr(dns_lookup, "LOOKUP_S", 0.5 if "answers" in words else HANGS_S)
 
     async def work(server, resolver) -> None:
         with pytest.raises(Unreachable, match=words):

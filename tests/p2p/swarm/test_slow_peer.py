@@ -97,14 +97,15 @@ ON_TWO = pytest.mark.parametrize(
 def test_each_of_its_streams_ends_and_the_honest_are_served(run_lab, tmp_path, monkeypatch):
     async def scenario(lab):
         limits, pace_s = (SHIPPED, 1.0) if lab.transport == "memory" else (SHORT, 0.1)
-        if limits is SHORT:
-            shorten(monkeypatch)
         loop = asyncio.get_running_loop()
         member = Member(lab, await lab.host(), tmp_path, limits.idle)
         host, slow = await lab.host(), SlowPeer(await lab.host(), RUN, pace_s)
         honest = Calls(host, RUN, on_fault=lambda peer, fault: None)
         lab.spawn(honest.serve())
         await host.connect(await address_of(member.host))
+        assert await honest.call(member.host.peer_id, "double", b"ab", bytes) == b"abab"
+        if limits is SHORT:  # only now: the hello of the honest may take longer on a busy machine
+            shorten(monkeypatch)
         kinds = slow.kinds(member.blob, SINGLE)
         large = codec.encode(bytes(30_000))
         requests = [framed(frames.request(number, "double", large)) for number in range(300)]
@@ -125,7 +126,7 @@ def test_each_of_its_streams_ends_and_the_honest_are_served(run_lab, tmp_path, m
                 ended[stream.protocol] += 1
                 del seen[stream]
             await asyncio.sleep(pace_s)
-        assert slowest_s < limits.hello
+        assert slowest_s < (limits.hello if limits is SHIPPED else LATE_S[lab.transport])
         assert lab.faults == [], "slowness is no fault"
 
     run_lab(scenario)

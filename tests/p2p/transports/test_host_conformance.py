@@ -274,7 +274,7 @@ def test_connections_and_events(run_lab):
 def test_a_transport_that_dies_comes_back(run_lab, dial):
     async def scenario(lab):
         a, b = await lab.pair({"/echo": echo})
-        before, events = await dial(b), b.events()
+        before, events, at_a = await dial(b), b.events(), a.events()
         stream = await a.open_stream(b.peer_id, "/echo")
         await stream.write(b"ping")
         await stream.read_exactly(4)
@@ -291,6 +291,7 @@ def test_a_transport_that_dies_comes_back(run_lab, dial):
         assert await wait_for(events, HostRestarted) == HostRestarted(1)
         assert b.statistics().restarts == 1
         assert await dial(b) == before  # same PeerID, same port
+        await wait_for(at_a, PeerDisconnected)  # else it would take the connection that is gone for one
         await a.connect(before)
         stream = await a.open_stream(b.peer_id, "/echo")  # the handler is still there
         await stream.write(b"ping")

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.host.interface import HostRestarted, PeerAddress
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.p2p.transports.p2pd import control_client
 from atoll.p2p.transports.p2pd import process as p2pd_process
 from atoll.p2p.transports.p2pd.control_client import P2pdControl
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
@@ -21,6 +23,7 @@ from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
 from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
+from tests.chaos.stopped import stop_process
 from tests.p2p.serving import serving
 from tests.waiting import HANGS_S, eventually, poll
 
@@ -85,7 +88,7 @@ def test_p2pd_dies_with_a_killed_node(tmp_path):
 def test_p2pd_dies_with_a_killed_node_even_when_it_hangs(tmp_path):
     with start_node(tmp_path) as node:
         pid = int(node.stdout.readline())
-        os.kill(pid, signal.SIGSTOP)
+        stop_process(pid)
         node.kill()
         node.wait()
         poll("p2pd is gone", lambda: not is_running(pid))
@@ -219,16 +222,18 @@ async def test_it_comes_back_again_and_again():
 async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
     """A deadlock, or `kill -STOP`: the kernel still takes our connections, so nothing but silence shows it."""
     monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
-    a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32))
-    async with serving(a, b), asyncio.timeout(HANGS_S / 12):
+    a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32), poll_s=1000.0)
+    async with serving(a, b), asyncio.timeout(HANGS_S / 10):
         there = PeerAddress(b.peer_id, await b.addresses())
         await a.connect(there)
         events, hung = a.events(), a.process_id
-        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.5)
-        os.kill(hung, signal.SIGSTOP)
-        async for event in events:
-            if event == HostRestarted(1):
-                break
+        # Brief only until the event: a busy machine lets a p2pd in good health wait for longer.
+        with monkeypatch.context() as brief:
+            brief.setattr(control_client, "ANSWER_S", 0.5)
+            stop_process(hung)
+            async for event in events:
+                if isinstance(event, HostRestarted):
+                    break
         assert not is_running(hung)
         await a.connect(there)
         assert [each.peer for each in await a.connections()] == [b.peer_id]
@@ -237,13 +242,18 @@ async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
 async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
     monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
     host = P2pdHost(Identity(b"k" * 32), poll_s=1000.0)
-    async with serving(host), asyncio.timeout(HANGS_S / 12):
-        monkeypatch.setattr("atoll.p2p.transports.p2pd.control_client.ANSWER_S", 0.1)
-        os.kill(host.process_id, signal.SIGSTOP)
-        address = PeerAddress(Identity(b"l" * 32).peer_id, ("/ip4/192.0.2.1/tcp/7",))
-        for asked in (host.addresses(), host.disconnect(address.peer), host.connect(address, 1.0)):
+    address = PeerAddress(Identity(b"l" * 32).peer_id, ("/ip4/192.0.2.1/tcp/7",))
+    requests = (
+        host.addresses,
+        lambda: host.disconnect(address.peer),
+        lambda: host.connect(address, 1.0),
+    )
+    async with serving(host), asyncio.timeout(HANGS_S / 10):
+        monkeypatch.setattr(control_client, "ANSWER_S", 0.1)
+        stop_process(host.process_id)
+        for request in requests:
             with pytest.raises(Unreachable, match="p2pd did not answer within"):
-                await asked
+                await request()
         assert await host.connections() == ()
 
 
@@ -259,12 +269,16 @@ async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoure
     member, *crowd = (P2pdHost(Identity(bytes([number]) * 32)) for number in range(5))
     async with serving(a, member, *crowd), asyncio.timeout(HANGS_S / 6):
         there, streams = PeerAddress(a.peer_id, await a.addresses()), []
-        for host, many in ((member, 1), *((one, 3) for one in crowd)):
-            await host.connect(there)
-            for _ in range(many):
-                streams.append(await host.open_stream(a.peer_id, "/stay"))
-                await streams[-1].read_exactly(1)
+        await member.connect(there)
+        streams.append(await member.open_stream(a.peer_id, "/stay"))
+        await streams[-1].read_exactly(1)
         await a.favour(member.peer_id)
+        for host in crowd:
+            with contextlib.suppress(Unreachable):  # p2pd may look while they come, and close some
+                await host.connect(there)
+                for _ in range(3):
+                    streams.append(await host.open_stream(a.peer_id, "/stay"))
+                    await streams[-1].read_exactly(1)
 
         async def left():
             found = [each.peer for each in await a.connections()]
@@ -417,24 +431,26 @@ def run_python(source):
     return done.stdout.strip()
 
 
-async def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
+def test_p2pd_itself_ends_a_dial_that_hangs_in_time(monkeypatch):
     """It goes on with a dial whose caller has gone, and joins a new dial to it."""
     sent = []
 
     async def request(self, message):
-        sent.append((round(loop.time() - began, 1), message.connect.timeout))
+        sent.append((round(asyncio.get_running_loop().time(), 2), message.connect.timeout))
         await asyncio.Event().wait()
 
+    async def dial_thrice():
+        control, peer = P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
+        for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+
     monkeypatch.setattr(P2pdControl, "_request", request)
-    loop, control, peer = asyncio.get_running_loop(), P2pdControl("nowhere"), Identity(b"k" * 32).peer_id
-    began = loop.time()
-    for within_s, patience_s in ((1.2, 0.3), (30.0, 0.9), (3.2, 2.0)):
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await control.connect(peer, ["/ip4/127.0.0.1/tcp/1"], within_s)
+    run_virtual(dial_thrice())
     (_, first), (_, joined), (late_s, last) = sent
     assert (first, joined, last) == (2, 1, 4), "one that joins does not make the first last longer"
-    assert late_s >= 1.9, "where less than a second is left, it waits for the end"
+    assert late_s == 2.25, "where less than a second is left, it waits for the end"
 
 
 def test_the_daemon_stays_light():

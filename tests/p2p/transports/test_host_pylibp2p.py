@@ -247,7 +247,6 @@ def raw_connection(host_maddr):
 
 
 async def test_garbage_on_the_port_hurts_nobody(monkeypatch):
-    monkeypatch.setattr(pylibp2p_link, "HANDSHAKE_S", 0.3)
     noise = random.Random(3)
     talks = [
         b"",
@@ -262,15 +261,17 @@ async def test_garbage_on_the_port_hurts_nobody(monkeypatch):
     b.set_handler("/digest", digest_of)
     async with serving(a, b):
         (maddr,) = await b.addresses()
-        for talk in talks:
-            reader, writer = await raw_connection(maddr)
-            with contextlib.suppress(ConnectionError):
-                writer.write(talk)
-                await writer.drain()
-                async with asyncio.timeout(HANGS_S):
-                    while await reader.read(1 << 16):
-                        pass  # hung up within the deadline of the handshake, also when we stay silent
-            writer.close()
+        with monkeypatch.context() as brief:
+            brief.setattr(pylibp2p_link, "HANDSHAKE_S", 0.3)
+            for talk in talks:
+                reader, writer = await raw_connection(maddr)
+                with contextlib.suppress(ConnectionError):
+                    writer.write(talk)
+                    await writer.drain()
+                    async with asyncio.timeout(HANGS_S):
+                        while await reader.read(1 << 16):
+                            pass  # hung up within the deadline of the handshake, also when we stay silent
+                writer.close()
         await a.connect(await address_of(b))
         assert await digest_by(a, b, b"x" * 1000) == hashlib.sha256(b"x" * 1000).digest()
         assert len(await b.connections()) == 1

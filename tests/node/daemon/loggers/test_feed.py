@@ -89,7 +89,7 @@ async def test_a_logger_that_hangs_is_killed_and_starts_again(tmp_path, monkeypa
 
 
 async def test_a_logger_that_dies_starts_again_and_says_where_its_words_are(tmp_path, monkeypatch):
-    monkeypatch.setattr(feed, "FIRST_BACKOFF_S", 0.01)
+    monkeypatch.setattr(feed, "FIRST_BACKOFF_S", 0.5)  # until the next one is ready the words are there
     async with running(tmp_path, DIES) as one:
         one.offer(event(1))
         await eventually(lambda: one.dropped == 1)

@@ -17,6 +17,7 @@ from atoll.node.daemon.web.site import Site
 from tests.node.daemon.web.fed_node import Node
 from tests.node.daemon.web.steered_node import Steered
 from tests.node.daemon.web.test_server import link, say, served
+from tests.waiting import HANGS_S
 
 PAUSE = {"type": "pause", "reason": "games", "for_s": 7200}
 
@@ -27,8 +28,11 @@ ASKED = HttpRequest("/v1/order", {}, "", is_post=True, host="localhost", origin=
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pauses; and no deadline ends what a busy machine does late."""
     monkeypatch.setattr(module, "PAUSE_MAX_S", 0.0)
     monkeypatch.setattr(module, "ACCEPT_S", 0.0)
+    monkeypatch.setattr(module, "REQUEST_S", HANGS_S)
+    monkeypatch.setattr(module, "WRITE_S", HANGS_S)
 
 
 @pytest.fixture

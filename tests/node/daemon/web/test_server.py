@@ -27,8 +27,11 @@ async def ok(_: HttpRequest) -> HttpReply:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without pauses; and no deadline ends what a busy machine does late."""
     monkeypatch.setattr(module, "PAUSE_MAX_S", 0.0)
     monkeypatch.setattr(module, "ACCEPT_S", 0.0)
+    monkeypatch.setattr(module, "REQUEST_S", HANGS_S)
+    monkeypatch.setattr(module, "WRITE_S", HANGS_S)
 
 
 @asynccontextmanager
@@ -118,7 +121,7 @@ async def test_who_asks_slowly_is_hung_up_on(monkeypatch):
         with suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
-        monkeypatch.setattr(module, "REQUEST_S", 60.0)
+        monkeypatch.setattr(module, "REQUEST_S", HANGS_S)
         assert (await say(server, GET)).endswith(b"ok")
 
 
