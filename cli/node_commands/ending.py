@@ -27,9 +27,11 @@ def is_locked(home: Home) -> bool:
     with disk(home.lock):
         if not home.lock.exists():
             return False
-        # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
-        mode = os.O_RDWR if os.access(home.lock, os.W_OK) else os.O_RDONLY
-        descriptor = os.open(home.lock, mode | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
+            descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
