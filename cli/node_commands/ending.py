@@ -70,8 +70,8 @@ def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
         if time.monotonic() > end:
             raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint=_LOGS)
         time.sleep(LOOK_S)
-    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
+    if home.control_socket.exists():  # a node removes it whatever ends it, but for a kill or a read-only disk
         raise LocalFault(
-            "the node was killed before it had stopped",
+            "the node was killed, or its disk refused, before it had stopped",
             hint="`atoll start` goes on from what it saved; until then the others may wait for it",
         )
