@@ -39,9 +39,8 @@ class KeptLeases:
 
     def __init__(self, registers: RegisterStore, path: Path) -> None:
         """Raise the store's floors by what the file holds. A damaged file is ignored. Raises DiskFault."""
-        self._registers, self._path = registers, path
+        self._registers, self._path, self._refusal = registers, path, ""
         self._saved: tuple[bytes, ...] = ()
-        self._refusal = ""
         try:
             data = read_whole(path, max_bytes=_MAX_BYTES)
             if data is not None:
