@@ -27,9 +27,11 @@ def is_locked(home: Home) -> bool:
     with disk(home.lock):
         if not home.lock.exists():
             return False
-        # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
-        mode = os.O_RDWR if os.access(home.lock, os.W_OK) else os.O_RDONLY
-        descriptor = os.open(home.lock, mode | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
+            descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -68,8 +70,8 @@ def wait_for_end(home: Home, *, finish: bool, within_s: float) -> None:
         if time.monotonic() > end:
             raise NoAnswer(f"the node did not end within {within_s:.0f} s", hint=_LOGS)
         time.sleep(LOOK_S)
-    if home.control_socket.exists():  # a node removes it whatever ends it, except for a kill
+    if home.control_socket.exists():  # a node removes it whatever ends it, but for a kill or a read-only disk
         raise LocalFault(
-            "the node was killed before it had stopped",
+            "the node was killed, or its disk refused, before it had stopped",
             hint="`atoll start` goes on from what it saved; until then the others may wait for it",
         )

@@ -23,7 +23,7 @@ def last_end(home: Home) -> str:
     if is_locked(home):
         return "one starts or ends there and does not answer yet"
     if home.control_socket.exists():  # a node removes it unless it is killed, or told to stop twice
-        return "the last one was killed, told to stop twice, or lost its power"
+        return "the last one was killed, told to stop twice, or lost its power or its disk"
     journals = sorted((home.root / "runs").glob(f"*/{JOURNAL_FILE}"), key=lambda path: path.stat().st_mtime)
     for line in reversed(LogTail(journals[-1]).last_bytes(LINES) if journals else []):
         with suppress(msgspec.MsgspecError):

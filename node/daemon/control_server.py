@@ -10,7 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 from atoll.node.config.home import socket_address
@@ -63,7 +63,8 @@ class ControlServer:
                     self._group = None  # a group that ends takes no task, and a connection may still arrive
                     server.close()
         finally:
-            self._socket_path.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that became read-only keeps the file
+                self._socket_path.unlink()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._group is None or not _same_user(writer):

@@ -39,7 +39,7 @@ class KeptLeases:
 
     def __init__(self, registers: RegisterStore, path: Path) -> None:
         """Raise the store's floors by what the file holds. A damaged file is ignored. Raises DiskFault."""
-        self._registers, self._path = registers, path
+        self._registers, self._path, self._refusal = registers, path, ""
         self._saved: tuple[bytes, ...] = ()
         try:
             data = read_whole(path, max_bytes=_MAX_BYTES)
@@ -59,12 +59,14 @@ class KeptLeases:
             self.save()
 
     def save(self) -> None:
-        """Write the file if there is a newer lease. A disk that refuses is only logged."""
+        """Write the file if there is a newer lease. A disk that refuses is only logged, and once."""
         newest = tuple(self._registers.newest_leases())
         if newest == self._saved:
             return
         try:
             write_whole(self._path, codec.encode(SeenLeases(1, newest)))
-            self._saved = newest
+            self._saved, self._refusal = newest, ""
         except DiskFault as fault:
-            log.warning("the newest leases are not saved: %s", fault.line())
+            if fault.line() != self._refusal:
+                self._refusal = fault.line()
+                log.warning("the newest leases are not saved: %s", self._refusal)

@@ -379,8 +379,8 @@ class Driver:
         log = self.context.log
         match action:
             case finality_types.Append(body):
-                # Before the entry: after it, the worker's state is of no chain that this node follows.
-                if isinstance(body, Follow) and body.epoch not in {part.epoch for part in self.finality.chain}:
+                # Before the entry, also where it is an epoch of ours: after it, the state is of another chain.
+                if isinstance(body, Follow) and body.epoch != self.finality.epoch:
                     self._leave_chain(body.round)
                 if self.guard.publish(body) is None:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))

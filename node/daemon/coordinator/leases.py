@@ -41,7 +41,7 @@ class MemberLeases:
     """Neighbours at the last `refresh`."""
     _lost_at: dict[PeerId, float] = field(default_factory=dict)
     left_at: dict[PeerId, float] = field(default_factory=dict)
-    """Whose newest entry is a Leave, and whose lease is older: when it was read here."""
+    """When it was read here that a member left: no lease began since but one with which it serves the others."""
     _shortage: str = ""
     _activity: Activity = "syncing"
     _announced: Activity = "syncing"
@@ -88,14 +88,14 @@ class MemberLeases:
             self.left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
-        self.left_at = without_newer_leases(self.left_at, members)
+        leaving = {peer: self.read_at for peer, view in members.items() if view.activity == "leaving"}
+        self.left_at = leaving | without_newer_leases(self.left_at, members)
         return {peer: view for peer, view in members.items() if peer not in self.left_at}
 
     def _with_losses(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
         """The members, each with the time at which its connection was lost."""
         connected = set(self.net.neighbours())
-        for peer in members.keys() & self._connected - connected:
-            self._lost_at[peer] = self.read_at
+        self._lost_at |= dict.fromkeys(members.keys() & self._connected - connected, self.read_at)
         self._connected = connected
         # A lease that began since came through others: the member lives, and only this connection is lost.
         lost_at = without_newer_leases(self._lost_at, members)

@@ -19,6 +19,7 @@ from atoll.node.daemon.rounds.state import (
     RoundState,
 )
 from atoll.node.runs.capacity.open_rounds import MOST_PAYLOADS
+from atoll.protocols.errors import counted
 from atoll.protocols.ids import Digest, PeerId
 
 _NO_WORK = RoundBook()
@@ -283,7 +284,7 @@ def reason(state: RoundState) -> str:
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
         case Phase.CATCH_UP:
-            return state.syncing or f"fetching {missing_payloads(state)} payloads of open rounds"
+            return state.syncing or f"fetching {counted(missing_payloads(state), 'payload')} of open rounds"
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"

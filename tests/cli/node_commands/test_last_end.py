@@ -52,7 +52,7 @@ def test_the_newest_end_of_the_newest_run_counts(home: Home, lines: tuple[str, .
 def test_a_kill_leaves_the_control_socket_whatever_the_journal_says(home: Home) -> None:
     wrote(home, STOPPED, DONE)
     home.control_socket.touch()
-    assert last_end(home) == "the last one was killed, told to stop twice, or lost its power"
+    assert last_end(home) == "the last one was killed, told to stop twice, or lost its power or its disk"
 
 
 def test_a_node_that_starts_is_there(home: Home) -> None:

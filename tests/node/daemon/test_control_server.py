@@ -1,6 +1,7 @@
 """The control socket: private, bounded, and not stopped by operators that misbehave."""
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -89,6 +90,13 @@ async def test_socket_is_private_and_goes_away(tmp_path):
     async with served(tmp_path) as (path, _):
         assert path.stat().st_mode & 0o777 == 0o600
     assert not path.exists()
+
+
+async def test_a_disk_that_became_read_only_keeps_the_socket_and_ends_nothing_else(tmp_path, monkeypatch):
+    async with served(tmp_path) as (path, _):
+        refuses = OSError(errno.EROFS, "Read-only file system")
+        monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(refuses))
+    assert path.exists()
 
 
 class Credentials:

@@ -10,6 +10,7 @@ import pytest
 from atoll.node.runs.presets import preset
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
+from atoll.protocols.ledger.records import Follow
 
 ROUND_S, SHORT_S = 10.0, 0.5
 OWNER = Identity(bytes([1]) * 32).peer_id
@@ -130,6 +131,7 @@ def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_star
                 w.start(number)
 
             def leave(node, first: int | None) -> None:
+                assert not node.swarm.ledger.entries(kind=Follow, author=node.peer), "a kill now leaves no mark"
                 node._leave_chain(first)  # its state is marked; the Follow comes next
                 group.create_task(die(node.number))
 

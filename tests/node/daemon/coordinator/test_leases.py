@@ -152,6 +152,18 @@ def test_a_member_that_left_and_is_back_counts_again(world):
     assert world.leases.left_at == {}
 
 
+def test_a_lease_that_a_leaver_renews_is_no_return(world):
+    """It serves what others lack until it ends; the lease lives for as long as any other."""
+    world.leases.on_entry(A, is_leave=True)
+    world.later(5.0)
+    world.net.began[A], world.net.activity[A] = world.net.now, "leaving"
+    assert world.later(0.5) == {B: None}
+    assert set(world.leases.left_at) == {A}
+    assert world.later(5.0) == {B: None}
+    world.net.began[A], world.net.activity[A] = world.net.now, "syncing"
+    assert world.later(0.5) == {A: None, B: None}
+
+
 def test_a_leave_that_is_read_after_the_return_is_over_with_the_next_entry(world):
     world.leases.on_entry(A, is_leave=True)
     world.leases.on_entry(A, is_leave=False)
@@ -185,7 +197,7 @@ def test_who_only_observes_takes_no_place_in_a_trial(world, activity):
     world.net.activity = dict.fromkeys(observers, activity)
     world.later(1.0)
     assert world.leases.members[B].untried
-    assert not any(world.leases.members[peer].untried for peer in observers)
+    assert [peer for peer, view in world.leases.members.items() if view.untried] == [B]
 
 
 class Published(World):
