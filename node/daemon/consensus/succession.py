@@ -198,7 +198,7 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
 
 
 def candidates_here(state: finality_types.FinalityState) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
-    """Who may be members of an epoch that is signed now, and those of them that are here; nobody else signs one."""
+    """Who may be members of an epoch that is signed now, and those of them that are here: these sign it."""
     # Who left comes last: if all left in good order and came back, nobody else could decide the rounds between.
     tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
     found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)

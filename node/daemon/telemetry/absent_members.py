@@ -48,7 +48,8 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     named = [(_name(state, peer), peer) for peer in gone[:_SHOWN]]
     who = ", ".join(f"{name} {_why(state, peer) or heard}" for name, peer in named)
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
-    return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state, leases)}"
+    lacks = f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}"
+    return f"{lacks}; {_next(state, leases)}"
 
 
 def _is_still(state: FinalityState) -> bool:
