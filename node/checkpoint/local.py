@@ -17,7 +17,7 @@ from atoll.node.checkpoint.manifests import MANIFEST_MAX_BYTES
 from atoll.node.checkpoint.tensorfile import all_finite, read_atom, write_atom
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
-from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.arena import CHUNK, Placement, Span, arena_of
 from atoll.protocols.run.model_spec import expert_of
@@ -65,6 +65,8 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Our work up to this round is accounted for, even if `final` is older: the node left its chain after it."""
     left: tuple[Digest, ...] = ()
     """Our payloads that a chain counted which the node left: a share of them returns; in order."""
+    author: PeerId = PeerId("")
+    """The node that saved it; empty: an older version, or a restored checkpoint."""
 
 
 FINAL = "final"
