@@ -123,7 +123,7 @@ def _check_version(data: bytes, run: RunId) -> None:
     """Raise ConfigError if these are the bytes of the run, and of another version. Raises DecodeError."""
     # The id is the hash of the bytes, so no peer can make this up: other seeds have the same.
     spec = decode(data, SignedRun).spec
-    if digest(spec) != run or (version := version_of(spec)) == SPEC_VERSION:
+    if RunId(digest(spec)) != run or (version := version_of(spec)) == SPEC_VERSION:
         return
     older = "join with the version that its members have, or ask its owner to continue it with this one"
     hint = "update atoll on this node" if version > SPEC_VERSION else older
