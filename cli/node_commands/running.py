@@ -74,7 +74,8 @@ async def run_node(
     this_task = asyncio.current_task()
     assert this_task is not None
     signals = StopSignals(this_task.cancel, show_cursor)
-    with notifying(notice_from(os.environ, os.getpid())) as tell_ready:
+    # With `on_up` the node leaves its terminal: the command that started it listens until it is up.
+    with notifying(notice_from(os.environ, os.getpid(), until_ready=on_up is not None)) as tell_ready:
 
         def ready() -> None:
             if on_up is not None:

@@ -17,7 +17,7 @@ from atoll.node.checkpoint.manifests import MANIFEST_MAX_BYTES
 from atoll.node.checkpoint.tensorfile import all_finite, read_atom, write_atom
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
-from atoll.protocols.ids import Digest, RunId
+from atoll.protocols.ids import Digest, PeerId, RunId
 from atoll.protocols.local.worker_messages import Pending
 from atoll.protocols.run.arena import CHUNK, Placement, Span, arena_of
 from atoll.protocols.run.model_spec import expert_of
@@ -40,8 +40,8 @@ class PastPayload(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """Rows of the payload that are in the final set; the others went back to the error feedback."""
 
 
-class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Body of a local state: everything but the tensors."""
+class FirstBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Body of a local state as versions before `author` wrote it. Still read."""
 
     run: RunId
     final: int
@@ -65,6 +65,13 @@ class LocalBody(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Our work up to this round is accounted for, even if `final` is older: the node left its chain after it."""
     left: tuple[Digest, ...] = ()
     """Our payloads that a chain counted which the node left: a share of them returns; in order."""
+
+
+class LocalBody(FirstBody, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Body of a local state: everything but the tensors."""
+
+    author: PeerId = PeerId("")
+    """The node that saved it; empty: an older version, or a restored checkpoint."""
 
 
 FINAL = "final"
@@ -146,6 +153,15 @@ def begin_local(
     return generations.begin(folder, tensors, codec.encode(body), steady, arrays, moments, moments_are_saved)
 
 
+def body_of(data: bytes) -> LocalBody:
+    """The body that a generation has. Raises DecodeError."""
+    try:
+        return codec.decode(data, LocalBody, max_bytes=MANIFEST_MAX_BYTES)
+    except DecodeError:
+        first = codec.decode(data, FirstBody, max_bytes=MANIFEST_MAX_BYTES)
+    return LocalBody(**{name: getattr(first, name) for name in FirstBody.__struct_fields__})
+
+
 def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: None) -> LocalState | None:
     """The newest save that verifies; None if there is none. `check`: see generations.load.
 
@@ -155,7 +171,7 @@ def load_local(folder: Path, run: RunId, check: generations.Check = lambda _: No
     if loaded is None:
         return None
     try:
-        body = codec.decode(loaded.body, LocalBody, max_bytes=MANIFEST_MAX_BYTES)
+        body = body_of(loaded.body)
     except DecodeError as error:
         raise CorruptFault(f"{folder}: {error}", hint="another version wrote it; use that one") from error
     if body.run != run:

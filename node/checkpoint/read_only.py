@@ -12,11 +12,10 @@ from torch import Tensor
 
 from atoll.node.checkpoint import tensorfile
 from atoll.node.checkpoint.generations import array_file, finished, manifest_in, tensor_file
-from atoll.node.checkpoint.local import FINAL, LocalBody
-from atoll.node.checkpoint.manifests import MANIFEST_MAX_BYTES, GenerationManifest
+from atoll.node.checkpoint.local import FINAL, body_of
+from atoll.node.checkpoint.manifests import GenerationManifest
 from atoll.node.checkpoint.snapshot import DigestOf, Snapshot
 from atoll.p2p.system.atomic_files import disk
-from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import RunId
 
@@ -60,7 +59,7 @@ def _read(generation: Path, run: RunId, digest_of: DigestOf) -> Snapshot:
     with disk(generation):
         try:
             manifest = manifest_in(generation)
-            body = codec.decode(manifest.body, LocalBody, max_bytes=MANIFEST_MAX_BYTES)
+            body = body_of(manifest.body)
             if body.run != run:
                 raise CorruptFault("holds the state of another run", hint="choose another home")
             values_S4096 = _copied(_row_of(generation, manifest))

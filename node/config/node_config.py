@@ -24,8 +24,9 @@ from atoll.p2p.discovery.dht_role import Setting
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
+from atoll.p2p.system.atomic_files import open_file
 from atoll.p2p.system.control_group import usable_cpus
-from atoll.protocols.errors import ConfigError, check_range
+from atoll.protocols.errors import ConfigError, DiskFault, check_range
 from atoll.protocols.ledger.peer_names import composed, name_fault
 from atoll.protocols.run.experts import MAX_EXPERTS
 
@@ -289,12 +290,14 @@ def to_struct(values: dict[str, Any], kind: type[S], *, strict: bool = True) -> 
 def read_values(path: Path) -> dict[str, Any]:
     """What the file at `path` says, not checked; nothing where there is none. Raises ConfigError."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check its owner and mode") from error
+    except DiskFault as fault:
+        raise ConfigError(f"cannot read {path}: it is not a file", hint=fault.hint) from fault
     if len(data) > _MAX_BYTES:
         raise ConfigError(f"{path} has more than {_MAX_BYTES} bytes")
     try:

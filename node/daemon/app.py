@@ -210,6 +210,8 @@ class Daemon:
             await work
         except* AtollError as faults:
             self._fault = self._fault or first_fault(faults)
+            if self._stop.is_set():  # the journal says "stopping" already, and that is not all
+                self._parts.log.event("failed", error=self._fault.line())
             self._stop.set()
 
     async def _end(self, *names: str) -> None:

@@ -22,15 +22,21 @@ BEATS = 2
 class Notice:
     """The way to one service manager; none where nobody listens."""
 
-    def __init__(self, address: str, watchdog_s: float | None) -> None:
-        """`address` as in NOTIFY_SOCKET, empty for none. `watchdog_s`: seconds without a sign that end a node."""
+    def __init__(self, address: str, watchdog_s: float | None, *, until_ready: bool = False) -> None:
+        """`address` as in NOTIFY_SOCKET, empty for none. `watchdog_s`: seconds without a sign that end a node.
+
+        `until_ready`: the listener waits for readiness and is gone after it, as the command `start --detach` is.
+        """
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self._every_s = watchdog_s / BEATS if watchdog_s else None
+        self._until_ready = until_ready
         self._next: asyncio.TimerHandle | None = None
 
     def ready(self) -> None:
         """The node is up, by its own event."""
         self._send(f"READY=1\nMAINPID={os.getpid()}")
+        if self._until_ready:
+            self._address = ""
 
     def start_beating(self, loop: asyncio.AbstractEventLoop) -> None:
         """Signs of life from the loop itself: where it hangs, they end."""
@@ -55,12 +61,16 @@ class Notice:
             log.warning("the service manager was not told %s: %s", state.split("\n")[0], error)
 
 
-def notice_from(environ: MutableMapping[str, str], pid: int) -> Notice:
-    """What the environment asks for. Taken out of it, so that no child process speaks for the node."""
+def notice_from(environ: MutableMapping[str, str], pid: int, *, until_ready: bool = False) -> Notice:
+    """What the environment asks for. Taken out of it, so that no child process speaks for the node.
+
+    `until_ready`: see Notice. Such a listener asks for no signs of life.
+    """
     address = environ.pop(SOCKET, "")
     interval, meant_for = environ.pop(WATCHDOG_US, ""), environ.pop(WATCHDOG_PID, "")
     is_ours = meant_for in ("", str(pid)) and interval.isascii() and interval.isdigit() and int(interval) > 0
-    return Notice(address, int(interval) / 1e6 if is_ours else None)
+    beats = is_ours and not until_ready
+    return Notice(address, int(interval) / 1e6 if beats else None, until_ready=until_ready)
 
 
 @contextmanager

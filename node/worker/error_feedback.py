@@ -16,13 +16,14 @@ from atoll.node.learning.compress.feedback.choice import feedback_rule_of
 from atoll.node.learning.compress.feedback.memory import Memory, load_rows
 from atoll.node.learning.kernels.compiled import untouched_zeros
 from atoll.node.learning.outer.fixed import padding_of
+from atoll.node.runs.capacity.open_rounds import PAST_PAYLOADS, past_payloads_of
 from atoll.node.worker.encoding.slab_encoder import SlabEncoder
 from atoll.node.worker.local_weights import SLAB_CHUNKS, LocalWeights
 from atoll.node.worker.sizes.codec import SizedCodec, codec_of_round
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.ids import Digest
-from atoll.protocols.ledger.coverage import Cover, cover_of, largest_payload, rest_of, size_of, slabs
+from atoll.protocols.ledger.coverage import Cover, cover_of, rest_of, size_of, slabs
 from atoll.protocols.local.worker_messages import Pending, ReleasedMoments
 from atoll.protocols.run.arena import CHUNK, Span, arena_of
 from atoll.protocols.run.payload import Layout
@@ -33,8 +34,6 @@ from atoll.protocols.run.sized_payload import SizedLayout
 _PAYLOAD = ".payload"
 LOST_FEEDBACK = "this state is older than what was sent: its error feedback is dropped"
 """Line of the worker's log; see `ErrorFeedback.recognise`."""
-PAST_PAYLOADS = 64
-"""Most payloads of final rounds that are kept for the case that this node leaves its chain."""
 NO_SHARE = 2.0**-32
 """What is less of a payload than this is lost in the rounding of e: after a change of chain dozens are so old."""
 
@@ -78,8 +77,7 @@ class ErrorFeedback:
         """The newest payloads of final rounds."""
         self.left: frozenset[Digest] = frozenset()
         """Payloads of which rows were final in a chain that this node left."""
-        room = 4 * arena.chunks * CHUNK // largest_payload(spec)  # no more bytes than e itself
-        self._most_past = max(1, min(PAST_PAYLOADS, room))
+        self._most_past = past_payloads_of(spec)
         self._released: tuple[ReleasedMoments, ...] = ()
         self.newest: int = -1
         """Newest round that this state knows to be final, sent, or recognised: see `recognise`."""

@@ -165,6 +165,7 @@ class Session:
         )
         self._state = WorkerState(
             spec=spec,
+            peer=start.peer,
             folder=home / "state",
             arrays=arrays,
             fold=self._fold,

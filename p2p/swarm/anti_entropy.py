@@ -42,6 +42,8 @@ class AntiEntropy:
     on_local_fault: Callable[[LocalFault], None]
     on_gone: Callable[[RecordsGone], None] = lambda error: None
     """Receives that a peer lacks records which this node needs first."""
+    on_exchange: Callable[[], None] = lambda: None
+    """Called when an exchange is over, whole or not: `is_caught_up` may have changed."""
 
     def __post_init__(self) -> None:
         self._queue: dict[PeerId, None] = {}
@@ -117,6 +119,7 @@ class AntiEntropy:
         finally:
             self._slots.release()
             self._busy.discard(peer)
+            self.on_exchange()
             if peer in self._queue:
                 self._wake.notify()
 

@@ -13,10 +13,10 @@ from atoll.p2p.discovery.dnsaddr import resolve
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, PeerAddress, Stream
 from atoll.p2p.membership.address_book import is_dns_seed
-from atoll.protocols.codec import MESSAGE_MAX_BYTES
-from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
-from atoll.protocols.ids import DIGEST_BYTES, RunId, short
-from atoll.protocols.run.run_spec import open_run
+from atoll.protocols.codec import MESSAGE_MAX_BYTES, decode
+from atoll.protocols.errors import ConfigError, DecodeError, PeerFault, Unreachable
+from atoll.protocols.ids import DIGEST_BYTES, RunId, digest, short
+from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, open_run, version_of
 from atoll.protocols.wires import RUN
 
 PROTOCOL = RUN.protocol()
@@ -48,13 +48,15 @@ async def fetch_run(
 ) -> bytes:
     """The `.run` file of `run`, from the first seed that has it; all seeds are asked at once, each for SEED_S.
 
-    Raises Unreachable with the reason of each seed.
+    Raises Unreachable with the reason of each seed, ConfigError if the run is of another version.
     """
     async with asyncio.TaskGroup() as group:
         asking = _Asking(group, host, run, lookup)
         asking.add(_by_peer(seeds))
     if asking.found:
         return asking.found[0]
+    if asking.refused is not None:
+        raise asking.refused
     text = "; ".join(f"{seed}: {reason}" for seed, reason in asking.reasons.items())
     raise Unreachable(f"no seed gave the run: {text or 'the invite names no seed'}")
 
@@ -70,6 +72,8 @@ class _Asking:
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     found: list[bytes] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
+    refused: ConfigError | None = None
+    """Why this program cannot take part in the run, whoever gives it."""
 
     def add(self, seeds: Sequence[PeerAddress]) -> None:
         """Start requests to these seeds, too."""
@@ -86,9 +90,15 @@ class _Asking:
             self.reasons[_name(seed)] = f"no answer in {SEED_S:.0f} s"
         except (Unreachable, PeerFault) as error:
             self.reasons[_name(seed)] = error.line()
+        except ConfigError as error:
+            self.refused = error
+            self._end()
         else:
-            for task in self.tasks:
-                task.cancel()
+            self._end()
+
+    def _end(self) -> None:
+        for task in self.tasks:
+            task.cancel()
 
 
 async def _from_peer(host: Host, address: PeerAddress, run: RunId) -> bytes:
@@ -103,9 +113,21 @@ async def _from_peer(host: Host, address: PeerAddress, run: RunId) -> bytes:
         raise
     if not data:
         raise Unreachable(f"{short(address.peer)} does not train this run")
+    _check_version(data, run)
     if open_run(data).id != run:
         raise DecodeError(f"{short(address.peer)} gave another run")
     return data
+
+
+def _check_version(data: bytes, run: RunId) -> None:
+    """Raise ConfigError if these are the bytes of the run, and of another version. Raises DecodeError."""
+    # The id is the hash of the bytes, so no peer can make this up: other seeds have the same.
+    spec = decode(data, SignedRun).spec
+    if RunId(digest(spec)) != run or (version := version_of(spec)) == SPEC_VERSION:
+        return
+    older = "join with the version that its members have, or ask its owner to continue it with this one"
+    hint = "update atoll on this node" if version > SPEC_VERSION else older
+    raise ConfigError(f"this run has RunSpec version {version}; this node speaks {SPEC_VERSION}", hint=hint)
 
 
 def _by_peer(seeds: Sequence[PeerAddress]) -> list[PeerAddress]:

@@ -2,9 +2,11 @@
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from atoll.protocols.errors import CorruptFault, DiskFault
 
@@ -16,6 +18,8 @@ _HINTS = {
     errno.EIO: "the disk fails to read or write; check it and choose another --home",
     errno.EACCES: "check who owns the folder, or choose another --home",
     errno.EPERM: "check who owns the folder, or choose another --home",
+    errno.EISDIR: "a folder is in the place of a file; move it away",
+    errno.ENXIO: "a socket is in the place of a file; move it away",
     errno.ENOENT: "the folder or file was removed under the node; restart it",
 }
 
@@ -60,11 +64,21 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open the file `path` for reading. Raises OSError, and DiskFault for a pipe, a device or a folder."""
+    # A pipe that nobody writes to would block this thread, and with it the signals that end a node.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise DiskFault(f"{path} is not a file", hint="move it away")
+    return open(descriptor, "rb")
+
+
 def read_whole(path: Path, *, max_bytes: int) -> bytes | None:
     """Bytes of the file `path`; None if it does not exist. Raises DiskFault, CorruptFault above `max_bytes`."""
     with disk(path):
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 data = file.read(max_bytes + 1)
         except FileNotFoundError:
             return None

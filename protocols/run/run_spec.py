@@ -366,7 +366,7 @@ def open_run(data: bytes, *, oldest: int = SPEC_VERSION) -> RunSpec:
     """
     signed = codec.decode(data, SignedRun)
     try:
-        _check_version(_version_of(signed.spec), oldest)
+        _check_version(version_of(signed.spec), oldest)
         spec = codec.decode(signed.spec, RunSpec)
         msgspec.structs.replace(spec, version=SPEC_VERSION).check()
     except ConfigError as error:
@@ -381,7 +381,7 @@ class _Versioned(msgspec.Struct, frozen=True):
     version: int
 
 
-def _version_of(spec: bytes) -> int:
+def version_of(spec: bytes) -> int:
     """The version, before the keys are read, which may be others. Raises DecodeError."""
     try:
         return msgspec.msgpack.decode(spec, type=_Versioned).version

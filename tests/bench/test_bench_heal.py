@@ -31,7 +31,7 @@ def test_both_go_on_from_the_model_of_the_larger_side(sides):
     assert torch.equal(both._residual_MC4096, before)
 
 
-MEAN = (1 - FEEDBACK) / (1 - FEEDBACK**64)
+MEAN = (1 - FEEDBACK) / (1 - FEEDBACK**128)
 """One over the sum of β^age over the payloads that are kept."""
 
 

@@ -466,8 +466,10 @@ def _disk() -> Iterator[tuple[str, Case]]:
     first = manifests.FirstManifest(1, (row,), A, b"body")
     yield "FirstManifest", Case(first, manifests.FirstManifest, True)
     kept, past = (local.KeptBody(7, B, Span(0, 4)),), (local.PastPayload(PENDING, (Span(0, 4),)),)
-    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
+    body = local.LocalBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B), ME.peer_id)
     yield "LocalBody", Case(body, local.LocalBody, True)
+    first = local.FirstBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
+    yield "FirstBody", Case(first, local.FirstBody, True)
     yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
     yield "SeenLeases", Case(SeenLeases(1, (b"register",)), SeenLeases, True)
 

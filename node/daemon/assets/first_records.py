@@ -6,13 +6,13 @@ members then bring for open ones, until it has read their records.
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.ledger.registers import Lease
 
 LIMIT_S = 8.0
 """Then it begins all the same: who has the records may be gone, or a lease lies."""
-LOOK_S = 0.1
 
 
 async def wait_for_records(swarm: Swarm, leases: Callable[[], Iterable[Lease]]) -> None:
@@ -20,11 +20,13 @@ async def wait_for_records(swarm: Swarm, leases: Callable[[], Iterable[Lease]]) 
 
     `leases` returns those of others.
     """
-    loop, is_ready = asyncio.get_running_loop(), bool(swarm.ledger.vector())
-    until_s = loop.time() + LIMIT_S
-    while not (is_ready or _has_just_begun([*leases()])) and loop.time() < until_s:
-        await asyncio.sleep(LOOK_S)
-        is_ready = bool(swarm.ledger.vector()) and swarm.replication.anti_entropy.is_caught_up()
+    repair, is_ready = swarm.replication.anti_entropy, bool(swarm.ledger.vector())
+    with swarm.subscribed() as changes, suppress(TimeoutError):
+        repair.on_exchange = changes.notify
+        async with asyncio.timeout(LIMIT_S):
+            while not (is_ready or _has_just_begun([*leases()])):
+                await changes.wait()
+                is_ready = bool(swarm.ledger.vector()) and repair.is_caught_up()
 
 
 def _has_just_begun(leases: list[Lease]) -> bool:

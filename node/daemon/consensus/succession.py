@@ -178,12 +178,7 @@ def _newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
 def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     """The epoch to sign: one that others signed and that leaves none of us out, else our own."""
     book, number = state.epochs, state.deciding
-    # Who left comes last: if all left in good order and came back, nobody else could decide the rounds between.
-    tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
-    found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)
-    candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
-    # Here may be everybody that writes into open rounds.
-    here = first_authors(state.run, number, here, state.seniority)
+    candidates, here = candidates_here(state)
     if state.me not in here:
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
@@ -200,6 +195,16 @@ def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     }
     others = best_of(book, state.electorate(number), proposed)
     return mine if others is None else proposed[others]
+
+
+def candidates_here(state: finality_types.FinalityState) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
+    """Who may be members of an epoch that is signed now, and those of them that are here: these sign it."""
+    # Who left comes last: if all left in good order and came back, nobody else could decide the rounds between.
+    tiers = [(tier, back) for back in (False, True) for tier in _tiers(state)]
+    found = ((tier, present_of(state, tier, back=back)) for tier, back in tiers)
+    candidates, here = next(((tier, here) for tier, here in found if here), (frozenset(), frozenset()))
+    # Here may be everybody that writes into open rounds.
+    return candidates, first_authors(state.run, state.deciding, here, state.seniority)
 
 
 def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:

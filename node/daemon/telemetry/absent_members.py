@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
-from atoll.node.daemon.consensus.succession import wait_s
+from atoll.node.daemon.consensus.succession import candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import is_quorum
@@ -48,7 +48,8 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     named = [(_name(state, peer), peer) for peer in gone[:_SHOWN]]
     who = ", ".join(f"{name} {_why(state, peer) or heard}" for name, peer in named)
     more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
-    return f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}; {_next(state)}"
+    lacks = f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}"
+    return f"{lacks}; {_next(state, leases)}"
 
 
 def _is_still(state: FinalityState) -> bool:
@@ -81,8 +82,8 @@ def _why(state: FinalityState, peer: PeerId) -> str:
     return ""
 
 
-def _next(state: FinalityState) -> str:
-    """What ends it."""
+def _next(state: FinalityState, leases: Leases) -> str:
+    """What ends it: the members that are here sign an epoch. Only some of them may (succession.py)."""
     left_s = wait_s(state)
     body = state.epochs.bodies.get(state.epochs.choice(state.me))
     if left_s > 0:
@@ -92,6 +93,16 @@ def _next(state: FinalityState) -> str:
         if unsigned:
             names = ", ".join(f"…{peer[-6:]}" for peer in unsigned[:_SHOWN])
             return f"those that are here go on as soon as {names} signed too"
+    _, signers = candidates_here(state)
+    if not signers:
+        return "nobody that is here has worked in a round since; who does so goes on without them"
+    if state.me not in signers:
+        # By their leases they are here, and may be gone as well: then it is the turn of others.
+        lives = leases()
+        left = [lives[peer][1] if peer in lives else state.lease_s for peer in signers]
+        left_s = max(*left, state.live_since + state.lease_s - state.now)
+        names = ", ".join(f"…{peer[-6:]}" for peer in sorted(signers)[:_SHOWN])
+        return f"{names} may go on without them now, others in {left_s:.0f} s if that does not happen"
     return "those that are here go on without them now"
 
 

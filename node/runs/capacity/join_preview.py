@@ -6,7 +6,7 @@ from atoll.node.config.devices import devices_of
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.runs.capacity.free_resources import trained_of
 from atoll.node.runs.capacity.memory_model import Free, Needs, needs_of, parts_of
-from atoll.node.runs.capacity.open_rounds import open_payloads_of, open_rounds_of
+from atoll.node.runs.capacity.open_rounds import open_payloads_of, open_rounds_of, past_payloads_of
 from atoll.node.runs.capacity.round_traffic import bitmap_of_first, record_traffic, round_bytes
 from atoll.protocols.data.file_source import COLUMN, FILE, parse_file_source
 from atoll.protocols.ledger.coverage import exchange_bytes, largest_payload
@@ -32,8 +32,6 @@ _AVERAGED, _AVERAGE_SHARE = 4, 0.1
 """Rounds of an average that is kept unasked, and the most that it may take of the free disk."""
 _MOMENT_PARAMETER_BYTES = 12
 """Two moments and the residual of what is trained here; deleted when newer snapshots exist."""
-_PAST_PAYLOADS = 64
-"""Payloads of this node's own that are kept when their rounds are final."""
 
 
 class Preview(msgspec.Struct, frozen=True):
@@ -118,7 +116,7 @@ def preview_of(
     base = 4 * spec.model.base.parameters if spec.base else 0
     average = average_bytes(spec, config)
     kept = base + each * spec.model.parameters + average + moments
-    kept += (open_payloads + _PAST_PAYLOADS + excisable) * payload
+    kept += (open_payloads + past_payloads_of(spec) + excisable) * payload
     return Preview(
         parameters=spec.model.parameters,
         needs=needs_of(spec, config, experts),

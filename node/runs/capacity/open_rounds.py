@@ -8,6 +8,7 @@ nodes with different bounds decide the same sets, because those that worked in a
 import msgspec
 
 from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
 LEAST_ROUNDS = 64
@@ -17,6 +18,8 @@ MOST_ROUNDS = 1024
 MOST_PAYLOADS = 1 << 15
 """Contributions of open rounds above LEAST_ROUNDS that a daemon remembers: 2 kB each of its memory, 4.4 kB while
 the payload is missing."""
+PAST_PAYLOADS = 128
+"""Most payloads of final rounds that a node keeps of its own: they return if it leaves its chain."""
 
 
 class OpenRounds(msgspec.Struct, frozen=True):
@@ -46,3 +49,8 @@ def open_rounds_of(spec: RunSpec, disk_bytes: int) -> OpenRounds:
 def open_payloads_of(bound: OpenRounds, members: int) -> int:
     """Most payloads of open rounds that a node keeps in a run of so many members."""
     return max(bound.least * members, min(bound.most * members, bound.payloads))
+
+
+def past_payloads_of(spec: RunSpec) -> int:
+    """How many payloads of final rounds a node keeps of its own: no more bytes than its error feedback has."""
+    return max(1, min(PAST_PAYLOADS, 4 * arena_of(spec.model).chunks * CHUNK // largest_payload(spec)))

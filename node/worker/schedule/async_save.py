@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -41,7 +42,7 @@ from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.node.worker.schedule.moment_saves import MomentSaves
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, CorruptFault
-from atoll.protocols.ids import Digest
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.local.worker_messages import TrainReply
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -127,6 +128,7 @@ class WorkerState:
     """
 
     spec: RunSpec
+    peer: PeerId
     folder: Path
     """Where the generations are."""
     arrays: MappedArrays
@@ -164,6 +166,7 @@ class WorkerState:
             newest=self.feedback.newest,
             settled=self.settled,
             left=tuple(sorted(self.feedback.left)),
+            author=self.peer,
         )
         moments, kind = self._moments()
         writes = self.moment_saves.begin(kind, forced=with_moments)
@@ -211,6 +214,10 @@ class WorkerState:
         """
         home = self.folder.parent
         found = load_local(self.folder, self.spec.id, self._check)
+        if found is not None and found.body.author not in ("", self.peer):
+            # Its author may run as well, and would send the same.
+            log.warning("the saved state is of %s: what that node has yet to send is dropped", found.body.author)
+            found = _without_work(found)
         # Who trained before finds its unsent work again when it trains again.
         is_kept = found is not None and self.learner.weights.are_in(found.tensors)
         self.learner.weights.is_scratch = not (self.trains or is_kept)
@@ -281,3 +288,12 @@ class WorkerState:
         if self.feedback.memory is not None:
             self.feedback.memory.check(tensors)
         check_saved(tensors, self.spec)
+
+
+def _without_work(found: LocalState) -> LocalState:
+    """The state without what its author has yet to send, or would send again."""
+    body = msgspec.structs.replace(
+        found.body, pending=(), sent=-1, sent_experts=b"", kept=(), past=(), left=(), author=PeerId("")
+    )
+    kept = {name: t for name, t in found.tensors.items() if not name.startswith((*SAVED, MEMORY, "kept"))}
+    return found._replace(body=body, tensors={**kept, "residual": torch.zeros_like(found.tensors["residual"])})

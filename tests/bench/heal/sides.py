@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from atoll.node.learning.data.dataset import Dataset
-from atoll.node.worker.error_feedback import PAST_PAYLOADS, share_of_left
+from atoll.node.runs.capacity.open_rounds import past_payloads_of
+from atoll.node.worker.error_feedback import share_of_left
 from atoll.protocols.run.run_spec import RunSpec
 from atoll_bench.byzantine.trial import MEMBERS, STEPS, Case, Trial, spec_of
 
@@ -27,7 +28,7 @@ class Way(NamedTuple):
     keeps: bool
     """Its error feedback and its moments."""
     returns: bool = False
-    """Its own payloads since the cut return to the error feedback, the newest PAST_PAYLOADS of them."""
+    """Its own payloads since the cut return to the error feedback, as many as a worker keeps."""
     decays: bool = False
     """They return as if they had never been sent: decayed by every payload since."""
     shared: bool = False
@@ -68,7 +69,8 @@ class Side(Trial):
             residual.zero_()
             theirs = {name: (torch.zeros_like(a), torch.zeros_like(b)) for name, (a, b) in theirs.items()}
         feedback = self.spec.compress.feedback
-        for age, payloads in enumerate(reversed(other.sent[-PAST_PAYLOADS:] if way.returns else [])):
+        kept = past_payloads_of(self.spec) if way.returns else 0
+        for age, payloads in enumerate(reversed(other.sent[-kept:] if kept else [])):
             share = (feedback**age if way.decays else 1.0) * (share_of_left(feedback) if way.shared else 1.0)
             for slot, payload in enumerate(payloads):
                 residual[slot] += share * self._values(payload)

@@ -73,7 +73,9 @@ def test_it_returns_when_the_node_is_up_and_stop_waits_for_its_end(home):
         stopped = run(home, "stop", "--wait")
         assert (stopped.returncode, stopped.stdout) == (0, "the node ended\n")
         poll("its process is gone", lambda: not is_alive(pid))
-    assert '"message": "node ended in good order"' in (home / "node.log").read_text()
+    log = (home / "node.log").read_text()
+    assert '"message": "node ended in good order"' in log
+    assert "service manager" not in log, "the command that waited for it is no manager"
 
 
 def test_a_node_that_fails_early_is_reported_with_its_line_and_code(home):

@@ -38,6 +38,7 @@ def wrote(home: Home, *lines: str, run: str = "ab", unix_s: float = 1e9) -> None
             "the last one that came up was stopped",
         ),
         ((STOPPED, DONE, FAILED), "the last one ended: train.txt is not the text of this run"),
+        ((STOPPED, FAILED), "the last one ended: train.txt is not the text of this run"),
         ((STOPPED, CRASHED), "a bug ended the last one, see `atoll logs`: TypeError()"),
         ((DONE,), ""),
         ((), ""),

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from atoll.node.checkpoint import generations, manifests
 from atoll.node.checkpoint.disk import write_file
-from atoll.node.checkpoint.local import LocalBody, begin_local, load_local
+from atoll.node.checkpoint.local import FirstBody, LocalBody, begin_local, load_local
 from atoll.node.checkpoint.parts import hash_with_parts
 from atoll.protocols import codec
 from atoll.protocols.errors import CorruptFault, DiskFault
@@ -186,6 +186,13 @@ def test_a_generation_of_an_older_version_is_read(tmp_path, number):
     assert (loaded.body, loaded.report, list(loaded.arrays)) == (BODY, (), ["final"] * (number - 1))
     assert torch.equal(loaded.tensors["theta"], tensors()["theta"])
     assert loaded.tensors["exp_avg/a"].tolist() == [1.0] * 4
+
+
+def test_a_state_of_a_version_that_named_no_author_is_read(tmp_path):
+    first = FirstBody(*(getattr(BODY, name) for name in FirstBody.__struct_fields__))
+    generations.begin(tmp_path / "state", tensors(), codec.encode(first)).finish()
+    found = load_local(tmp_path / "state", RUN)
+    assert (found.body, found.body.author) == (BODY, "")
 
 
 def rare(value):

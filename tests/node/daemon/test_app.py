@@ -43,6 +43,7 @@ class Part:
     def __init__(self, name: str, story: list[str]) -> None:
         self.name, self.story = name, story
         self.fault: LocalFault | None = None
+        self.end_fault: LocalFault | None = None
         self.stubborn_s = 0.0
         self.may_come_up = asyncio.Event()
         self.may_come_up.set()
@@ -59,6 +60,8 @@ class Part:
             if self.stubborn_s:
                 await asyncio.sleep(self.stubborn_s)
             self.story.append(f"{self.name} ended")
+            if self.end_fault is not None:
+                raise self.end_fault
 
 
 class Node:
@@ -311,6 +314,16 @@ async def test_a_fault_of_a_part_ends_the_node_in_the_same_order(name):
     order = [line for line in ended(node.story) if line != name]
     assert order[0] == "worker saved"
     assert order[-1] == "host"
+
+
+async def test_a_fault_while_a_node_stops_is_the_end_that_its_journal_tells():
+    node = Node()
+    node.parts["network"].end_fault = LocalFault("the disk is gone")
+    with pytest.raises(ExceptionGroup):
+        await node.run(lambda up: stop_when_up(node, up))
+    told = [line for line in node.story if line in ("stopping", "failed", "crashed")]
+    assert told == ["stopping", "failed"], "`atoll status` reads the newest"
+    assert node.story[-1] == "host ended"
 
 
 async def test_a_fault_of_the_host_ends_the_node_in_the_same_order():

@@ -95,6 +95,27 @@ def test_nobody_who_listens_is_no_error(tmp_path, caplog):
     assert "the service manager was not told READY=1" in caplog.text
 
 
+def test_a_command_that_waited_for_readiness_is_told_nothing_after_it(tmp_path, caplog):
+    """`start --detach` is gone then: its node ended with a warning about a service manager that never was."""
+
+    async def run() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as command:
+            command.bind(str(tmp_path / "notify"))
+            command.settimeout(HANGS_S)
+            environ = asked(command, WATCHDOG_USEC="40000")  # of the manager of the command, not of the node
+            with notifying(notice_from(environ, 7, until_ready=True)) as ready:
+                ready()
+                assert command.recv(100).startswith(b"READY=1"), "and no sign of life"
+                command.setblocking(False)
+                (tmp_path / "notify").unlink()
+            with pytest.raises(BlockingIOError):
+                command.recv(100)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert not caplog.records
+
+
 @pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="NO ABSTRACT SOCKETS HERE: Linux only")
 def test_an_abstract_address_begins_with_an_at_sign():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link:

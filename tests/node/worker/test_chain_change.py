@@ -16,6 +16,7 @@ import torch
 from atoll.node.checkpoint import generations
 from atoll.node.ipc import chain_mark
 from atoll.node.ipc.chain_mark import ASIDE, first_left, mark_left
+from atoll.node.runs.capacity import open_rounds
 from atoll.node.worker import error_feedback
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.node.worker.schedule import async_save
@@ -252,7 +253,7 @@ def test_error_feedback_is_not_dropped_for_work_that_the_node_knows_of(tmp_path)
 
 
 def test_no_more_payloads_are_kept_than_the_error_feedback_is_large(tmp_path, monkeypatch):
-    monkeypatch.setattr(error_feedback, "PAST_PAYLOADS", 2)
+    monkeypatch.setattr(open_rounds, "PAST_PAYLOADS", 2)
     ours, theirs = parted(tmp_path, spec_of("plain"))
     assert len(list((ours.home.path / "spool").glob("*.payload"))) == 3, "two of final rounds, one that is pending"
     ours.leave(FORK)

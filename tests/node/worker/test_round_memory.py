@@ -1,4 +1,4 @@
-"""What a worker's session holds more after each round, once the payloads of 64 final rounds are kept.
+"""What a worker's session holds more after each round, once it keeps as many payloads of final rounds as it may.
 
 Torch's arrays are the C library's and are not counted here: all of a round are equally large and used again.
 """
@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.worker import error_feedback
+from atoll.node.runs.capacity import open_rounds
 from atoll.protocols.ids import Round
 from atoll.protocols.local.worker_messages import FinalizeRequest, FoldRequest
 from tests.node.worker.session_home import SPEC, Home, member
@@ -24,7 +24,7 @@ MOST_BYTES = 1500
 
 @pytest.fixture
 def few_kept(monkeypatch):
-    monkeypatch.setattr(error_feedback, "PAST_PAYLOADS", KEPT)
+    monkeypatch.setattr(open_rounds, "PAST_PAYLOADS", KEPT)
 
 
 def test_a_round_leaves_hardly_anything_in_a_workers_memory(tmp_path, few_kept, capsys):

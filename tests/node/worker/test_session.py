@@ -102,6 +102,26 @@ def test_a_home_that_was_moved_has_its_pending_work(homes):
     assert torch.equal(node.residual(), before + payload)
 
 
+@pytest.mark.parametrize("spec", [SPEC, OVERLAPPING], ids=["plain", "overlap"])
+def test_a_copied_home_under_another_identity_sends_nothing_of_the_others_work(tmp_path, spec, caplog):
+    """Both started: what the one had yet to send went into the model twice."""
+    node = Home(tmp_path / "a", spec=spec)
+    for number in range(2):
+        node.train(number)
+    node.session.close()
+    shutil.copytree(node.path, tmp_path / "b")
+    copied = Home(tmp_path / "b", OTHER, spec)
+    assert "the saved state is of" in caplog.text
+    assert (copied.session.started().pending, copied.session._feedback.past) == ((), ())
+    assert not copied.session._feedback.residual_C4096.any()
+    assert torch.equal(copied.session._fold.final_C4096, node.session._fold.final_C4096)
+    copied.train(2)
+    assert copied.restart().pending, "its own work is its own"
+    again = node.restart()
+    assert [one.round for one in again.pending] == [0, 1]
+    assert node.session._feedback.residual_C4096.any()
+
+
 def test_another_payload_of_the_same_round_does_not_count_as_sent(homes):
     """After an older generation was loaded a round may have been trained twice; one of them was announced."""
     node, other = homes("a"), homes("b", OTHER)

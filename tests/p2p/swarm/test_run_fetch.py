@@ -11,10 +11,11 @@ from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.swarm import run_fetch
 from atoll.p2p.swarm.run_fetch import PROTOCOL, SEED_S, fetch_run, serve_run
-from atoll.protocols.errors import Unreachable
+from atoll.protocols import codec
+from atoll.protocols.errors import ConfigError, Unreachable
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import peer_id_of
-from atoll.protocols.run.run_spec import open_run, sign_run
+from atoll.protocols.ids import RunId, digest, peer_id_of
+from atoll.protocols.run.run_spec import SPEC_VERSION, SignedRun, open_run, sign_run
 
 OWNER = Identity(bytes(range(32)))
 SPEC = preset("tiny", OWNER.peer_id, 1)
@@ -85,6 +86,50 @@ def test_one_good_seed_among_dead_and_lying_ones_is_enough(run_memory, dial):
 def test_garbage_is_refused(run_memory, dial, data):
     async def scenario(lab):
         asker, liar = await lab.host(), await lab.host({PROTOCOL: answering(data)})
+        with pytest.raises(Unreachable, match="no seed gave the run"):
+            await fetch_run(asker, [await dial(liar)], SPEC.id)
+
+    run_memory(scenario)
+
+
+def of_version(number: int) -> tuple[bytes, RunId]:
+    """The run's file as a program of that version writes it, with a key that is unknown here, and its id."""
+    keys = {**msgspec.msgpack.decode(codec.encode(SPEC)), "version": number, "unknown": 1}
+    body = msgspec.msgpack.encode(keys, order="sorted")
+    signature = msgspec.msgpack.decode(FILE, type=SignedRun).signature
+    return codec.encode(SignedRun(body, signature)), RunId(digest(body))
+
+
+@pytest.mark.parametrize(
+    ("more", "way"), [(1, "update atoll on this node"), (-1, "join with the version that its members have")]
+)
+def test_a_run_of_another_version_is_refused_at_once_and_blames_no_seed(run_memory, dial, more, way):
+    """An invite to one asked its seeds again and again, as if they were to blame."""
+    file, run = of_version(SPEC_VERSION + more)
+
+    async def scenario(lab):
+        asker, seed, silent = await lab.host(), await lab.host({PROTOCOL: answering(file)}), await lab.host()
+
+        async def wait(stream) -> None:
+            await asyncio.sleep(1e6)
+
+        silent.set_handler(PROTOCOL, wait)
+        seeds = [await dial(silent), await dial(seed)]
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(ConfigError) as caught:
+            await fetch_run(asker, seeds, run)
+        assert asyncio.get_running_loop().time() - began < SEED_S
+        told = f"this run has RunSpec version {SPEC_VERSION + more}; this node speaks {SPEC_VERSION}; {way}"
+        assert caught.value.line().startswith(told)
+
+    run_memory(scenario)
+
+
+def test_a_seed_cannot_make_up_another_version_of_a_run(run_memory, dial):
+    file, _ = of_version(SPEC_VERSION + 1)
+
+    async def scenario(lab):
+        asker, liar = await lab.host(), await lab.host({PROTOCOL: answering(file)})
         with pytest.raises(Unreachable, match="no seed gave the run"):
             await fetch_run(asker, [await dial(liar)], SPEC.id)
 

@@ -3,8 +3,10 @@
 import errno
 import os
 import resource
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,32 @@ def test_os_errors_become_disk_faults_with_a_hint(tmp_path: Path, code: int) -> 
         raise OSError(code, os.strerror(code))
     assert caught.value.hint
     assert str(tmp_path) in str(caught.value)
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as link:
+        link.bind(str(path))
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_socket, make_device, Path.mkdir])
+def test_what_is_no_file_is_a_disk_fault_that_says_what_to_do(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    """A pipe in the place of `leases` blocked the start of a node, and no signal ended it."""
+    path = tmp_path / "leases"
+    make(path)
+    with pytest.raises(DiskFault) as caught:
+        read_whole(path, max_bytes=10)
+    assert str(path) in caught.value.line()
+    assert "move it away" in caught.value.hint
 
 
 def test_a_missing_folder_is_a_disk_fault(tmp_path: Path) -> None:

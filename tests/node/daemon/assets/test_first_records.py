@@ -1,9 +1,11 @@
 """When a newcomer with an empty ledger begins."""
 
 import asyncio
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 from atoll.node.daemon.assets.first_records import LIMIT_S, wait_for_records
+from atoll.p2p.system.waiting import Notifier
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 
@@ -13,10 +15,17 @@ class Newcomer:
     def __init__(self, *leases, entries=0):
         self.vector, self.caught_up = {"author": entries} if entries else {}, False
         self.leases = [SimpleNamespace(activity=activity, final=final) for activity, final in leases]
+        self.changes = Notifier()
+        self.repair = SimpleNamespace(is_caught_up=lambda: self.caught_up, on_exchange=lambda: None)
         self.swarm = SimpleNamespace(
             ledger=SimpleNamespace(vector=lambda: self.vector),
-            replication=SimpleNamespace(anti_entropy=SimpleNamespace(is_caught_up=lambda: self.caught_up)),
+            replication=SimpleNamespace(anti_entropy=self.repair),
+            subscribed=self.subscribed,
         )
+
+    @contextmanager
+    def subscribed(self):
+        yield self.changes
 
     def begins_after(self, story=None):
         """Seconds until it begins; `story` runs meanwhile."""
@@ -27,7 +36,7 @@ class Newcomer:
                 if story is not None:
                     group.create_task(story())
                 await wait_for_records(self.swarm, lambda: self.leases)
-                return round(loop.time(), 1)
+                return round(loop.time(), 2)
 
         return run_virtual(main())
 
@@ -44,12 +53,14 @@ def test_it_waits_for_a_whole_exchange_with_who_has_records():
         async def come(newcomer=newcomer):
             await asyncio.sleep(1.0)
             newcomer.vector = {"author": 5}  # by gossip
-            await asyncio.sleep(1.0)
-            newcomer.caught_up = True
+            newcomer.changes.notify()
+            await asyncio.sleep(1.05)
+            newcomer.caught_up = True  # which changes nothing of the ledger
+            newcomer.repair.on_exchange()
 
-        assert 2.0 <= newcomer.begins_after(come) <= 2.2
+        assert newcomer.begins_after(come) == 2.05, "at once"
 
 
 def test_it_waits_no_longer_than_so_though_nobody_has_any_or_a_lease_lies():
     for leases in ([], [("syncing", -1)], [("training", 10**9)]):
-        assert LIMIT_S <= Newcomer(*leases).begins_after() <= LIMIT_S + 0.2
+        assert Newcomer(*leases).begins_after() == LIMIT_S

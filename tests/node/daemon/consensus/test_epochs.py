@@ -393,6 +393,27 @@ def test_the_user_reads_who_is_missing_since_when_and_when_the_others_go_on():
     assert missing(Node().wait(5).state) == ""
 
 
+def test_a_node_that_may_not_go_on_says_who_may_and_when_others_do():
+    """It stopped, and came back beside a member that died: for the rest of that one's lease nothing goes on."""
+    node = Node(voters=(A, B), here=(A, B)).say(A, Leave(Round(5))).wait(LISTEN_S)
+    leases = {B: (Lease("training", Round(5), Round(4), b"", Round(-1), 10.0), 13.0)}
+    line = missing(node.state, lambda: leases)
+    assert line.endswith("; …peer-b may go on without them now, others in 13 s if that does not happen")
+    leases = {B: (leases[B][0], 4.0)}
+    assert "others in 10 s" in missing(node.state, lambda: leases), "nor before it listened for a lease"
+    assert not node.signed()
+    node.feed(MembersSeen(frozenset({A}))).wait(LEASE - LISTEN_S)
+    assert node.signed() == [epoch(A)]
+
+
+def test_nobody_goes_on_now_where_nobody_that_is_here_has_worked():
+    node = Node(me=STRANGER, voters=(A,), here=(STRANGER,)).wait(LEASE + 1)
+    told = "nobody that is here has worked in a round since; who does so goes on without them"
+    assert missing(node.state).endswith(f"; {told}")
+    node.say(STRANGER, work(STRANGER, 5))
+    assert node.signed() == [epoch(STRANGER)]
+
+
 def test_a_node_that_came_up_just_now_does_not_say_for_how_long_others_are_silent():
     node = Node(here=(A,)).wait(LISTEN_S)
     assert "…peer-b not heard yet in 10 s, …peer-c not heard yet in 10 s; " in missing(node.state)

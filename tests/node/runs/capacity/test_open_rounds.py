@@ -10,10 +10,12 @@ from atoll.node.runs.capacity.open_rounds import (
     OpenRounds,
     open_payloads_of,
     open_rounds_of,
+    past_payloads_of,
 )
-from atoll.node.runs.presets import preset
+from atoll.node.runs.presets import NAMES, preset
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.coverage import largest_payload
+from atoll.protocols.run.arena import CHUNK, arena_of
 from atoll.protocols.run.sections.audits import AuditSpec
 from atoll.protocols.run.sections.merging import MergeSpec
 
@@ -54,3 +56,17 @@ def test_runs_whose_rounds_depend_on_those_before_stay_at_the_least(chained):
     spec = preset("tiny", OWNER, 1)
     assert open_rounds_of(spec, GIB).most == MOST_ROUNDS
     assert open_rounds_of(chained(spec), GIB).most == LEAST_ROUNDS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_work_of_a_cut_of_100_rounds_returns_in_runs_of_the_presets(name):
+    spec = preset(name, OWNER, 1)
+    assert past_payloads_of(spec) > 100
+
+
+def test_payloads_of_final_rounds_take_no_more_of_the_disk_than_the_error_feedback():
+    for name, codec, k in (("tiny", "int8", 4096), ("tiny", "sparse2", 128), ("10m", "sparse2", 64)):
+        spec = preset(name, OWNER, 1)
+        spec = msgspec.structs.replace(spec, compress=msgspec.structs.replace(spec.compress, codec=codec, k=k))
+        kept = past_payloads_of(spec)
+        assert kept == 1 or kept * largest_payload(spec) <= 4 * arena_of(spec.model).chunks * CHUNK
