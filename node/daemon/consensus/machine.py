@@ -195,14 +195,15 @@ def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
     """What the moves look at of the time while all voters take part: it itself, or only which waits are over."""
     if book.prepares and any(ballot.attempt > state.attempt for ballot in book.prepares):
         return state.now  # each has a wait of its own (`_is_due`)
-    waited_s, is_away = state.now - state.since, may_have_been_away(state)
+    waited_s = state.now - state.since
+    over = may_have_been_away(state), waited_s >= state.patience_s / 2  # voter.py: `_all_answered`
     if state.stable_since is None:
-        return is_away, waited_s >= state.patience_s / 2
+        return over
     # Nobody opens a later ballot for want of time before the round stood still for a patience (proposer.py).
     rested_s = state.now - state.stable_since
     if min(waited_s, rested_s) >= state.patience_s:
         return state.now
-    return is_away, waited_s >= state.patience_s / 2, rested_s >= state.patience_s
+    return *over, rested_s >= state.patience_s
 
 
 def _waits_for_votes(state: finality_types.FinalityState) -> bool:
