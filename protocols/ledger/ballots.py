@@ -6,7 +6,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from operator import attrgetter
 from typing import get_args
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
 from atoll.protocols.ledger import records
 from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.remembered import remembered
 
 _BALLOTS = frozenset(get_args(records.BallotBody))
 BALLOTS_KEPT = 4096
@@ -88,12 +89,12 @@ class Book(msgspec.Struct, frozen=True, dict=True):
             vars(self)["_bounded"] = replace(self, bound=(tally, voters))
         return self._bounded or self
 
-    @cached_property
+    @remembered
     def _bounded(self) -> "Book | None":
         """What `bounded` found last."""
         return None
 
-    @cached_property
+    @remembered
     def _over(self) -> dict[tuple[Digest, ...], bool]:
         """Whether a set names too many newcomers, of those whose entries are all here."""
         return {}
@@ -107,18 +108,18 @@ class Book(msgspec.Struct, frozen=True, dict=True):
             self._over[names] = tally.is_over(self.authors_of(names), voters)
         return self._over[names]
 
-    @cached_property
+    @remembered
     def named(self) -> dict[tuple[object, ...], tuple[tuple[Digest, ...], ...]]:
         """What orphans.py found named in this book, by the voters and equivocators. Changes no action."""
         return {}
 
-    @cached_property
+    @remembered
     def in_proposals(self) -> frozenset[Digest]:
         """The contributions here that proposals name."""
         named = (proposal.contributions for proposal in self.proposals.values())
         return frozenset[Digest]().union(*named) & self.contributions.keys()
 
-    @cached_property
+    @remembered
     def _parts(self) -> dict[bytes, "Book"]:
         """What `within` found of each epoch."""
         return {}
@@ -424,15 +425,23 @@ def decided_proposal(
     """The proposal that a quorum voted for in its ballot, with its entry id; None while there is none."""
     if not book.votes and not book.other_votes:
         return None
+    # Most of the time there are few votes, and this is asked at every event.
+    if not has_votes(book, len(voters)):
+        return None
     needed = quorum(len(voters))
-    extra = len(book.other_votes)
     for entry, proposal in sorted(book.proposals.items()):
-        # Most of the time there are few votes, and this is asked at every event.
-        if len(book.votes.get(proposal.ballot, ())) + extra < needed or not _can_win(book, voters, proposal):
+        if not _can_win(book, voters, proposal):
             continue
         if len(votes_for(book, voters, equivocators, entry, proposal)) >= needed:
             return entry, proposal
     return None
+
+
+def has_votes(book: Book, count: int) -> bool:
+    """Whether as many votes as a quorum of `count` voters are in a ballot with a proposal, whoever wrote them."""
+    needed = quorum(count) - len(book.other_votes)
+    many = [len(book.votes.get(proposal.ballot, ())) for proposal in book.proposals.values()]
+    return bool(many) and max(many) >= needed
 
 
 def votes_for(

@@ -20,6 +20,7 @@ from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Exclude
 from atoll_bench.simulator import command
 from atoll_bench.simulator.history import History, Row
+from atoll_bench.simulator.member import Member
 from atoll_bench.simulator.oracle import Verdict, judge
 from atoll_bench.simulator.play import draw, play, verdict_of
 from atoll_bench.simulator.world import Setting, World
@@ -339,4 +340,6 @@ def test_a_step_that_sees_nothing_new_would_have_done_nothing(monkeypatch):
     seeds = range(6)
     traces = [play(draw(seed, 8, 12.0)).digest for seed in seeds]
     monkeypatch.setattr(finality_machine, "_seen_by_moves", lambda _: [object()])
+    monkeypatch.setattr(finality_machine, "_waits_for_votes", lambda _: False)
+    monkeypatch.setattr(Member, "_may_move", lambda _, body: True)
     assert [play(draw(seed, 8, 12.0)).digest for seed in seeds] == traces

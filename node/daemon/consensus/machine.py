@@ -43,6 +43,7 @@ from atoll.protocols.ledger.ballots import (
     add_orphan,
     but_acks,
     decided_proposal,
+    has_votes,
     is_quorum,
     of_voters,
     owner_of,
@@ -102,7 +103,7 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
         actions += more
         is_refused = is_refused or type(event) is finality_types.AppendRefused
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
-    if is_refused:
+    if is_refused or (not state.live and _waits_for_votes(state)):
         return state, actions
     facts, seen = _facts_of(state), _seen_by_moves(state)
     if (facts, seen) == state.settled:
@@ -183,9 +184,34 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
     # Every wait is for a ballot, for a set of our own, or for one of these.
-    if book.prepares or number in state.views or is_moved or state.stable_since is not None:
+    if is_moved or state.still.tries:
         seen.append(state.now)
+    elif book.prepares or number in state.views or state.stable_since is not None:
+        seen.append(_time_seen(state, book))
     return seen
+
+
+def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
+    """What the moves look at of the time while all voters take part: it itself, or only which waits are over."""
+    if book.prepares and any(ballot.attempt > state.attempt for ballot in book.prepares):
+        return state.now  # each has a wait of its own (`_is_due`)
+    waited_s = state.now - state.since
+    over = may_have_been_away(state), waited_s >= state.patience_s / 2  # voter.py: `_all_answered`
+    if state.stable_since is None:
+        return over
+    # Nobody opens a later ballot for want of time before the round stood still for a patience (proposer.py).
+    rested_s = state.now - state.stable_since
+    if min(waited_s, rested_s) >= state.patience_s:
+        return state.now
+    return *over, rested_s >= state.patience_s
+
+
+def _waits_for_votes(state: finality_types.FinalityState) -> bool:
+    """Whether nothing can move in a replay: no proposal has the votes, no ballot waits for its turn."""
+    book = state.books.get(state.deciding, _NO_ENTRIES)
+    # Most entries of a feed are votes of which each changes what is looked at, and only some make a set final.
+    later = [ballot for ballot in book.prepares if ballot.attempt > state.attempt] if book.prepares else []
+    return not (later or waits_for_epoch(state) or has_votes(book, len(state.voters)))
 
 
 def _seen_by_replay(state: finality_types.FinalityState, book: Book) -> list[object]:
@@ -206,6 +232,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return _entry_seen(state, event)
         case finality_types.EntryPayloadHeld(entry):
             return replace(state, held=state.held | {entry}), []
+        case finality_types.FinalityTick(now):
+            return _note_stable(replace(state, now=max(state.now, now))), []
         case finality_types.AuthorPruned(author):
             return _without(state, author), []
         case finality_types.OtherChainsSeen(entries):
@@ -242,8 +270,6 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             return replace(state, equivocators=peers), []
         case finality_types.Idle(idle, now):
             return _note_stable(replace(state, idle=idle, now=max(state.now, now))), []
-        case finality_types.FinalityTick(now):
-            return _note_stable(replace(state, now=max(state.now, now))), []
 
 
 def _entry_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:

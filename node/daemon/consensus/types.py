@@ -4,7 +4,6 @@ Times `now` are seconds of one monotonic clock, as floats.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -24,6 +23,7 @@ from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Body, Epoch, Excised, Follow, Prepare, Promise, Proposal, Vote
 from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
+from atoll.protocols.remembered import remembered
 
 PATIENCE_S = 10.0
 """Default patience in seconds; the driver sets about two round times."""
@@ -493,7 +493,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
         """Who is no newcomer in the round that is decided next, whatever the final sets say."""
         return exempt_of(self.chain, self.deciding, self.voters)
 
-    @cached_property
+    @remembered
     def book(self) -> Book:
         """The entries about the round that is decided next, with the ballots of its epoch."""
         book = self.books.get(self.deciding, _NO_ENTRIES).within(self.epoch)

@@ -30,13 +30,23 @@ V = TypeVar("V")
 
 def apply_event(state: RoundState, event: round_types.Event) -> Out:
     """The state with the fact that `event` reports, and the actions that follow from it at once."""
-    match event:
-        case round_types.WorkerReady():
-            return _worker_ready(state, event)
+    match event:  # the most frequent ones first
         case round_types.ContributionSeen():
             return _contribution_seen(state, event)
         case round_types.PayloadHeld(entry, number):
             return _payload_held(_note_arrival(state, event), entry, number), []
+        case round_types.RoundTick():
+            return _tick(state)
+        case round_types.LeasesChanged(members, _, shortage):
+            just_left = (
+                rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
+            )
+            entered = rounds_entered(state.members, members, state.entered)
+            return replace(
+                state, members=dict(members), entered=entered, just_left=just_left, shortage=shortage
+            ), []
+        case round_types.WorkerReady():
+            return _worker_ready(state, event)
         case round_types.AuthorPruned(author):
             books = {at: book.without(author) for at, book in state.books.items()}
             return _fetch_missing(replace(state, books=books))  # there may be room now
@@ -55,14 +65,6 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.SenioritySeen(seniority, order):
             rules = state.set_rules.after(seniority, order)
             return replace(state, set_rules=rules, settled={}), []
-        case round_types.LeasesChanged(members, _, shortage):
-            just_left = (
-                rounds_just_left(state.members, members, state.just_left) if state.config.overlap_steps else {}
-            )
-            entered = rounds_entered(state.members, members, state.entered)
-            return replace(
-                state, members=dict(members), entered=entered, just_left=just_left, shortage=shortage
-            ), []
         case round_types.TrainingDone():
             return _training_done(state, event), []
         case round_types.TrainingRefused():
@@ -86,8 +88,6 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
         case round_types.Behind(reason):
             state = replace(state, syncing=reason, folding={}, collecting=-1)
             return enter(state, Phase.CATCH_UP, state.round), []
-        case round_types.RoundTick():
-            return _tick(state)
 
 
 def enter(state: RoundState, phase: Phase, number: int) -> RoundState:

@@ -158,14 +158,14 @@ def _fold_changed_sets(state: RoundState) -> Out:
     """Fold every closed round whose set is not what the worker's view holds."""
     if not _may_fold(state):
         return state, []
-    actions: list[round_types.Action] = []
-    folding = dict(state.folding)
     # Between two rounds also what the others left behind is folded: the next round starts from their view.
     last = max(state.closed, next_round(state) - 1) if state.phase is Phase.FOLD else state.closed
     # One fold of a round at a time: the answer does not name its set.
-    settled = state.settled
-    changed = [at for at, book in state.books.items() if at <= last and settled.get(at) is not book]
-    still: dict[int, RoundBook] = {}
+    changed = [at for at, book in state.books.items() if at <= last and state.settled.get(at) is not book]
+    if not changed:
+        return state, []  # nearly always, and this is asked twice at every event
+    actions: list[round_types.Action] = []
+    folding, still = dict(state.folding), dict[int, RoundBook]()
     for number in sorted(at for at in changed if at not in folding):
         if number in state.reduced and number not in state.resolving:
             state = replace(state, resolving={**state.resolving, number: True})
@@ -177,7 +177,7 @@ def _fold_changed_sets(state: RoundState) -> Out:
         elif number not in state.reduced:
             still[number] = state.books[number]
     if still:
-        state = replace(state, settled={**settled, **still})
+        state = replace(state, settled={**state.settled, **still})
     return (replace(state, folding=folding) if actions else state), actions
 
 

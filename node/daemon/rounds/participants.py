@@ -4,13 +4,13 @@ All functions are pure. `members` are the live leases of others; this node is ne
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 
 import msgspec
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Arrivals, NewcomerOrder, Seniority, first_places
+from atoll.protocols.remembered import remembered
 
 NEWER_S = 1.0
 """Times at which leases began are rounded: by so much one is later than the loss of a connection."""
@@ -77,12 +77,12 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
             self._firsts[key] = rules, first_places(run, number, held, rules.seniority)
         return self._firsts[key][1]
 
-    @cached_property
+    @remembered
     def _firsts(self) -> dict[tuple[RunId, int], tuple["SetRules", tuple[Digest, ...]]]:
         """What `first` found, and with which rules. It is asked at every event."""
         return {}
 
-    @cached_property
+    @remembered
     def there(self) -> frozenset[PeerId]:
         """The authors of those that are held."""
         return frozenset(map(self.authors.__getitem__, self.held))

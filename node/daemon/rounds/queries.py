@@ -79,8 +79,7 @@ def own_set(state: RoundState, number: int) -> tuple[Digest, ...]:
 def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
     book = awaited_book(state, state.collecting)
-    awaited = expected(state.config.me, state.collecting, book, state.members, state.just_left)
-    return awaited, book.there & awaited
+    return expected(state.config.me, state.collecting, book, state.members, state.just_left), book.there
 
 
 def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:

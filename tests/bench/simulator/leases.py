@@ -93,10 +93,15 @@ class Leases:
             return
         self._ends = min([lease.began for lease in self._known.values()], default=now) + self._lease_s
         new = {peer: self._view(peer, self._known[peer], now, local) for peer in sorted(changed)}
-        views = {peer: view for peer, view in (self._views | new).items() if peer in self._known}
-        if views != self._views:
+        new = {peer: view for peer, view in new.items() if view is not self._views.get(peer)}
+        views = self._views | new
+        if len(views) != len(self._known):
+            views = {peer: view for peer, view in views.items() if peer in self._known}
+        if new or len(views) != len(self._views):
+            if views.keys() != self._views.keys():
+                self.live = frozenset(views)
             self._views = views
-            self.live, self.lost = frozenset(views), lost_of(views)
+            self.lost = lost_of(views)
             if member.removals.has_any:
                 gone = member.removals.excluded_from(self._own.round)
                 views = {peer: view for peer, view in views.items() if peer not in gone}

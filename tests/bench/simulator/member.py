@@ -18,7 +18,7 @@ from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Ack, Body, Contribution, Follow, Leave
+from atoll.protocols.ledger.records import Ack, Body, Contribution, Follow, Leave, Vote
 from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_after
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.leases import Leases
@@ -92,9 +92,7 @@ class Member:
         self.finality = replace(self.finality, now=self.now())
         for entry in self.feeds.arrivals:
             self._feed_to_finality(entry)
-            # Before the replay is over an Ack moves nothing, a contribution only a set that waits for it.
-            kind = type(entry.body)
-            if kind is not Ack and (kind is not Contribution or self.finality.missing):
+            if self._may_move(entry.body):
                 self._drain()
         for entry in self.feeds.orphans.values():
             self._feed_to_finality(entry, is_orphan=True)
@@ -105,6 +103,14 @@ class Member:
         self._drain()
         self.later(self.world.rng.uniform(0.1, TICK_S), self._tick)
         self.later(self.world.rng.uniform(0.5, 2.0), partial(self._sync, self.clock.now))
+
+    def _may_move(self, body: Body) -> bool:
+        """Whether a replayed entry may move anything: what moves nothing is handled with the next one that may."""
+        # Before the replay is over an Ack moves nothing, a vote only the round that is decided, a contribution
+        # only a set that waits for it.
+        if isinstance(body, Vote):
+            return body.round == self.finality.deciding
+        return type(body) is not Ack and (type(body) is not Contribution or bool(self.finality.missing))
 
     def crash(self) -> None:
         """End at once, as by SIGKILL."""

@@ -8,7 +8,6 @@ the chain forks, and `rank` tells every node which side to follow. Rules in word
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -18,6 +17,7 @@ from atoll.protocols.ids import PeerId
 from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Body, Epoch, Excise, Exclude, Follow, Leave, Vote, epoch_id
+from atoll.protocols.remembered import remembered
 
 EpochId: TypeAlias = bytes
 ROOT: EpochId = b""
@@ -123,7 +123,9 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         """Those of some peers whose choice is this epoch, or one that continues it."""
         # Of some peers: anybody can make up choices.
         chosen, trunk = {peer: self.chosen[peer] for peer in among if peer in self.chosen}, frozenset([name])
-        return {peer for peer, choice in chosen.items() if choice == name or self.leaves(choice, trunk)}
+        # Many authors, few choices: the way of each is walked once.
+        choices = {choice for choice in {*chosen.values()} if choice == name or self.leaves(choice, trunk)}
+        return {peer for peer, choice in chosen.items() if choice in choices}
 
     def leaves(self, choice: EpochId, trunk: frozenset[EpochId]) -> EpochId | None:
         """The first epoch of `ancestors` that continues one of the trunk; None if none does that is known."""
@@ -144,27 +146,27 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         known.update(dict.fromkeys(way, (found, end)))
         return found
 
-    @cached_property
+    @remembered
     def _ways(self) -> dict[frozenset[EpochId], dict[EpochId, tuple[EpochId | None, EpochId]]]:
         """By trunk what `leaves` found of an epoch, and where its look ended: at ROOT, or at one not here."""
         return {}
 
-    @cached_property
+    @remembered
     def found_here(self) -> dict[tuple[object, ...], frozenset[PeerId]]:
         """What `here_of` found with these epochs, by what it was asked (presence.py). Changes no action."""
         return {}
 
-    @cached_property
+    @remembered
     def unvoted(self) -> "EpochBook":
         """The book without votes in rounds and against members: the same object until something else changes."""
         return replace(self, voted={}, votes_against={}, excise_votes={})
 
-    @cached_property
+    @remembered
     def meetings(self) -> dict[tuple[EpochId, int], list[tuple[EpochId, int]]]:
         """Where forks.py found that deciders left a chain, by its newest epoch and round. Changes no action."""
         return {}
 
-    @cached_property
+    @remembered
     def progress(self) -> frozenset[tuple[int, PeerId, int]]:
         """How far each author voted on from each round at which an epoch begins, as coarse as forks are weighed.
 
@@ -178,7 +180,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
     def _progress_of(self, newest: int) -> list[tuple[int, int]]:
         return [(at, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at]
 
-    @cached_property
+    @remembered
     def _begins(self) -> frozenset[int]:
         """The rounds at which epochs begin."""
         return frozenset(number for _, number in self.places)
@@ -231,7 +233,8 @@ LONG = 16
 def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     after = _added(book, author, body)
-    vars(after).update(_ways=book._ways)
+    if type(body) is not Vote and after is not book:  # what a vote leaves as it is, `with_vote` hands on
+        vars(after).update(_ways=book._ways)
     return after
 
 

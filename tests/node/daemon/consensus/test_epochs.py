@@ -370,6 +370,13 @@ def test_a_restart_goes_back_to_the_chain_that_was_chosen():
     assert chosen_path(feed[1:], A) == (), "what not all members signed did not begin"
 
 
+def test_a_replay_enters_an_epoch_that_was_chosen_once_all_signed_it():
+    node = Node()
+    node.state = replace(node.state, live=False, planned=(epoch(A, B),))
+    assert node.say(A, epoch(A, B)).entered() == []
+    assert node.say(B, epoch(A, B)).entered() == [epoch_id(epoch(A, B))]
+
+
 def test_a_book_of_epochs_ignores_what_others_say_about_a_member():
     book = add_entry(EpochBook(), STRANGER, epoch(A))
     assert not book.bodies

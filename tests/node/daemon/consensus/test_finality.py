@@ -705,6 +705,31 @@ def test_a_ballot_is_due_when_the_owner_before_had_half_a_turn():
         ]
 
 
+def test_in_a_replay_a_ballot_counts_as_soon_as_it_is_due():
+    node = Node(FIRST)
+    node.state = replace(node.state, live=False)
+    node.hear(SECOND, Prepare(Round(1), Ballot(1, SECOND)))
+    assert node.feed(FinalityTick(PATIENCE_S / 2 - 0.1)).state.attempt == 0
+    assert node.feed(FinalityTick(PATIENCE_S / 2)).state.attempt == 1
+
+
+def test_an_idle_voter_waits_for_its_own_rest_also_where_the_proposal_came_late():
+    """The wait of a ballot begins anew with its proposal; that of a set that does not grow does not."""
+    node = Node(THIRD).feed(Idle(True, 0.0)).feed(FinalityTick(0.7 * PATIENCE_S))
+    node.hear(FIRST, proposal())
+    assert node.feed(FinalityTick(PATIENCE_S - 0.1)).find(CheckRound) == []
+    assert node.feed(FinalityTick(PATIENCE_S)).find(CheckRound) == [CheckRound(Round(1), ALL)]
+
+
+def test_ticks_before_a_wait_is_over_are_passed_over():
+    """A real node has a few of them a second, and most of a round is such a wait."""
+    node = ripe(SECOND).feed(FinalityTick(1.0))
+    settled = node.state.settled
+    for at in range(2, int(PATIENCE_S / 2)):
+        assert node.feed(FinalityTick(float(at))).state.settled is settled
+    assert node.feed(FinalityTick(PATIENCE_S / 2)).state.settled is not settled
+
+
 def test_a_ballot_is_due_early_where_no_lower_one_can_be_decided():
     """Who went ahead while others were gone answers no lower ballot: each of these would be a turn in vain."""
     half = LEASE_S + PATIENCE_S / 2

@@ -293,6 +293,7 @@ def test_a_narrow_set_that_all_may_be_bound_to_gets_votes():
     assert node.votes() == [], "two votes are not three, and nobody is silent"
     node = Voter(deciders, d).close(*deciders)
     in_second_ballot(node, deciders, (a, c), (a, c), named(a))
+    node.feed(FinalityTick(PATIENCE_S / 2 - 0.1))
     assert node.votes() == [], "b may still show that it did not vote"
     node.feed(FinalityTick(PATIENCE_S / 2))
     assert [vote.ballot for vote in node.votes()] == [Ballot(1, b)]
