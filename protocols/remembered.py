@@ -9,7 +9,7 @@ V = TypeVar("V")
 class remembered(Generic[V]):
     """`functools.cached_property` without its lock, which costs more than most of what is found in pure machines.
 
-    Two threads may both find the value: the newer one stays. The object needs a `__dict__`.
+    Two threads may both find a value: both get the first one that was kept. The object needs a `__dict__`.
     """
 
     def __init__(self, find: Callable[[Any], V]) -> None:
@@ -27,6 +27,5 @@ class remembered(Generic[V]):
     def __get__(self, one: object | None, owner: type) -> "V | remembered[V]":
         if one is None:
             return self
-        found = self._find(one)
-        one.__dict__[self._name] = found  # from now on Python reads it there, and does not come here again
-        return found
+        # From now on Python reads it there, and does not come here again.
+        return one.__dict__.setdefault(self._name, self._find(one))

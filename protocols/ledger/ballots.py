@@ -429,8 +429,9 @@ def decided_proposal(
     if not has_votes(book, len(voters)):
         return None
     needed = quorum(len(voters))
+    enough = needed - len(book.other_votes)
     for entry, proposal in sorted(book.proposals.items()):
-        if not _can_win(book, voters, proposal):
+        if len(book.votes.get(proposal.ballot, ())) < enough or not _can_win(book, voters, proposal):
             continue
         if len(votes_for(book, voters, equivocators, entry, proposal)) >= needed:
             return entry, proposal

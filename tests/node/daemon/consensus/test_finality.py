@@ -767,6 +767,16 @@ def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
     assert node.appends() == [vote_for(entry, Ballot(0, FIRST))]
 
 
+def test_an_owner_looks_again_once_a_payload_of_its_own_set_is_here():
+    """As in a reduced round: its set holds what a Reduction covers, and payloads are fetched for the check alone."""
+    node = Node(FIRST, knows=ORDER[:3]).learn(FOURTH, held=False)
+    node.feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL))
+    assert node.find(FetchMissing)
+    node.feed(FinalityTick(0.0))  # it moves nothing, and what is looked at afterwards is remembered
+    node.feed(EntryPayloadHeld(contribution(FOURTH)[0]))
+    assert node.said == [CheckRound(Round(1), ALL)]
+
+
 def test_one_vote_that_a_quorum_can_do_without_does_not_hold_the_next_owner_back():
     """The proposer died with the only copy of a payload that it had proposed: the others go on without it."""
     node = Node(SECOND, knows=(SECOND, THIRD, FOURTH)).learn(FIRST, held=False)
