@@ -170,7 +170,7 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     if is_open:
         seen += [state.epochs.votes_against, state.epochs.excise_votes]
         seen += _but_work_of(book)
-        # What proposals and the own set name may come later than they do. An idle node has no set but what it holds.
+        # What proposals and the own set name may come later. An idle node has no set but what it holds.
         ours = state.views.get(number, ())
         work = book.contributions.keys() if state.idle and not ours else book.in_proposals
         work |= book.contributions.keys() & {*ours}

@@ -768,7 +768,7 @@ def test_nobody_prepares_while_the_set_that_others_are_bound_to_is_not_here():
 
 
 def test_an_owner_looks_again_once_a_payload_of_its_own_set_is_here():
-    """As in a reduced round: its set holds what a Reduction covers, and payloads are fetched for the check alone."""
+    """As in a reduced round: its set is what a Reduction covers, and payloads are fetched for the check alone."""
     node = Node(FIRST, knows=ORDER[:3]).learn(FOURTH, held=False)
     node.feed(RoundClosed(Round(1), ALL)).feed(RoundClosed(Round(2), ALL))
     assert node.find(FetchMissing)
