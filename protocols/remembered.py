@@ -28,4 +28,5 @@ class remembered(Generic[V]):
         if one is None:
             return self
         # From now on Python reads it there, and does not come here again.
-        return one.__dict__.setdefault(self._name, self._find(one))
+        found: V = one.__dict__.setdefault(self._name, self._find(one))
+        return found

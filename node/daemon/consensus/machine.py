@@ -172,8 +172,8 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
         seen += _but_work_of(book)
         # What proposals and the own set name may come later. An idle node has no set but what it holds.
         ours = state.views.get(number, ())
-        work = book.contributions.keys() if state.idle and not ours else book.in_proposals
-        work |= book.contributions.keys() & {*ours}
+        named = book.contributions.keys() if state.idle and not ours else book.in_proposals
+        work = named | (book.contributions.keys() & {*ours})
         seen += [work, len(state.held & work)]
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
         owner = owner_of(state.voters, state.attempt)

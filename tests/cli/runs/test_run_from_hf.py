@@ -131,7 +131,7 @@ BAD = {
         lambda hf: os.truncate(hf / "tokenizer.json", TOKENIZER_MAX_BYTES + 1), "more than 32 MiB",
     ),
     "a folder as tokenizer": (
-        lambda hf: ((hf / "tokenizer.json").unlink(), (hf / "tokenizer.json").mkdir()), "Is a directory",
+        lambda hf: ((hf / "tokenizer.json").unlink(), (hf / "tokenizer.json").mkdir()), "is not a file",
     ),
 }  # fmt: skip
 

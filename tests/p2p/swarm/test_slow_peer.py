@@ -103,6 +103,7 @@ def test_each_of_its_streams_ends_and_the_honest_are_served(run_lab, tmp_path, m
         honest = Calls(host, RUN, on_fault=lambda peer, fault: None)
         lab.spawn(honest.serve())
         await host.connect(await address_of(member.host))
+        await asyncio.gather(honest.started.wait(), member.calls.started.wait())
         assert await honest.call(member.host.peer_id, "double", b"ab", bytes) == b"abab"
         if limits is SHORT:  # only now: the hello of the honest may take longer on a busy machine
             shorten(monkeypatch)
