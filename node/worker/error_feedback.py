@@ -52,7 +52,7 @@ class MissedPayload(NamedTuple):
 
     sent: Pending
     data: bytes | memoryview
-    """Mapped where it is a file: there may be more than a hundred, and none fits a size that was planned for."""
+    """Mapped if it is a file: more than a hundred may return at once."""
     rows: Cover
     """Rows of the payload that did not count."""
 
