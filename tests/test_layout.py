@@ -79,6 +79,7 @@ LAZY_IMPORTS = {
         "open_model",
     ): "torch and transformers take seconds: not for help, nor without weights",
     ("cli/commands/steer.py", "_sample"): "reads runs: only with --sample",
+    ("cli/commands/steer.py", "stop"): "the journal's reader loads asyncio: only with --wait",
     ("cli/stopped_node.py", "last_evaluation"): "torch takes a second: only to evaluate",
     ("cli/command_table.py", "extension"): "importlib.metadata (zipfile, email) is half of the start of `--help`",
     ("node/worker/main.py", "main"): "what torch prints at its import must not go to the pipe; see lean_torch",
@@ -132,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 80_484
+BUDGET_LINES = 80_521
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -199,7 +200,7 @@ waits for (32), round logs that are made again (11), how the last node ended and
 (60), steps of finality that look at less (25), Turns of newcomers by wide blocks, payloads that leave a
 queue, weights that lies and chance do not take (50), runs of another version, files that are none, who may go
 on without the missing, and copied homes (103), waits of which a step sees only the end, and replays that pass
-over votes (63), disks that became read-only (12).
+over votes (63), disks that became read-only (12), changes of the chain on a full disk, and ends that failed (37).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

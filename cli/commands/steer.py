@@ -1,5 +1,7 @@
 """`pause`, `resume`, `limit`, `stop`, `eval`: what the operator tells the node to do."""
 
+import time
+
 import click
 import msgspec
 
@@ -65,7 +67,11 @@ def limit(home: Home, as_json: bool, up: str | None, down: str | None, reset: bo
 def stop(home: Home, as_json: bool, finish: bool, wait: bool, within: int) -> None:
     """Stop the node in good order. No node is no error."""
     if wait and is_locked(home):
+        from atoll.cli.node_commands.last_end import check_end
+
+        began = time.time()
         wait_for_end(home, finish=finish, within_s=within)
+        check_end(home, began)
         _done(control_messages.CommandDone("the node ended"), as_json)
         return
     try:

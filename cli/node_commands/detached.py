@@ -68,7 +68,9 @@ def leave_terminal(home: Home) -> None:
         root.removeHandler(handler)
     path = home.root / CRASH_LOG
     with disk(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        # A pipe in its place would block the node, and its signals, until somebody reads it.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)
     os.dup2(descriptor, 2)
     os.close(descriptor)
 

@@ -71,7 +71,7 @@ class LocalBody(FirstBody, frozen=True, array_like=True, forbid_unknown_fields=T
     """Body of a local state: everything but the tensors."""
 
     author: PeerId = PeerId("")
-    """The node that saved it; empty: an older version, or a restored checkpoint."""
+    """The node that saved it, or that it was restored for; empty: an older version."""
 
 
 FINAL = "final"

@@ -6,6 +6,7 @@ What peers must agree on is in RunSpec and never here. Unknown keys are errors.
 """
 
 import difflib
+import errno
 import importlib.metadata
 import os
 import re
@@ -24,7 +25,7 @@ from atoll.p2p.discovery.dht_role import Setting
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import LimitsConfig, read_limits
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
-from atoll.p2p.system.atomic_files import open_file
+from atoll.p2p.system.atomic_files import disk_fault, open_file
 from atoll.p2p.system.control_group import usable_cpus
 from atoll.protocols.errors import ConfigError, DiskFault, check_range
 from atoll.protocols.ledger.peer_names import composed, name_fault
@@ -295,7 +296,9 @@ def read_values(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}", hint="check its owner and mode") from error
+        is_socket = error.errno in (errno.ENXIO, errno.EOPNOTSUPP)
+        hint = disk_fault(error, path).hint if is_socket else "check its owner and mode"
+        raise ConfigError(f"cannot read {path}: {error.strerror}", hint=hint) from error
     except DiskFault as fault:
         raise ConfigError(f"cannot read {path}: it is not a file", hint=fault.hint) from fault
     if len(data) > _MAX_BYTES:

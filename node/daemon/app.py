@@ -72,6 +72,8 @@ class Daemon:
         self._parts = build_parts(plan, self.stop, self.leave_chain)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._fault: AtollError | None = None
+        self._is_told_to_stop = False
+        """The newest end in the journal is "stopping"."""
 
     def stop(self, *, finish: bool = False) -> None:
         """End in good order; with `finish`, after the round at hand is closed. Idempotent."""
@@ -81,16 +83,16 @@ class Daemon:
             self._stop.set()
 
     def leave_chain(self, first: Round | None) -> None:
-        """Begin the chain anew: on another one, which decides the rounds from `first` on.
+        """Begin the chain anew: on another one, which decides the rounds from `first` on. Raises DiskFault.
 
         None: on the same chain, with a summary that the ledger has now.
         """
         if first is not None:
-            log.warning("another part of the run decides from round %d on; this node joins it", first)
             # On disk before the ledger says that this node follows the other chain: a start after a kill would
             # fold rounds of that chain onto a state of this one.
             folder = self._plan.home.run(self._plan.run.spec.id)
             mark_left(folder, first)
+            log.warning("another part of the run decides from round %d on; this node joins it", first)
             self._report(news_of(folder))
         self._outranked.set()
 
@@ -175,6 +177,7 @@ class Daemon:
         """End the parts in order. The log names a part that misses its deadline, and the next one ends."""
         how, facts = ("failed", {"error": self._fault.line()}) if self._fault else ("stopping", {})
         self._parts.log.event(how, **facts)
+        self._is_told_to_stop = self._fault is None
         await self._end("start-up", "finish", "host")
         async with _deadline("the worker", WORKER_S):
             await self._parts.chain.trainer.stop()
@@ -210,7 +213,8 @@ class Daemon:
             await work
         except* AtollError as faults:
             self._fault = self._fault or first_fault(faults)
-            if self._stop.is_set():  # the journal says "stopping" already, and that is not all
+            if self._is_told_to_stop:  # that is not all
+                self._is_told_to_stop = False
                 self._parts.log.event("failed", error=self._fault.line())
             self._stop.set()
 

@@ -59,7 +59,7 @@ def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) ->
             write_atom(residual_C4096, place, error)
     steps = own.steps[SHARED] if own is not None else 0
     state = Digest(bytes.fromhex(manifest.state))
-    body = LocalBody(spec.id, manifest.round, state, steps, ())
+    body = LocalBody(spec.id, manifest.round, state, steps, (), author=me)
     make_folder(run_folder)
     _store_tokenizer(checkpoint, run_folder)
     entries = checkpoint.proof.entries.get(me, 0)

@@ -51,7 +51,8 @@ class MissedPayload(NamedTuple):
     """A payload of ours that did not get into its round's final set, or not everywhere."""
 
     sent: Pending
-    data: bytes
+    data: bytes | memoryview
+    """Mapped if it is a file: more than a hundred may return at once."""
     rows: Cover
     """Rows of the payload that did not count."""
 
@@ -146,10 +147,10 @@ class ErrorFeedback:
         return [MissedPayload(p, data, lost) for p, lost, data in found if data is not None]
 
     @staticmethod
-    def _bytes_of(pending: Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | None:
+    def _bytes_of(pending: Pending, unsafe: Mapping[Digest, bytearray]) -> bytes | memoryview | None:
         if pending.payload in unsafe:
             return bytes(unsafe[pending.payload])
-        return Path(pending.path).read_bytes() if _is_whole(pending) else None
+        return map_file(Path(pending.path)) if _is_whole(pending) else None
 
     def close_rounds(self, number: int, missed: list[MissedPayload]) -> None:
         """Rounds up to `number` are final: what missed its final set returns to the error feedback."""
@@ -175,7 +176,7 @@ class ErrorFeedback:
         rows = [rest_of(one.rows, size_of(self._cover(one.sent))) for one in again]
         with disk(self._spool):
             back = [
-                MissedPayload(one.sent, Path(one.sent.path).read_bytes(), lost)
+                MissedPayload(one.sent, map_file(Path(one.sent.path)), lost)
                 for one, lost in zip(again, rows, strict=True)
                 if lost
             ]

@@ -19,7 +19,8 @@ _HINTS = {
     errno.EACCES: "check who owns the folder, or choose another --home",
     errno.EPERM: "check who owns the folder, or choose another --home",
     errno.EISDIR: "a folder is in the place of a file; move it away",
-    errno.ENXIO: "a socket is in the place of a file; move it away",
+    errno.ENXIO: "a pipe or a socket is in the place of a file; move it away",
+    errno.EOPNOTSUPP: "a socket is in the place of a file; move it away",  # as macOS says it
     errno.ENOENT: "the folder or file was removed under the node; restart it",
 }
 

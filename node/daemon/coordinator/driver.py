@@ -74,7 +74,7 @@ class Driver:
     history: LedgerHistory | None = None
     """What stands for the records of old rounds that the ledger lacks; None: it lacks none, and never will."""
     on_other_chain: Callable[[Round], None] = lambda first: None
-    """Another chain outranks this node's from a round on: the node must begin again on that one."""
+    """Another chain outranks this node's from a round on: it must begin again on that one. May raise DiskFault."""
     is_leaving_chain: bool = False
     is_finished: bool = False
     """All rounds of the run are final."""
@@ -82,8 +82,7 @@ class Driver:
     """For how long nothing moved."""
 
     def __post_init__(self) -> None:
-        self.machines.perform_round = self._perform_round
-        self.machines.perform_finality = self._perform_finality
+        self.machines.perform_round, self.machines.perform_finality = self._perform_round, self._perform_finality
 
     async def serve(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled. `on_up` is called once the ledger's entries are replayed."""
@@ -297,8 +296,7 @@ class Driver:
 
     def _end_life(self, why: str) -> None:
         if self.round.ready:
-            reason = f"{why}; it is being started again"
-            self.machines.feed_round(round_types.Behind(reason, self.context.now()))
+            self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
         """An inner step was made."""
@@ -340,9 +338,8 @@ class Driver:
 
     def _feed_entry_to_round(self, entry: Entry) -> None:
         if isinstance(entry.body, Contribution):
-            held = self.contributions.is_held(entry.id)
-            seen = round_types.ContributionSeen(entry.id, entry.author, entry.body, held, self.context.now())
-            self.machines.feed_round(seen)
+            held, now = self.contributions.is_held(entry.id), self.context.now()
+            self.machines.feed_round(round_types.ContributionSeen(entry.id, entry.author, entry.body, held, now))
 
     # --- actions ----------------------------------------------------------------------------------
 
@@ -380,9 +377,8 @@ class Driver:
         match action:
             case finality_types.Append(body):
                 # Before the entry, also where it is an epoch of ours: after it, the state is of another chain.
-                if isinstance(body, Follow) and body.epoch != self.finality.epoch:
-                    self._leave_chain(body.round)
-                if self.guard.publish(body) is None:
+                leaves = isinstance(body, Follow) and body.epoch != self.finality.epoch
+                if (leaves and not self._leave_chain(body.round)) or self.guard.publish(body) is None:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
@@ -434,11 +430,13 @@ class Driver:
             event = finality_types.SummaryMade(state.last_final, made)
             self.queue.post(partial(self.machines.feed_finality, event))
 
-    def _leave_chain(self, first: Round) -> None:
-        if not self.is_leaving_chain:
+    def _leave_chain(self, first: Round) -> bool:
+        """Whether this node leaves: its state is marked. A disk that refuses the mark is asked again."""
+        if not self.is_leaving_chain and self.guard.does(partial(self.on_other_chain, first)):
             self.is_leaving_chain = True
+            self.guard.on_disk_success()
             self.context.log.event("other_chain", round=first)
-            self.on_other_chain(first)
+        return self.is_leaving_chain
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""
@@ -449,9 +447,8 @@ class Driver:
             self.queue.post(partial(self.machines.feed_finality, finality_types.EntryPayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
-        folded = await self.sets.ask(
-            number, names, partial(worker_messages.FoldRequest, number), worker_messages.FoldReply
-        )
+        request_of = partial(worker_messages.FoldRequest, number)
+        folded = await self.sets.ask(number, names, request_of, worker_messages.FoldReply)
         self.machines.feed_round(round_types.FoldDone(number, folded.state, self.context.now()))
 
     async def _check(self, action: finality_types.CheckRound) -> None:
@@ -473,8 +470,7 @@ class Driver:
     def _acknowledge(self, action: round_types.PublishAck) -> None:
         """A round closed here: log it, publish the view's digest, tell finality, validate if due."""
         authors = self.contributions.authors(action.members)
-        moved = self.net.bytes_moved()
-        self.context.log.closed(action.round, action.set_digest, action.state, authors, moved)
+        self.context.log.closed(action.round, action.set_digest, action.state, authors, self.net.bytes_moved())
         self.guard.publish(Ack(action.round, action.set_digest, action.state))
         self.on_set(action.round, action.members, None)
         self.machines.feed_finality(finality_types.RoundClosed(action.round, action.members))

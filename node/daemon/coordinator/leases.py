@@ -41,7 +41,7 @@ class MemberLeases:
     """Neighbours at the last `refresh`."""
     _lost_at: dict[PeerId, float] = field(default_factory=dict)
     left_at: dict[PeerId, float] = field(default_factory=dict)
-    """When it was read here that a member left: no lease began since but one with which it serves the others."""
+    """When a member left, as read here: no lease began since but one with which it serves the others."""
     _shortage: str = ""
     _activity: Activity = "syncing"
     _announced: Activity = "syncing"
@@ -88,7 +88,7 @@ class MemberLeases:
             self.left_at.pop(author, None)
 
     def _without_leavers(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, MemberView]:
-        leaving = {peer: self.read_at for peer, view in members.items() if view.activity == "leaving"}
+        leaving = {peer: view.heard for peer, view in members.items() if view.activity == "leaving"}
         self.left_at = leaving | without_newer_leases(self.left_at, members)
         return {peer: view for peer, view in members.items() if peer not in self.left_at}
 

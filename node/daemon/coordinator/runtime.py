@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from atoll.node.daemon.consensus import machine as finality_machine
@@ -109,17 +110,20 @@ class FaultGuard:
 
     def delete_blob(self, blob: Digest) -> None:
         """Delete a blob; a disk that refuses keeps the file."""
-        try:
-            self._net.delete_blob(blob)
-        except DiskFault as error:
-            self.on_disk_fault(error)
+        self.does(partial(self._net.delete_blob, blob))
 
     def end_replay(self) -> None:
         """Let go of the newcomers that have no place; a disk that refuses keeps them until the next start."""
+        self.does(self._net.end_replay)
+
+    def does(self, work: Callable[[], None]) -> bool:
+        """Do what writes to the disk. False: it refuses, and this is reported."""
         try:
-            self._net.end_replay()
+            work()
         except DiskFault as error:
             self.on_disk_fault(error)
+            return False
+        return True
 
     def blame(self, peer: PeerId, error: AtollError) -> None:
         """Record that a peer broke the protocol."""

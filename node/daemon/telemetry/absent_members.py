@@ -95,7 +95,7 @@ def _next(state: FinalityState, leases: Leases) -> str:
             return f"those that are here go on as soon as {names} signed too"
     _, signers = candidates_here(state)
     if not signers:
-        return "nobody that is here has worked in a round since; who does so goes on without them"
+        return "nobody that is here may sign for going on; a member that works in a round may"
     if state.me not in signers:
         # By their leases they are here, and may be gone as well: then it is the turn of others.
         lives = leases()

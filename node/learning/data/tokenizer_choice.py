@@ -36,6 +36,8 @@ def choose_tokenizer(chosen: str) -> TokenizerChoice:
     if chosen == "bpe8k":
         return TokenizerChoice("bpe8k", BPE_VOCAB)
     path = Path(chosen).expanduser()
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe is empty when it is read again
+        raise ConfigError(f"{path} is not a file", hint="save the tokenizer as a file, and give its path")
     try:
         data = None if path.is_dir() else read_whole(path, max_bytes=TOKENIZER_MAX_BYTES)
     except CorruptFault as error:

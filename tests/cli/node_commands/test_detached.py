@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import click
@@ -15,8 +16,9 @@ import pytest
 
 from atoll.cli.client import ask
 from atoll.cli.commands.start import start
-from atoll.cli.node_commands.detached import words_of
+from atoll.cli.node_commands.detached import CRASH_LOG, leave_terminal, words_of
 from atoll.node.config.home import Home
+from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import RunId
 from atoll.protocols.run.invite import Seed, make_invite
@@ -58,6 +60,20 @@ def is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_a_pipe_in_the_place_of_its_crash_log_is_a_line_and_nothing_waits(tmp_path, monkeypatch):
+    """`start --detach` waited for a reader for ever, and only `kill -9` ended it and the node."""
+    path, readers = tmp_path / CRASH_LOG, []
+    os.mkfifo(path)
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    late = threading.Timer(HANGS_S / 10, lambda: readers.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK)))
+    late.start()  # so that an open that waits fails this test
+    with pytest.raises(DiskFault, match=CRASH_LOG) as caught:
+        leave_terminal(Home(tmp_path))
+    late.cancel()
+    assert "a pipe or a socket is in the place of a file" in caught.value.hint
+    assert not readers
 
 
 @pytest.mark.swarm

@@ -3,6 +3,7 @@
 import errno
 import os
 import threading
+import time
 
 import pytest
 
@@ -108,6 +109,25 @@ def test_one_that_is_killed_while_it_stops_is_no_success(atoll, daemon, held):
     assert (ran[0].code, ran[0].out) == (1, "")
     words = "error: the node was killed, or its disk refused, before it had stopped; `atoll start` goes on"
     assert ran[0].err.startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("event", "later_s", "code"), [("failed", 60.0, 1), ("failed", -60.0, 0), ("stopping", 60.0, 0)]
+)
+def test_one_that_fails_while_it_stops_is_no_success(atoll, daemon, held, event, later_s, code):
+    """An end before this one does not count: a node that is told early writes none."""
+    ran, journal = [], daemon.home.runs / "ab" / "events.jsonl"
+    waiting = threading.Thread(target=lambda: ran.append(atoll("stop", "--wait")))
+    waiting.start()
+    poll("the node was told", lambda: daemon.operator.orders)
+    journal.parent.mkdir(parents=True)
+    journal.write_text(f'{{"time": {time.time() + later_s}, "event": "{event}", "error": "the disk is full"}}\n')
+    daemon.home.control_socket.unlink()
+    held.give_back()
+    waiting.join()
+    assert ran[0].code == code
+    words = "error: the node failed while it stopped: the disk is full; `atoll start` goes on from what it saved\n"
+    assert ran[0].err == (words if code else "")
 
 
 def test_a_node_that_was_starting_is_told_as_soon_as_it_answers(atoll, idle_daemon):

@@ -1,6 +1,7 @@
 """Runs are signed files: made once, found by name, id or path, refused when they do not verify."""
 
 import json
+import os
 
 import msgspec
 import pytest
@@ -357,6 +358,13 @@ def test_a_tokenizer_that_cannot_be_is_one_line(atoll, tmp_path, monkeypatch, wo
     assert (ran.code, ran.err.count("\n")) == (78, 1)
     assert said in ran.err
     assert not (tmp_path / "home").exists()
+
+
+def test_a_tokenizer_that_is_a_pipe_is_to_be_saved_first(atoll, tmp_path):
+    os.mkfifo(tmp_path / "piped.json")
+    ran = atoll("run", "new", "t", *MARKOV, "--tokenizer", str(tmp_path / "piped.json"))
+    assert ran.code == 78
+    assert ran.err.endswith("piped.json is not a file; save the tokenizer as a file, and give its path\n")
 
 
 @pytest.mark.parametrize(

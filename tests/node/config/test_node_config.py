@@ -1,5 +1,6 @@
 """NodeConfig: file, then flags; unknown keys and impossible values are errors that name the key."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,14 @@ def test_what_cannot_work_is_one_line_with_the_file(write, text, said):
     assert str(path) in caught.value.line()
     assert "\n" not in caught.value.line()
     assert "`" not in caught.value.line()
+
+
+def test_a_config_that_is_a_socket_is_to_be_moved_away(tmp_path):
+    with socket.socket(socket.AF_UNIX) as link:
+        link.bind(str(tmp_path / "config.toml"))
+    with pytest.raises(ConfigError, match="cannot read") as caught:
+        load_config(tmp_path / "config.toml")
+    assert caught.value.hint == "a pipe or a socket is in the place of a file; move it away"
 
 
 def test_a_config_that_is_a_folder_or_too_long(tmp_path):

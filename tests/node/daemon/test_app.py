@@ -326,6 +326,16 @@ async def test_a_fault_while_a_node_stops_is_the_end_that_its_journal_tells():
     assert node.story[-1] == "host ended"
 
 
+async def test_more_faults_of_one_end_are_told_once():
+    node = Node()
+    node.parts["driver"].fault = LocalFault("the disk is gone")
+    for name in ("carry", "network", "guest"):
+        node.parts[name].end_fault = LocalFault("this one too")
+    with pytest.raises(LocalFault, match="the disk is gone"):
+        await node.daemon.run()
+    assert [line for line in node.story if line in ("stopping", "failed", "crashed")] == ["failed"]
+
+
 async def test_a_fault_of_the_host_ends_the_node_in_the_same_order():
     node = Node()
 

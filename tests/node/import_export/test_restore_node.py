@@ -61,6 +61,7 @@ def test_it_goes_on_with_the_bits_that_it_had(tmp_path, spec):
     members, checkpoint = checkpoint_of(tmp_path, spec, rounds=2)
     found = restore_node(checkpoint, tmp_path / "home", ME)
     assert (found.round, found.state, found.own) == (1, checkpoint.manifest.state, True)
+    assert load_local(tmp_path / "home" / "state", spec.id).body.author == ME, "a copy of it sends nothing of ours"
     before, after = tensors(spec, members.home(1)), tensors(spec, tmp_path / "home")
     for name, value in before.items():
         if name == "residual":

@@ -1,13 +1,16 @@
 """Whole nodes: members leave for good, and the others go on; both sides of a cut go on, and meet in one chain."""
 
 import asyncio
+import errno
 import json
 from functools import partial
 
 import msgspec
 import pytest
 
+from atoll.node.ipc.chain_mark import MARK
 from atoll.node.runs.presets import preset
+from atoll.p2p.system.atomic_files import disk_fault
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.records import Follow
@@ -142,6 +145,42 @@ def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_star
             await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
             assert died == [number for number, _ in w.changes]
             assert len(died) == 1, "once: the ledger says after the start which chain it follows"
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("refusals", [1, 8])
+def test_a_node_whose_disk_refuses_the_mark_lives_and_changes_its_chain_once_it_takes_it(world, refusals):
+    async def story() -> None:
+        async with world(200, 1) as w:
+            await two_and_one_apart(w)
+            refused, troubles = [], []
+
+            def leave(node, first: int | None) -> None:
+                if node.number in refused:
+                    troubles.append(node.driver.view().trouble)
+                if len(refused) < refusals:
+                    refused.append(node.number)
+                    raise disk_fault(OSError(errno.ENOSPC, "full"), node.home / MARK)
+                assert not node.swarm.ledger.entries(kind=Follow, author=node.peer), "no entry before the mark"
+                node._leave_chain(first)
+
+            for node in w.nodes.values():
+                node.driver.on_other_chain = partial(leave, node)
+            w.network.heal()
+            healed = max(finals(w, 0, 1, 2))
+            await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
+            (number,) = {*refused}
+            assert refused == [number] * refusals, "asked again each time"
+            assert [one for one, _ in w.changes] == [number]
+            assert len(troubles) == refusals
+            assert all("No space left" in line for line in troubles)
+            assert not w.nodes[number].driver.view().trouble
+            events = map(json.loads, (w.nodes[number].home / "events.jsonl").read_text().splitlines())
+            kinds = [event["event"] for event in events]
+            assert (kinds.count("trouble"), kinds.count("trouble_over"), kinds.count("other_chain")) == (1, 1, 1)
             w.check_agreement()
             await w.check_feeds()
 

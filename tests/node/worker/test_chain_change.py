@@ -304,6 +304,18 @@ def test_a_kill_at_any_durable_step_is_repeated_without_a_trace(tmp_path, monkey
     ours.check({0, 1, 3, 5, 6}, left=(2, 4))
 
 
+def test_payloads_that_return_are_not_in_memory_together(tmp_path):
+    """There may be 128 of them, and no size that was planned for the worker counts them."""
+    ours, _ = parted(tmp_path, spec_of("plain"))
+    ours.leave(FORK)
+    feedback = ours.home.session._feedback
+    missed = feedback.missed(6, {}, {})
+    assert [len(one.data) for one in missed] == [Path(one.path).stat().st_size for one in feedback.pending]
+    assert {type(one.data) for one in missed} == {memoryview}, (
+        "they are mapped: the system may take the pages back"
+    )
+
+
 def test_a_disk_that_refuses_is_tried_again(tmp_path, monkeypatch):
     ours, _ = parted(tmp_path, spec_of("plain"))
     ours.home.session.close()

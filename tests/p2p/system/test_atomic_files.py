@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.p2p.system.atomic_files import disk, make_folder, read_whole, write_whole
+from atoll.p2p.system.atomic_files import disk, disk_fault, make_folder, read_whole, write_whole
 from atoll.protocols.errors import CorruptFault, DiskFault
 from tests.disk_order import DiskOrder
 
@@ -67,6 +67,12 @@ def test_what_is_no_file_is_a_disk_fault_that_says_what_to_do(
         read_whole(path, max_bytes=10)
     assert str(path) in caught.value.line()
     assert "move it away" in caught.value.hint
+
+
+@pytest.mark.parametrize("code", [errno.ENXIO, errno.EOPNOTSUPP])
+def test_a_socket_is_told_as_each_system_names_it(tmp_path: Path, code: int) -> None:
+    """Linux opens none with ENXIO, macOS with EOPNOTSUPP."""
+    assert "move it away" in disk_fault(OSError(code, os.strerror(code)), tmp_path).hint
 
 
 def test_a_missing_folder_is_a_disk_fault(tmp_path: Path) -> None:

@@ -170,6 +170,20 @@ def test_a_leave_that_is_read_after_the_return_is_over_with_the_next_entry(world
     assert world.later(0.5) == {A: None, B: None}
 
 
+def test_a_leaver_that_returns_is_here_with_its_new_lease_though_an_entry_came_before_it(world):
+    """Gossip of the lease may be lost, and the ledger comes first: the old lease is read once more."""
+    world.net.activity[A] = "leaving"
+    assert world.later(5.0) == {B: None}
+    world.net.now += 4.0
+    world.net.began[A] = world.net.now
+    old = world.net.began | {A: world.net.now - 4.0}
+    world.net.began, new = old, world.net.began
+    world.leases.on_entry(A, is_leave=False)
+    assert world.later(0.5) == {B: None}, "by the lease that is here it still leaves"
+    world.net.began, world.net.activity = new, {}
+    assert world.later(0.5) == {A: None, B: None}
+
+
 def test_of_a_crowd_without_work_a_few_connected_ones_are_waited_for(world):
     crowd = [PeerId(f"eve-{number}") for number in range(50)]
     world.net.untried = {*crowd}
