@@ -198,7 +198,10 @@ class P2pdProcess(asyncio.SubprocessProtocol):
 
     async def _spawn(self, flags: Sequence[str], log_level: str) -> None:
         loop = asyncio.get_running_loop()
-        environment = {"GOGC": _GARBAGE_PERCENT, **os.environ, "GOLOG_LOG_LEVEL": log_level}
+        # Dials by TCP leave from ports of their own: from the listening port, those of two peers that lost each
+        # other cross when a cut heals, become one connection, and fail for 6 to 11 s.
+        ports = {"LIBP2P_TCP_REUSEPORT": "false"}
+        environment = {"GOGC": _GARBAGE_PERCENT, **ports, **os.environ, "GOLOG_LOG_LEVEL": log_level}
         try:
             await loop.subprocess_exec(
                 lambda: self,

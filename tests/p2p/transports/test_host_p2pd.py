@@ -287,6 +287,16 @@ async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoure
         assert member.peer_id in await eventually(left)
 
 
+async def test_dials_by_tcp_leave_from_ports_of_their_own():
+    """From the listening port, dials of two peers that lost each other cross when a cut heals, and both fail."""
+    a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
+    async with serving(a, b), asyncio.timeout(HANGS_S):
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        (seen,) = [each for each in await b.connections() if each.peer == a.peer_id]
+        assert "/tcp/" in seen.maddr
+        assert seen.maddr not in await a.addresses()
+
+
 async def test_p2pd_collects_garbage_early_unless_the_user_says_otherwise(monkeypatch):
     """Half of what lives instead of as much: 15 MB less of some 90 (docs/log)."""
     for wished, seen in ((None, b"GOGC=50"), ("100", b"GOGC=100")):
