@@ -266,11 +266,12 @@ class Trainer:
         self._clock.begin()
 
     async def _announce(self, pipe: WorkerPipe) -> None:
-        self._clock.begin(is_loaded=pipe.asked > 0)
+        was_kept = pipe.asked > 0
+        self._clock.begin(is_loaded=was_kept)
         try:
             started = await self._ask(self.start, worker_messages.StartReply)
         except errors.DiskFault as error:
-            if not self._restarts:
+            if not self._restarts and not was_kept:
                 raise
             self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
             raise WorkerDied(error.line()) from error

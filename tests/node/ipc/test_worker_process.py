@@ -65,13 +65,16 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.ids import Digest, Round
 
-inbox, outbox, lives = Inbox(0), ReplyWriter(1), Path(sys.argv[1])
+inbox, outbox, lives, starts = Inbox(0), ReplyWriter(1), Path(sys.argv[1]), 0
 with lives.open("a") as file:
     file.write("life\\n")
 print("a last word", file=sys.stderr, flush=True)
 while (request := inbox.receive()) is not None:
     ask, say = request.ask, lambda answer: outbox.send(ReplyEnvelope(request.id, answer, TimeSpent(wait_ns=7)))
+    starts += isinstance(ask, StartRequest)
     match ask:
+        case StartRequest(home="filled") if starts == 2:
+            say(FailureReply("DiskFault", "no space", ""))
         case StartRequest(home="broken"):
             say(FailureReply("ConfigError", "no such data", "give --data"))
         case StartRequest(home="mute"):
@@ -301,6 +304,24 @@ async def test_a_worker_that_is_kept_is_asked_to_start_anew(rig):
         os.kill(pid, signal.SIGKILL)
         await one.life(3)
         assert one.pid != pid, "it is one like any other"
+        await one.trainer.stop()
+        serving.cancel()
+
+
+async def test_a_disk_that_is_full_at_a_change_of_chain_ends_nothing(rig):
+    """The Start of a worker that is kept saves a whole generation; the mark of the change needs few bytes."""
+    one = rig("filled")
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(one.trainer.serve())
+        await one.life(1)
+        pid = one.pid
+        one.trainer.keep()
+        serving.cancel()
+        await asyncio.wait([serving])
+        serving = group.create_task(one.trainer.serve())
+        await one.life(2)
+        assert one.pid != pid, "another one is asked once the disk may have room"
+        assert one.trainer.statistics().restarts == 1
         await one.trainer.stop()
         serving.cancel()
 

@@ -287,8 +287,9 @@ async def test_a_crowd_of_busy_connections_does_not_push_out_one_that_is_favoure
         assert member.peer_id in await eventually(left)
 
 
-async def test_dials_by_tcp_leave_from_ports_of_their_own():
+async def test_dials_by_tcp_leave_from_ports_of_their_own(monkeypatch):
     """From the listening port, dials of two peers that lost each other cross when a cut heals, and both fail."""
+    monkeypatch.delenv("LIBP2P_TCP_REUSEPORT", raising=False)
     a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
     async with serving(a, b), asyncio.timeout(HANGS_S):
         await a.connect(PeerAddress(b.peer_id, await b.addresses()))
