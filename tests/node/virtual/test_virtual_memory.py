@@ -5,7 +5,10 @@ within minutes (docs/chaos.md).
 """
 
 import gc
+import subprocess
+import sys
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -17,6 +20,7 @@ from atoll.node.daemon.telemetry import round_rows, validators
 from atoll.p2p.gossip import gossip, push_trees
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import identity
+from tests.waiting import HANGS_S
 
 NODES, ROUND_S = 3, 2.0
 TABLES_S = 20.0
@@ -42,7 +46,19 @@ def small_tables(monkeypatch):
     monkeypatch.setattr(validators, "OWN_STATES", 8)
 
 
-def test_a_round_leaves_hardly_anything_in_memory(world, small_tables, capsys):
+def test_a_round_leaves_hardly_anything_in_memory():
+    """In a process of its own: what other tests left in its caches moved the figure from 250 to 353."""
+    inner = f"{__file__}::{test_bytes_that_a_round_leaves.__name__}"
+    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-m", "measure", inner]
+    ran = subprocess.run(
+        command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False, timeout=HANGS_S
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert "1 passed" in ran.stdout
+
+
+@pytest.mark.measure
+def test_bytes_that_a_round_leaves(world, small_tables, capsys):
     async def story():
         async with world(4000, NODES, overlap_steps=4) as w:
             for number in range(NODES):
