@@ -36,8 +36,10 @@ _START_S: Final = 30.0
 _STOP_S: Final = 3.0
 _FRESH_S: Final = 60.0
 _TAIL_BYTES: Final = 4096
-_GARBAGE_PERCENT: Final = "50"
-"""Go collects once garbage is half of what lives, not as much: 15 MB less, for 9 % of p2pd's little CPU."""
+_ENVIRONMENT: Final = {"GOGC": "50", "LIBP2P_TCP_REUSEPORT": "false"}
+"""Of p2pd, unless the user's says otherwise. Go collects once garbage is half of what lives, not as much: 15 MB
+less, for 9 % of p2pd's little CPU. Dials by TCP leave from ports of their own: from the listening port, those of
+two peers that lost each other cross when a cut heals, become one connection, and fail for 6 to 11 s."""
 _MAPPED: Final = re.compile(rb"\tnat\t\S+\t(?:NAT Mapping: (\d+) --> \d+ \((tcp|udp)\)|failed to establish)")
 """What go-libp2p logs of each mapping that it makes or renews; its control protocol has no question for it."""
 
@@ -198,10 +200,7 @@ class P2pdProcess(asyncio.SubprocessProtocol):
 
     async def _spawn(self, flags: Sequence[str], log_level: str) -> None:
         loop = asyncio.get_running_loop()
-        # Dials by TCP leave from ports of their own: from the listening port, those of two peers that lost each
-        # other cross when a cut heals, become one connection, and fail for 6 to 11 s.
-        ports = {"LIBP2P_TCP_REUSEPORT": "false"}
-        environment = {"GOGC": _GARBAGE_PERCENT, **ports, **os.environ, "GOLOG_LOG_LEVEL": log_level}
+        environment = {**_ENVIRONMENT, **os.environ, "GOLOG_LOG_LEVEL": log_level}
         try:
             await loop.subprocess_exec(
                 lambda: self,
@@ -242,7 +241,8 @@ def with_port(maddr: str, actual: tuple[str, ...]) -> str:
 def require_free(maddrs: tuple[str, ...]) -> None:
     """Raise LocalFault when another program listens at one of `maddrs`.
 
-    go-libp2p sets SO_REUSEPORT: a second p2pd of the same user would start and steal connections.
+    Where the user's environment lets go-libp2p set SO_REUSEPORT, a second p2pd of the same user would start and
+    steal connections.
     """
     for maddr in maddrs:
         try:
