@@ -279,6 +279,17 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
     assert "a last word" in one.log.read_text()
 
 
+async def kept(group, one):
+    """Its worker starts, and lives on when `serve` is cancelled; its process id."""
+    serving = group.create_task(one.trainer.serve())
+    await one.life(1)
+    pid = one.pid
+    one.trainer.keep()
+    serving.cancel()
+    await asyncio.wait([serving])
+    return pid
+
+
 async def test_a_worker_that_is_kept_is_asked_to_start_anew(rig):
     one = rig()
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
@@ -312,12 +323,7 @@ async def test_a_disk_that_is_full_at_a_change_of_chain_ends_nothing(rig):
     """The Start of a worker that is kept saves a whole generation; the mark of the change needs few bytes."""
     one = rig("filled")
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        serving = group.create_task(one.trainer.serve())
-        await one.life(1)
-        pid = one.pid
-        one.trainer.keep()
-        serving.cancel()
-        await asyncio.wait([serving])
+        pid = await kept(group, one)
         serving = group.create_task(one.trainer.serve())
         await one.life(2)
         assert one.pid != pid, "another one is asked once the disk may have room"
@@ -340,12 +346,7 @@ async def test_a_worker_that_loads_is_not_kept(rig):
 async def test_a_worker_that_is_kept_ends_with_its_trainer(rig):
     one = rig()
     async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        serving = group.create_task(one.trainer.serve())
-        await one.life(1)
-        pid = one.pid
-        one.trainer.keep()
-        serving.cancel()
-        await asyncio.wait([serving])
+        pid = await kept(group, one)
         assert not is_gone(pid)
         await one.trainer.stop()
     assert is_gone(pid)
