@@ -1,6 +1,7 @@
 """Direct, punched, relayed: who reaches whom, how fast, and what happens when the way breaks."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -112,6 +113,37 @@ def test_a_public_node_reaches_a_home_by_reversal(run_world):
         await asyncio.sleep(1)
         assert (await world.path(4, 2)).path is Route.DIRECT
         assert await world.say(4, 2, b"hello") == b"hello"
+
+    run_world(scenario)
+
+
+@pytest.mark.parametrize("asker", [4, 2])
+def test_a_public_node_waits_for_a_home_that_lets_no_udp_out(run_world, asker):
+    """Where the rendezvous sees the home is the port of its dial by TCP; it dials the public node meanwhile."""
+
+    async def scenario(world):
+        await seeded(world, "symmetric")
+        await world.host(4)
+        await world.meet(4, 1)
+        await asyncio.sleep(20)
+        rendezvous, home = world.hosts[1]._base, world.hosts[2].peer_id
+        listed, dials = rendezvous.connections, []
+
+        async def by_tcp():
+            by_tcp = "/ip4/203.0.113.9/tcp/51234"
+            return tuple(replace(one, maddr=by_tcp) if one.peer == home else one for one in await listed())
+
+        async def noted(address, within_s):
+            dials.append(address.maddrs)
+
+        rendezvous.connections = by_tcp
+        world.hosts[4]._base.connect = noted
+        there = PeerAddress(world.hosts[6 - asker].peer_id, (f"/p2p/{world.hosts[1].peer_id}/p2p-circuit",))
+        await world.hosts[asker].connect(there)
+        await asyncio.sleep(1)
+        assert (await world.path(4, 2)).path is Route.DIRECT
+        assert world.hosts[1].routes().relay.circuits_served == 0, "it was there before a circuit was due"
+        assert dials == []
 
     run_world(scenario)
 
