@@ -9,7 +9,8 @@ from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
-from atoll.protocols.ids import RunId, digest
+from atoll.protocols.ids import PeerId, RunId, digest
+from atoll.protocols.nat import Seen
 
 ROOMY = RelayLimits()
 
@@ -225,6 +226,17 @@ def test_relay_only_never_dials_and_never_tells_where_it_is(run_world):
         await world.meet(3, 2)
         assert (await world.path(3, 2)).path is Route.RELAYED
         assert world.hosts[2].routes().reach == "relay-only"
+
+    run_world(scenario)
+
+
+def test_a_host_that_many_see_by_tcp_is_shown_once(run_world):
+    async def scenario(world):
+        host = await world.host(1)
+        for number in range(16):
+            seen = Seen((f"/ip4/203.0.113.9/tcp/{50_000 + number}",), "public", relays=False, unix_s=0.0)
+            host.survey.observations[PeerId(f"observer {number}")] = seen
+        assert host.routes().observed == ("/ip4/203.0.113.9/tcp/50000",)
 
     run_world(scenario)
 
