@@ -71,6 +71,8 @@ def leave_terminal(home: Home) -> None:
         # A pipe in its place would block the node, and its signals, until somebody reads it.
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
         descriptor = os.open(path, flags, 0o600)
+    # Children inherit it: a pipe or a terminal that a link leads to would refuse what does not fit at once.
+    os.set_blocking(descriptor, True)
     os.dup2(descriptor, 2)
     os.close(descriptor)
 

@@ -6,7 +6,7 @@ Reading one never raises; checking one does.
 
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from atoll.protocols.errors import DecodeError
@@ -155,6 +155,20 @@ def is_loopback(maddr: str) -> bool:
     """Whether the address is a loopback address of this machine."""
     endpoint = endpoint_of(maddr)
     return endpoint is not None and ipaddress.ip_address(endpoint.ip).is_loopback
+
+
+def is_of_dial(maddr: str, dialled: Collection[str]) -> bool:
+    """Whether the remote address `maddr` of a connection may be one of the addresses that were dialled.
+
+    The peer may have dialled us: by TCP from a port where nobody answers, by QUIC from the one where it listens.
+    """
+    # Names were resolved: only ports can be compared.
+    return _tcp_port(maddr) in {None, *map(_tcp_port, dialled)}
+
+
+def _tcp_port(maddr: str) -> str | None:
+    parts = maddr.split("/")
+    return parts[4] if parts[3:4] == ["tcp"] else None
 
 
 def with_ip(maddr: str, ip: str) -> str:

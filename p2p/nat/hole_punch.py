@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from atoll.p2p.host.interface import Host, PeerAddress
+from atoll.p2p.host.interface import Host, PeerAddress, PeerConnected
 from atoll.p2p.nat.candidates import Attempt, race
 from atoll.p2p.nat.nat_protocol import punch_addresses, request
 from atoll.protocols.errors import Unreachable
@@ -68,8 +68,8 @@ class HolePuncher:
         # The nonce lets the target refuse a helper that replays this punch later.
         punch = sign_punch(self.run, self.identity, target, self.rng.randbytes(16), ours)
         coming = await request(self.host, helper, punch, Coming)
-        maddrs = punch_addresses(coming.claims, coming.seen, bool(ours))
-        if not maddrs:
+        maddrs = punch_addresses(coming.claims, coming.seen)
+        if not (maddrs or ours):
             raise Unreachable(f"{short(target)} cannot be punched: its network lets no UDP out")
         # At once, without a countdown: the target dials since its answer left, so our packets cross on the way.
         # QUIC repeats its first packet, so that an early one dropped by the other router costs a retransmission.
@@ -77,12 +77,24 @@ class HolePuncher:
         return not ours and not coming.claims
 
     async def dial(self, target: PeerId, maddrs: Sequence[str]) -> None:
-        """Dial our half of the punch. Raises Unreachable."""
+        """Dial our half of the punch; without an address wait for the other half. Raises Unreachable."""
         try:
             async with asyncio.timeout(DIAL_S):
-                await self.host.connect(PeerAddress(target, tuple(maddrs)), DIAL_S)
+                if maddrs:
+                    await self.host.connect(PeerAddress(target, tuple(maddrs)), DIAL_S)
+                else:
+                    await self._arrival(target)
         except (Unreachable, TimeoutError) as error:
             raise Unreachable(f"{_DIAL_FAILED} of {short(target)}: {error or 'no answer'}") from error
+
+    async def _arrival(self, target: PeerId) -> None:
+        events = self.host.events()
+        if target in {connection.peer for connection in await self.host.connections()}:
+            return
+        async for event in events:
+            if event == PeerConnected(target):
+                return
+        raise Unreachable("this node is stopping")
 
 
 def staggered(helpers: Iterable[PeerId], attempt: Callable[[PeerId], Awaitable[T]]) -> dict[str, Attempt[T]]:

@@ -216,7 +216,7 @@ class NatServer:
         if punch.target != self._host.peer_id or not self._is_new(punch.nonce):
             return refused("not for me, or an old one")
         ours = self._node.public_addresses()[:MADDRS]
-        maddrs = punch_addresses(punch.claims, summons.seen, bool(ours))
+        maddrs = punch_addresses(punch.claims, summons.seen)
         try:
             # In the background, so that the answer, which makes the source dial, leaves at the same moment.
             self._node.schedule_dial(source, maddrs, is_hole=not ours and not punch.claims)
@@ -231,15 +231,16 @@ class NatServer:
         return True
 
 
-def punch_addresses(claims: tuple[str, ...], seen: tuple[str, ...], we_are_public: bool) -> tuple[str, ...]:
+def punch_addresses(claims: tuple[str, ...], seen: tuple[str, ...]) -> tuple[str, ...]:
     """Addresses at which to dial the other side of a punch.
 
     `claims`: where that side says that anybody may dial it. `seen`: where the rendezvous sees it.
     """
-    # What a rendezvous sees are IP addresses. A name would make us ask a resolver of its choice.
-    observed = (maddr for maddr in seen if endpoint_of(maddr) is not None or maddr.startswith("/memory/"))
-    both = legal_maddrs(dict.fromkeys((*claims, *observed)))
-    if claims or we_are_public:
-        return both
-    # Between two NATs only QUIC: with TCP both sides become Noise initiators, and both give up.
-    return tuple(maddr for maddr in both if maddr.endswith("/quic-v1") or maddr.startswith("/memory/"))
+    # What a rendezvous sees are IP addresses. A name would make us ask a resolver of its choice. Only QUIC leaves
+    # from where a node listens: a dial by TCP has a port of its own, at which nobody answers.
+    observed = (maddr for maddr in seen if _is_quic(maddr) or maddr.startswith("/memory/"))
+    return legal_maddrs(dict.fromkeys((*claims, *observed)))
+
+
+def _is_quic(maddr: str) -> bool:
+    return maddr.endswith("/quic-v1") and endpoint_of(maddr) is not None

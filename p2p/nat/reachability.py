@@ -4,7 +4,7 @@ Terms: RFC 4787 (endpoint-independent mapping can be punched; address- and port-
 cannot). One observer shows a symmetric router only by the port that it changed; two prove it.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from atoll.p2p.host.maddrs import Endpoint, endpoint_of, is_global, with_ip
@@ -88,6 +88,22 @@ def candidates(evidence: Evidence, is_outside: Callable[[str], bool] = is_global
         if endpoint is not None:
             own += [with_ip(maddr, ip) for ip in sorted(ips) if (":" in ip) == (":" in endpoint.ip)]
     return tuple(dict.fromkeys(own))
+
+
+def without_dial_ports(observed: Iterable[str]) -> tuple[str, ...]:
+    """Return the observed addresses of this node; of a host that is seen by TCP alone only the first one.
+
+    Each dial by TCP leaves from a port of its own, so that every observer sees another one.
+    """
+    found = dict.fromkeys(observed)
+    hosts = {e.ip for e in map(endpoint_of, found) if e is not None and e.transport != "tcp"}
+    for maddr in tuple(found):
+        endpoint = endpoint_of(maddr)
+        if endpoint is not None and endpoint.transport == "tcp":
+            if endpoint.ip in hosts:
+                del found[maddr]
+            hosts.add(endpoint.ip)
+    return tuple(found)
 
 
 def _global_endpoints(maddrs: Sequence[str]) -> list[Endpoint]:

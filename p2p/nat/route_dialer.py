@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from atoll.p2p.host.interface import DIAL_S, Host, PeerAddress
-from atoll.p2p.host.maddrs import is_global
+from atoll.p2p.host.maddrs import is_global, is_of_dial
 from atoll.p2p.nat import dialback
 from atoll.p2p.nat.candidates import Attempt, CandidateAddresses, race
 from atoll.p2p.nat.circuit import SecureStream
@@ -108,7 +108,7 @@ class RouteDialer:
         """See NatNode: our half of a punch that `peer` asked for."""
         if self.options.relay_only:
             raise Unreachable("this node is reached through relays only")
-        if not maddrs:
+        if not (maddrs or self.public_addresses()):
             raise Unreachable("no address that can be punched")
         if self.group is None:
             raise Unreachable("this node is stopping")
@@ -168,7 +168,7 @@ class RouteDialer:
         for connection in await self.base.connections():
             is_outside = connection.peer == peer and self.options.is_outside(connection.maddr)
             # A punched peer answered only because its router had a hole for us; others could not dial it.
-            if is_outside and peer not in self.direct.punched:
+            if is_outside and is_of_dial(connection.maddr, maddrs) and peer not in self.direct.punched:
                 self.direct.dialled[peer] = connection.maddr
 
     async def _punch(self, peer: PeerId, candidates: CandidateAddresses) -> None:

@@ -30,6 +30,7 @@ from atoll.p2p.nat.circuit_upgrades import CircuitUpgrades, UpgradeSchedule
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL, HeldCircuits
 from atoll.p2p.nat.hole_punch import HolePuncher
 from atoll.p2p.nat.nat_protocol import Clocks, NatServer
+from atoll.p2p.nat.reachability import without_dial_ports
 from atoll.p2p.nat.reachability_survey import ReachabilitySurvey, usual_ahead_s
 from atoll.p2p.nat.relay import Relay, RelayStatistics
 from atoll.p2p.nat.route_dialer import DirectPeers, RouteDialer, RouteOptions
@@ -52,7 +53,7 @@ class RouteStatistics:
     reach: Reach
     why: str
     observed: tuple[str, ...]
-    """Our addresses as connected peers see them."""
+    """Our addresses as connected peers see them (`without_dial_ports`)."""
     relay: RelayStatistics | None
     clock_ahead_s: float | None
     """How far the clock in the middle is ahead of ours (`usual_ahead_s`)."""
@@ -204,11 +205,11 @@ class RouteHost:
     def routes(self) -> RouteStatistics:
         """Return a snapshot for the status page."""
         verdict = self.survey.verdict
-        observed = dict.fromkeys(maddr for seen in self.survey.observations.values() for maddr in seen.maddrs)
+        observed = (maddr for seen in self.survey.observations.values() for maddr in seen.maddrs)
         return RouteStatistics(
             reach=verdict.reach,
             why=verdict.why,
-            observed=tuple(observed),
+            observed=without_dial_ports(observed),
             relay=self._relay.statistics() if self._relay else None,
             clock_ahead_s=usual_ahead_s(self.survey.clock_ahead_s.values()),
         )

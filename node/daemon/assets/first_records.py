@@ -22,11 +22,14 @@ async def wait_for_records(swarm: Swarm, leases: Callable[[], Iterable[Lease]]) 
     """
     repair, is_ready = swarm.replication.anti_entropy, bool(swarm.ledger.vector())
     with swarm.subscribed() as changes, suppress(TimeoutError):
-        repair.on_exchange = changes.notify
-        async with asyncio.timeout(LIMIT_S):
-            while not (is_ready or _has_just_begun([*leases()])):
-                await changes.wait()
-                is_ready = bool(swarm.ledger.vector()) and repair.is_caught_up()
+        before, repair.on_exchange = repair.on_exchange, changes.notify
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not (is_ready or _has_just_begun([*leases()])):
+                    await changes.wait()
+                    is_ready = bool(swarm.ledger.vector()) and repair.is_caught_up()
+        finally:
+            repair.on_exchange = before
 
 
 def _has_just_begun(leases: list[Lease]) -> bool:

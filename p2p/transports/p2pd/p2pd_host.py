@@ -113,6 +113,7 @@ class P2pdHost(HostBase):
     async def connect(self, address: PeerAddress, within_s: float = DIAL_S) -> None:
         """Dial a peer. Raises Unreachable."""
         await self._live().connect(address.peer, address.maddrs, within_s)
+        self._replacements.on_dialled(address)
         self._on_connected(address.peer)
 
     async def disconnect(self, peer: PeerId) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -62,18 +63,43 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.fixture
+def own_handlers():
+    """Those of the root logger, of which `leave_terminal` takes some away, as they were."""
+    root = logging.getLogger()
+    before = root.handlers[:]
+    yield
+    root.handlers[:] = before
+
+
+@pytest.mark.usefixtures("own_handlers")
 def test_a_pipe_in_the_place_of_its_crash_log_is_a_line_and_nothing_waits(tmp_path, monkeypatch):
     """`start --detach` waited for a reader for ever, and only `kill -9` ended it and the node."""
     path, readers = tmp_path / CRASH_LOG, []
     os.mkfifo(path)
     monkeypatch.setattr(os, "dup2", lambda *_: None)
     late = threading.Timer(HANGS_S / 10, lambda: readers.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK)))
+    late.daemon = True  # where the test fails, the process waits for no timer
     late.start()  # so that an open that waits fails this test
-    with pytest.raises(DiskFault, match=CRASH_LOG) as caught:
-        leave_terminal(Home(tmp_path))
-    late.cancel()
+    try:
+        with pytest.raises(DiskFault, match=CRASH_LOG) as caught:
+            leave_terminal(Home(tmp_path))
+    finally:
+        late.cancel()
     assert "a pipe or a socket is in the place of a file" in caught.value.hint
     assert not readers
+
+
+@pytest.mark.usefixtures("own_handlers")
+def test_what_leaves_its_terminal_writes_to_a_pipe_that_is_read_as_before(tmp_path, monkeypatch):
+    """Not blocking, which the open must be, it would lose what p2pd and the worker write into a full pipe."""
+    path, given = tmp_path / CRASH_LOG, []
+    os.mkfifo(path)
+    monkeypatch.setattr(os, "dup2", lambda descriptor, _: given.append(os.get_blocking(descriptor)))
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    leave_terminal(Home(tmp_path))
+    os.close(reader)
+    assert given == [True]
 
 
 @pytest.mark.swarm

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -387,5 +388,28 @@ def test_the_circuits_that_we_announce_go_through_relays(run_world):
             await world.meet(2, number)
         await asyncio.sleep(20)
         assert any(world.hosts[16].peer_id in maddr for maddr in await world.hosts[2].addresses())
+
+    run_world(scenario)
+
+
+def test_a_circuit_is_announced_where_its_relay_listens_though_the_relay_dialled_too(run_world):
+    """Two dials at once make two connections, and the relay's by TCP has a port at which nobody answers."""
+    listens, dialled_us = "/ip4/203.0.113.7/tcp/4710", "/ip4/203.0.113.7/tcp/51234"
+
+    async def scenario(world):
+        relay = await world.host(1, relay=RelayLimits())
+        home = await world.host(2, "symmetric")
+        connect, listed, there = home._base.connect, home._base.connections, await relay.addresses()
+
+        async def by_name(address, within_s):
+            await connect(PeerAddress(address.peer, there), within_s)
+
+        async def both():
+            return tuple(replace(one, maddr=maddr) for one in await listed() for maddr in (listens, dialled_us))
+
+        home._base.connect, home._base.connections = by_name, both
+        await home.connect(PeerAddress(relay.peer_id, ("/dns4/relay.example/tcp/4710",)))
+        circuits = [maddr for maddr in await home.addresses() if "p2p-circuit" in maddr]
+        assert circuits == [f"{listens}/p2p/{relay.peer_id}/p2p-circuit"]
 
     run_world(scenario)

@@ -83,14 +83,13 @@ def test_a_punch_that_was_changed_does_not_verify():
             check_punch(Punch(**fields))
 
 
-def test_between_two_routers_only_quic_is_dialled():
-    seen = ("/ip4/5.5.5.5/tcp/1", "/ip4/5.5.5.5/udp/1/quic-v1", "nonsense")
-    assert punch_addresses((), seen, we_are_public=False) == seen[1:2]
-    assert punch_addresses((), seen, we_are_public=True) == seen[:2]
-    assert punch_addresses(("/ip4/6.6.6.6/tcp/1",), seen[:1], we_are_public=False) == (
-        "/ip4/6.6.6.6/tcp/1",
-        seen[0],
-    )
+def test_of_what_a_rendezvous_sees_only_quic_is_dialled():
+    """By TCP it sees the port of a dial, where nobody answers."""
+    seen = ("/ip4/5.5.5.5/tcp/1", "/ip4/5.5.5.5/udp/1/quic-v1", "/dns4/a.example/udp/1/quic-v1", "nonsense")
+    claims = ("/ip4/6.6.6.6/tcp/1", "/dns4/a.example/tcp/1")
+    assert punch_addresses((), seen) == seen[1:2]
+    assert punch_addresses((), seen[:1]) == ()
+    assert punch_addresses(claims, seen) == (*claims, seen[1])
 
 
 def test_an_allowance_runs_out_and_comes_back():

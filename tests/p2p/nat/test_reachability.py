@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from atoll.p2p.host.maddrs import Endpoint, endpoint_of, is_global
 from atoll.p2p.nat.candidates import publishable, split
-from atoll.p2p.nat.reachability import Evidence, candidates, judge
+from atoll.p2p.nat.reachability import Evidence, candidates, judge, without_dial_ports
 from atoll.p2p.nat.reachability_survey import usual_ahead_s
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
@@ -37,6 +37,16 @@ def test_verdicts(evidence, reach, why):
     verdict = judge(evidence)
     assert verdict.reach == reach
     assert why in verdict.why
+
+
+def test_of_a_host_that_is_seen_by_tcp_alone_one_address_is_shown():
+    """Each dial by TCP has a port of its own, so sixteen observers saw sixteen addresses of one host."""
+    by_tcp = tuple(f"/ip4/11.1.1.1/tcp/{port}" for port in range(50_000, 50_016))
+    assert without_dial_ports(by_tcp) == by_tcp[:1]
+    assert without_dial_ports((*by_tcp, *KEPT, *MOVED, *KEPT)) == (*KEPT, *MOVED), "two ports show a symmetric NAT"
+    assert without_dial_ports(("/ip4/12.1.1.1/tcp/7", *KEPT, "/ip6/2a00::1/tcp/7", "/memory/3")) == (
+        "/ip4/12.1.1.1/tcp/7", *KEPT, "/ip6/2a00::1/tcp/7", "/memory/3",
+    )  # fmt: skip
 
 
 def test_candidates_are_what_a_stranger_could_dial():

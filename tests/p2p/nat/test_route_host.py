@@ -1,6 +1,7 @@
 """Direct, punched, relayed: who reaches whom, how fast, and what happens when the way breaks."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,8 @@ from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import HostRestarted, PeerAddress, PeerConnected, PeerDisconnected, Route
 from atoll.p2p.nat.relay import RelayLimits
 from atoll.protocols.errors import Unreachable
-from atoll.protocols.ids import RunId, digest
+from atoll.protocols.ids import PeerId, RunId, digest
+from atoll.protocols.nat import Seen
 
 ROOMY = RelayLimits()
 
@@ -116,6 +118,37 @@ def test_a_public_node_reaches_a_home_by_reversal(run_world):
     run_world(scenario)
 
 
+@pytest.mark.parametrize("asker", [4, 2])
+def test_a_public_node_waits_for_a_home_that_lets_no_udp_out(run_world, asker):
+    """Where the rendezvous sees the home is the port of its dial by TCP; it dials the public node meanwhile."""
+
+    async def scenario(world):
+        await seeded(world, "symmetric")
+        await world.host(4)
+        await world.meet(4, 1)
+        await asyncio.sleep(20)
+        rendezvous, home = world.hosts[1]._base, world.hosts[2].peer_id
+        listed, dials = rendezvous.connections, []
+
+        async def by_tcp():
+            by_tcp = "/ip4/203.0.113.9/tcp/51234"
+            return tuple(replace(one, maddr=by_tcp) if one.peer == home else one for one in await listed())
+
+        async def noted(address, within_s):
+            dials.append(address.maddrs)
+
+        rendezvous.connections = by_tcp
+        world.hosts[4]._base.connect = noted
+        there = PeerAddress(world.hosts[6 - asker].peer_id, (f"/p2p/{world.hosts[1].peer_id}/p2p-circuit",))
+        await world.hosts[asker].connect(there)
+        await asyncio.sleep(1)
+        assert (await world.path(4, 2)).path is Route.DIRECT
+        assert world.hosts[1].routes().relay.circuits_served == 0, "it was there before a circuit was due"
+        assert dials == []
+
+    run_world(scenario)
+
+
 def test_a_dead_relay_is_replaced_and_events_tell_the_truth(run_world):
     async def scenario(world):
         await seeded(world, "symmetric", "symmetric")
@@ -193,6 +226,17 @@ def test_relay_only_never_dials_and_never_tells_where_it_is(run_world):
         await world.meet(3, 2)
         assert (await world.path(3, 2)).path is Route.RELAYED
         assert world.hosts[2].routes().reach == "relay-only"
+
+    run_world(scenario)
+
+
+def test_a_host_that_many_see_by_tcp_is_shown_once(run_world):
+    async def scenario(world):
+        host = await world.host(1)
+        for number in range(16):
+            seen = Seen((f"/ip4/203.0.113.9/tcp/{50_000 + number}",), "public", relays=False, unix_s=0.0)
+            host.survey.observations[PeerId(f"observer {number}")] = seen
+        assert host.routes().observed == ("/ip4/203.0.113.9/tcp/50000",)
 
     run_world(scenario)
 

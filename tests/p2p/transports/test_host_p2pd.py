@@ -410,6 +410,33 @@ async def test_streams_that_hang_together_replace_their_connection_once(monkeypa
         assert calls == replaced * times, "once for all three, and again for the next that hang"
 
 
+async def test_a_connection_is_replaced_at_addresses_where_its_peer_listens(monkeypatch):
+    """Its remote address is no such address where the peer dialled by TCP: that dial had a port of its own."""
+    monkeypatch.delenv("LIBP2P_TCP_REUSEPORT", raising=False)
+    quic = ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1")
+    a, b = P2pdHost(Identity(b"k" * 32), P2pdOptions(listen=quic)), P2pdHost(Identity(b"l" * 32))
+    c = P2pdHost(Identity(b"m" * 32), P2pdOptions(listen=quic[1:]))
+    async with serving(a, b, c), asyncio.timeout(HANGS_S):
+        connect, dials = a.connect, []
+        tcp, udp = sorted(await a.addresses())
+
+        async def noted(address):
+            dials.append(address.maddrs)
+            await connect(address)
+
+        monkeypatch.setattr(a, "connect", noted)
+        await b.connect(PeerAddress(a.peer_id, (tcp,)))
+        await c.connect(PeerAddress(a.peer_id, (udp,)))
+        await a._replacements.replace(a, b.peer_id, 0.0)
+        await a._replacements.replace(a, c.peer_id, 0.0)
+        assert dials == [(), await c.addresses()], "nothing, and the QUIC address: p2pd knows what a peer names"
+        assert {each.peer for each in await a.connections()} == {b.peer_id, c.peer_id}
+        await a.disconnect(b.peer_id)
+        await connect(PeerAddress(b.peer_id, await b.addresses()))
+        await a._replacements.replace(a, b.peer_id, asyncio.get_running_loop().time())
+        assert dials[2:] == [await b.addresses()], "where it was dialled before"
+
+
 async def test_one_peer_cannot_take_all_streams(monkeypatch):
     monkeypatch.setattr("atoll.p2p.transports.host_base.STREAMS_PER_PEER", 3)
 

@@ -38,7 +38,10 @@ class Newcomer:
                 await wait_for_records(self.swarm, lambda: self.leases)
                 return round(loop.time(), 2)
 
-        return run_virtual(main())
+        before = self.repair.on_exchange
+        after_s = run_virtual(main())
+        assert self.repair.on_exchange is before, "nobody waits any more"
+        return after_s
 
 
 def test_with_records_or_in_a_run_that_begins_it_waits_for_nothing():
