@@ -20,6 +20,8 @@ from tests.waiting import HANGS_S, poll
 
 LOCAL = "/ip4/127.0.0.1/tcp/0"
 SMALL = ("outer.rounds=400", "outer.stages=[[0,1]]", "inner.batch=2", "pace.lease_s=4")
+TWO = ("--set", "pace.min_members=2")
+"""For runs of two nodes: the first one does not train while the second one loads its modules."""
 
 
 class Ended:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -23,7 +22,7 @@ from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.payload import Layout
 from atoll.protocols.run.run_spec import RunSpec, open_run
-from tests.e2e.conftest import stop_all
+from tests.e2e.conftest import TWO, stop_all
 from tests.waiting import HANGS_S
 
 
@@ -67,9 +66,8 @@ def test_config_run_and_key(node, tmp_path):
 
 @pytest.mark.swarm
 def test_data_and_port(node, tmp_path):
-    """Missing and other data; a port in use. The node starts when the fault is gone."""
-    text = tmp_path / "text.txt"
-    text.write_text("it was a dark and stormy night\n" * 4000)
+    """Missing and other data; a port in use. That a node starts when the fault is gone is in the next test."""
+    text = text_in(tmp_path)
     node.new_run("--data", f"file:{text}")
     none = node.start_refused("--data", str(tmp_path / "none"))
     none.refused(78, "no data file at", "with --data")
@@ -86,11 +84,13 @@ def test_data_and_port(node, tmp_path):
             "start", "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--data", str(text), "--threads", "1"
         )
         taken.refused(1, f"port {port} is in use; choose another port or stop the other program")
-    node.start("--data", str(text)).up()
-    node.goes_on()
-    node.stop()
-    text.unlink()
-    node.start_refused().refused(78, f"no data file at {text}", "with --data")
+
+
+def text_in(folder: Path) -> Path:
+    """A file to train on."""
+    text = folder / "text.txt"
+    text.write_text("it was a dark and stormy night\n" * 4000)
+    return text
 
 
 # --- the state on disk --------------------------------------------------------------------------------
@@ -98,9 +98,14 @@ def test_data_and_port(node, tmp_path):
 
 @pytest.mark.swarm
 def test_damaged_state_and_ledger(node, tmp_path, until):
-    """A damaged save: the one before is used. Both: 1 and a hint. A damaged ledger: 1 and a hint."""
-    node.new_run()
-    node.start().up()
+    """A damaged ledger: 1 and a hint. A damaged save: the one before is used. Both: 1 and a hint.
+
+    Between them the text is away for a while.
+    """
+    text = text_in(tmp_path)
+    node.new_run("--data", f"file:{text}")
+    node.start_refused("--data", str(tmp_path / "none")).refused(78, "no data file at", "with --data")
+    node.start("--data", str(text)).up()
     node.goes_on(4)
     second = node.start_refused()
     second.refused(78, "a node already runs in", f"(pid {node.process.pid})", "atoll stop")
@@ -113,22 +118,6 @@ def test_damaged_state_and_ledger(node, tmp_path, until):
         if row["final"]
     )
 
-    newest = sorted(folder.glob("state/" + "[0-9]" * 10))[-1]
-    flip(newest / "tensors.safetensors")
-    node.start().up()
-    until("the rounds go on where they were", lambda: node.final() > final)
-    assert newest.name in (folder / "worker.log").read_text()
-    node.stop()
-
-    backup = tmp_path / "state"
-    shutil.copytree(folder / "state", backup)
-    for one in folder.glob("state/" + "[0-9]" * 10):
-        flip(one / "tensors.safetensors")
-    node.start_refused().refused(1, "state", "; move ")
-    assert len(list(folder.glob("state/" + "[0-9]" * 10))) == 2
-    shutil.rmtree(folder / "state")
-    shutil.copytree(backup, folder / "state")
-
     ledger = folder / "ledger.sqlite"
     whole = ledger.read_bytes()
     ledger.write_bytes(whole[:64] + os.urandom(4096) + whole[4160:])
@@ -136,10 +125,24 @@ def test_damaged_state_and_ledger(node, tmp_path, until):
     ledger.write_bytes(b"this is no database" * 400)
     node.start_refused().refused(1, str(ledger), "; move the file away")
     ledger.write_bytes(whole)
+
+    away = text.rename(tmp_path / "away.txt")
+    node.start_refused().refused(78, f"no data file at {text}", "with --data")
+    away.rename(text)
+
+    newest = sorted(folder.glob("state/" + "[0-9]" * 10))[-1]
+    flip(newest / "tensors.safetensors")
+    assert newest.name not in (folder / "worker.log").read_text()
     node.start().up()
-    node.goes_on(1)
+    until("the rounds go on where they were", lambda: node.final() > final)
+    assert newest.name in (folder / "worker.log").read_text()
     assert node.home.identity.read_bytes() == key
     node.stop()
+
+    for one in folder.glob("state/" + "[0-9]" * 10):
+        flip(one / "tensors.safetensors")
+    node.start_refused().refused(1, "state", "; move ")
+    assert len(list(folder.glob("state/" + "[0-9]" * 10))) == 2
 
 
 # --- the full disk ------------------------------------------------------------------------------------
@@ -324,7 +327,7 @@ class Evil:
 def test_evil_peer(nodes, tmp_path, until):
     """Garbage, wrong sizes and broken signatures: counted against their author, in no set, and nobody stops."""
     a, b = nodes("a"), nodes("b")
-    run = a.new_run()
+    run = a.new_run("--data", "synthetic:markov", *TWO)
     a.start().up()
     b.start("--run", str(run), "--seed", a.seed()).up()
     until("both are members", lambda: a.status()["members"] == 2 and b.final() >= 1)

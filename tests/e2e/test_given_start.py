@@ -11,6 +11,7 @@ from atoll.node.learning.data.dataset import GivenTokenizer, open_dataset
 from atoll.node.learning.data.shakespeare import default_cache
 from atoll.node.learning.inner.evaluate import VAL_WINDOWS
 from atoll.protocols.run.run_spec import open_run
+from tests.later import GROUP
 from tests.node.daemon.published import publish
 
 
@@ -37,6 +38,7 @@ def one_digest(*nodes):
     return common
 
 
+@GROUP
 @pytest.mark.swarm
 def test_two_nodes_begin_where_the_folder_ended(nodes, until, tmp_path):
     hf = tmp_path / "hf"

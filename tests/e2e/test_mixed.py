@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from atoll.node.daemon.web.metrics import SHARES
 from atoll.node.daemon.web.site import DashboardData
-from tests.e2e.conftest import stop_all
+from tests.e2e.conftest import TWO, stop_all
 from tests.waiting import HANGS_S, poll
 
 SAMPLES = 60
@@ -82,7 +82,7 @@ def says_where_it_was(node, final: int) -> None:
 @pytest.mark.swarm
 def test_go_and_python_nodes_agree(nodes, until):
     go, python = nodes("go"), nodes("python")
-    go.new_run()
+    go.new_run("--data", "synthetic:markov", *TWO)
     go.start("--web", "127.0.0.1:0").up()
     python.start(
         *("--run", str(go.home.run_file("tiny")), "--transport", "pylibp2p", "--seed", go.seed()),

@@ -36,8 +36,8 @@ def slow(rule: str, more: tuple[str, ...], by: str):
 
 
 CASES = [
-    # In `make test`: all that a payload, a late fold and a blend can have. The preset's rule is in other files.
-    ("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend")),
+    # All that a payload, a late fold and a blend can have. The preset's rule is in other files.
+    slow("nesterov", (*E3M0, "outer.alpha_256=102", "outer.fragments=2", "outer.late=blend"), WORKER),
     # State in the fold and in the error feedback.
     slow(
         "slowmo",
@@ -66,7 +66,7 @@ CASES = [
         (*DENSE, "outer.alpha_256=179", "outer.momentum_256=154", "inner.optimizer=muon"),
         "tests/node/worker/test_outer_rules.py::test_muloco_has_one_digest_after_a_kill_and_a_late_join",
     ),
-    # Its pulls go over a wire of their own, so it runs in `make test` too.
+    # The one in `make test`: its pulls go over a wire of their own.
     (
         "average",
         (

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.e2e.conftest import TWO
+
 pytestmark = pytest.mark.swarm
 
 
@@ -19,7 +21,7 @@ def refused(ended, code: int, *said: str) -> None:
 
 def test_a_short_invite_joins_the_run_of_its_node(nodes, until):
     owner, guest, late = nodes("owner"), nodes("guest"), nodes("late")
-    owner.new_run("--admission", "invite", "--data", "synthetic:markov")
+    owner.new_run("--admission", "invite", "--data", "synthetic:markov", *TWO)
     owner.start("--run", "tiny").up()
     about = json.loads(owner.atoll("invite", "create", "--members", "1", "--json").out)
     assert len(about["invite"]) <= 120

@@ -17,6 +17,9 @@ from atoll.node.learning.outer.fixed import state_digest
 from atoll.protocols.local.control_messages import EvaluationResult
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import open_run
+from tests.later import GROUP
+
+pytestmark = GROUP
 
 LIKELIEST = ("--max-tokens", "8", "--temperature", "0")
 

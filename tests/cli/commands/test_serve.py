@@ -8,11 +8,13 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
-import openai
 import pytest
 
 from tests.cli.commands.test_generate import LIKELIEST, run
+from tests.later import GROUP, openai
 from tests.waiting import HANGS_S
+
+pytestmark = GROUP
 
 __all__ = ["run"]
 

@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import pre_tokenizers
 
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, open_run
+from tests.later import GROUP
 from tests.node.daemon.published import TEXT, publish, qwen_like, size, teach, trained
+
+pytestmark = GROUP
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 WEIGHTS = "model.safetensors"

@@ -5,10 +5,12 @@ from functools import partial
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2Config
 
 from atoll.protocols.run.run_spec import open_run
+from tests.later import GROUP, transformers
 from tests.node.daemon.published import publish
+
+pytestmark = GROUP
 
 MARKOV = ("--data", "synthetic:markov", "--seed", "1")
 RANK = ("--set", "model.lora_rank=4")
@@ -65,7 +67,7 @@ def test_bad_settings_are_one_line_and_leave_nothing(new, tmp_path, args, why):
 
 def test_adapters_of_keys_that_were_halved_are_refused(atoll, tmp_path):
     """They would not fit the published weights, for which `export peft` writes them."""
-    publish(tmp_path / "qwen2", Qwen2Config, head_dim=16)
+    publish(tmp_path / "qwen2", transformers.Qwen2Config, head_dim=16)
     path = tmp_path / "qwen2/model.safetensors"
     tensors = load_file(path)
     tensors["model.layers.0.self_attn.k_proj.bias"][0] = 300.0

@@ -2,13 +2,13 @@
 
 import builtins
 
-import pandas as pd
 import psutil
 import pytest
 
 from atoll.cli.sim import notebook
 from atoll.cli.sim.notebook import Swarm
 from atoll.protocols.errors import ConfigError, LocalFault
+from tests.later import pandas
 from tests.waiting import poll
 
 
@@ -32,7 +32,7 @@ def test_a_swarm_trains_and_leaves_nothing(monkeypatch):
     with Swarm(2, preset="tiny", data="synthetic:markov") as owner:
         assert owner.pids == []
         frame = owner.run(rounds=2, steps=2).frame()
-        assert isinstance(frame, pd.DataFrame)
+        assert isinstance(frame, pandas.DataFrame)
         assert set(frame.node) == {0, 1}
         assert set(frame["round"]) == {0, 1}
         assert frame.final.all()

@@ -1,10 +1,12 @@
 """Folders like those that people publish, made by `transformers` itself: a small model and a trained tokenizer."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel, Qwen3Config
+
+from tests.later import transformers
 
 torch.set_num_threads(1)
 WORDS = (
@@ -45,26 +47,28 @@ def size(tokenizer: Tokenizer) -> int:
     return tokenizer.get_vocab_size(with_added_tokens=True)
 
 
-def publish(folder: Path, kind: type[PretrainedConfig] = Qwen3Config, **changes) -> PreTrainedModel:
-    """A model with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32."""
+def publish(folder: Path, kind: Any = None, **changes) -> Any:
+    """A model with wide heads and a padded vocabulary, in bfloat16 as most are; the saved model, in float32.
+
+    `kind`: its configuration; None: Qwen3's.
+    """
     tokenizer = qwen_like()
     torch.manual_seed(1)
-    config = kind(
+    config = (kind or transformers.Qwen3Config)(
         **{
             "vocab_size": size(tokenizer) + 5, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
             "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 24, "max_position_embeddings": CONTEXT,
             "initializer_range": 0.2, "tie_word_embeddings": True, **changes,
         }
     )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    found: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    return found
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def teach(folder: Path, steps: int = 60) -> float:
     """Train what `publish` wrote on TEXT, in place; the last loss, nats per token."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokens = torch.tensor(Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids)
     windows = torch.stack([tokens[at : at + 33] for at in range(0, 32 * 16, 32)])
     optimiser = torch.optim.AdamW(model.parameters(), 1e-2)

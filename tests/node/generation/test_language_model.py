@@ -3,10 +3,8 @@
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM
 
 from atoll.node.checkpoint.snapshot import Snapshot
-from atoll.node.generation.loading import load_model_folder, load_run
 from atoll.node.generation.options import TextOptions
 from atoll.node.import_export.huggingface.folder import save_folder
 from atoll.node.import_export.huggingface.serving import byte_tokenizer_json, tokenizer_files
@@ -19,6 +17,9 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec
 from atoll.protocols.run.sections.serving import SamplingSpec, ServingSpec
+from tests.later import GROUP, loading, transformers
+
+pytestmark = GROUP
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
@@ -51,7 +52,7 @@ def run_of(model, serving=None):
 
 def loaded(model, serving=None, blobs=None):
     arena_C4096 = bridge.gather(theta_of(model), arena_of(model))
-    return load_run(run_of(model, serving), Snapshot(arena_C4096, 7, bytes(32)), blobs, "", "cpu")
+    return loading.load_run(run_of(model, serving), Snapshot(arena_C4096, 7, bytes(32)), blobs, "", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +83,10 @@ def test_the_likeliest_tokens_are_those_of_the_decoder_without_a_cache(kind):
 def test_a_folder_gives_the_text_of_its_run_and_of_transformers(tmp_path, dense):
     theta = theta_of(DENSE)
     save_folder(tmp_path / "out", DENSE, theta.__getitem__, tokenizer_files(byte_tokenizer_json(), DENSE.context))
-    folder = load_model_folder(tmp_path / "out", "cpu")
+    folder = loading.load_model_folder(tmp_path / "out", "cpu")
     answer = folder.generate(folder.tokens_of("Before we proceed"), LIKELIEST)
     assert answer == dense.generate(PROMPT, LIKELIEST)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.tensor([PROMPT])
     for use_cache in (True, False):
         found = theirs.generate(
@@ -187,7 +188,7 @@ def test_a_folder_that_is_none_is_one_line(tmp_path, name, content, said):
     save_folder(folder, DENSE, theta_of(DENSE).__getitem__, tokenizer_files(byte_tokenizer_json(), 48))
     (folder / name).write_text(content) if content else (folder / name).unlink()
     with pytest.raises(ConfigError) as caught:
-        load_model_folder(folder, "cpu")
+        loading.load_model_folder(folder, "cpu")
     assert said in caught.value.line()
     assert "\n" not in caught.value.line()
 
@@ -196,4 +197,4 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path):
     save_folder(tmp_path / "out", DENSE, theta_of(DENSE).__getitem__, tokenizer_files(byte_tokenizer_json(), 48))
     for device in ("cuda:9", "abacus"):
         with pytest.raises(ConfigError, match=f"device '{device}' cannot be used"):
-            load_model_folder(tmp_path / "out", device)
+            loading.load_model_folder(tmp_path / "out", device)

@@ -6,7 +6,6 @@ from gguf import GGUFReader
 from safetensors.torch import load_file
 
 from atoll.node.checkpoint.base_weights import open_base
-from atoll.node.generation.loading import load_model_folder, load_run
 from atoll.node.generation.options import TextOptions
 from atoll.node.import_export.export_adapter import export_adapter
 from atoll.node.import_export.export_gguf import export_gguf
@@ -18,9 +17,12 @@ from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols.errors import ConfigError, CorruptFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.run_spec import sign_run
+from tests.later import GROUP, loading
 from tests.node.worker.lora_home import LoraHome
 from tests.node.worker.session_home import ME
 from tests.node.worker.test_lora import round_of
+
+pytestmark = GROUP
 
 torch.set_num_threads(1)
 
@@ -56,9 +58,9 @@ def test_an_export_is_the_base_with_the_adapter_in_it(home, tmp_path):
 
 def test_a_run_speaks_as_its_export_does(home, tmp_path):
     export_run(home.spec, home.path, tmp_path / "hf", None, "")
-    ours = load_run(home.spec, saved_weights(home.spec, home.path), home.path / BLOBS, "", "cpu")
+    ours = loading.load_run(home.spec, saved_weights(home.spec, home.path), home.path / BLOBS, "", "cpu")
     options = TextOptions(max_tokens=8, temperature=0)
-    assert ours.generate(list(b"To be"), options) == load_model_folder(tmp_path / "hf", "cpu").generate(
+    assert ours.generate(list(b"To be"), options) == loading.load_model_folder(tmp_path / "hf", "cpu").generate(
         list(b"To be"), options
     )
 

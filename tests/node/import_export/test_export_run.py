@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
 
 from atoll.node.import_export.export_run import tokenizer_json
 from atoll.node.import_export.huggingface.serving import is_same_tokenizer, tokenizer_files
@@ -12,6 +11,9 @@ from atoll.node.learning.data import corpus
 from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.run_spec import DataSpec
+from tests.later import GROUP, transformers
+
+pytestmark = GROUP
 
 
 @pytest.fixture
@@ -31,7 +33,10 @@ def test_the_tokens_of_a_bpe_run_are_the_same_in_transformers(tmp_path, text):
         (tmp_path / name).write_text(content)
     assert is_same_tokenizer((tmp_path / "tokenizer.json").read_bytes(), serialised)
     sample = "Line 17 says héllo\n to 289 wörlds, 你好  x"
-    assert AutoTokenizer.from_pretrained(tmp_path)(sample)["input_ids"] == ours.encode(sample.encode()).tolist()
+    assert (
+        transformers.AutoTokenizer.from_pretrained(tmp_path)(sample)["input_ids"]
+        == ours.encode(sample.encode()).tolist()
+    )
 
 
 def test_another_text_is_refused(text):

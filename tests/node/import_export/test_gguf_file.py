@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from atoll.node.import_export import gguf_file
 from atoll.node.import_export.gguf_file import gguf_tokenizer, save_gguf
@@ -18,7 +16,10 @@ from atoll.node.learning.data.tokens import train_bpe
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.sections.serving import ServingSpec
+from tests.later import GROUP, modeling_gguf, transformers
 from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, SPECS, TOKENS, logits_of, theta_of
+
+pytestmark = GROUP
 
 DENSE_SPECS = [name for name, spec in SPECS.items() if spec.experts is None]
 ABOUT = {"general.name": "tiny", "atoll.state_digest": "ab" * 32}
@@ -60,9 +61,10 @@ def test_transformers_reads_it_and_gives_the_same_logits(tmp_path, name):
     spec = SPECS[name]
     theta = written(tmp_path / "out.gguf", spec)
     path = str(tmp_path / "out.gguf")
-    config = load_gguf_checkpoint(path)["config"] | {"head_dim": spec.head_dim}  # it reads no key_length
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
-    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    # It reads no key_length.
+    config = modeling_gguf.load_gguf_checkpoint(path)["config"] | {"head_dim": spec.head_dim}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
+    tensors = modeling_gguf.load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert (set(missing), unexpected) == ({"lm_head.weight"} if spec.tied else set(), [])
     assert type(model).__name__ == name.split()[0]

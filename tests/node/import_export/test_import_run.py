@@ -9,7 +9,6 @@ import torch
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from atoll.node.checkpoint.snapshot import read_snapshot
 from atoll.node.import_export.export_run import export_run
@@ -41,9 +40,12 @@ from atoll.protocols.local.worker_messages import (
 from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.model_spec import atoms
 from atoll.protocols.run.run_spec import open_run, sign_run
+from tests.later import GROUP, transformers
 from tests.node.daemon.published import CONTEXT, publish, qwen_like
 from tests.node.worker.session_home import ME, SPEC
 from tests.plain.arena import scatter
+
+pytestmark = GROUP
 
 OWNER = Identity(bytes(32))
 
@@ -163,20 +165,25 @@ def test_what_goes_out_is_what_came_in(tmp_path, hf):
     spec, home = made(tmp_path)
     session_of(spec, home).answer(adopt(spec, home))
     export_run(spec, home, tmp_path / "out", None, "")
-    back = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     tokens = torch.randint(0, 200, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert float((back(input_ids=tokens).logits - hf(input_ids=tokens).logits).abs().max()) <= 1e-5
     text = "The cat, 1234 of them <end> 你好"
-    assert AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"] == qwen_like().encode(text).ids
+    assert (
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "out")(text)["input_ids"]
+        == qwen_like().encode(text).ids
+    )
 
 
 def test_an_upcycled_llama_goes_out_as_mixtral(tmp_path):
-    llama = publish(tmp_path / "hf", LlamaConfig, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    llama = publish(
+        tmp_path / "hf", transformers.LlamaConfig, rope_parameters={"rope_type": "default", "rope_theta": 3e4}
+    )
     spec, home = made(tmp_path, UpcycleOptions(4, 2, None))
     session_of(spec, home).answer(adopt(spec, home))
     assert export_run(spec, home, tmp_path / "out", None, "").class_name == "MixtralForCausalLM"
-    back = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     tokens = torch.randint(0, 200, (2, 32), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         difference = back(input_ids=tokens).logits - llama(input_ids=tokens).logits
@@ -204,8 +211,8 @@ def chatty(folder, model):
 
 def answer(folder):
     """What a program that loads a folder writes, and how it writes a conversation."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     start = torch.tensor([[5, 6, 7]])
     said = model.generate(start, attention_mask=torch.ones_like(start), max_new_tokens=20)[0, 3:].tolist()
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "The cat"}], tokenize=False)

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from atoll.node.generation.options import Answer, TextOptions
@@ -19,6 +19,7 @@ from atoll.node.serving.app import server_of
 from atoll.node.serving.guard import refusal
 from atoll.node.serving.requests import BODY_MAX_BYTES
 from atoll.protocols.errors import ConfigError
+from tests.later import openai
 from tests.waiting import HANGS_S, poll
 
 
@@ -79,7 +80,7 @@ def address(model) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address) -> Iterator[openai.OpenAI]:
+def client(address) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=HANGS_S) as client:
         yield client
 

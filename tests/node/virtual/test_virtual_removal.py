@@ -41,7 +41,18 @@ def sets_of(w, number, peer):
     }
 
 
-@pytest.mark.parametrize("mode", ["plain", "overlap", "reduced"])
+OVERLAP = pytest.param(
+    "overlap",
+    marks=pytest.mark.slow(
+        slice=(
+            "test_the_work_of_the_excluded_is_taken_out_by_all_in_one_round[overlap], "
+            "test_the_others_go_on_without_the_excluded[plain]"
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("mode", ["plain", OVERLAP, "reduced"])
 def test_the_others_go_on_without_the_excluded(world, mode):
     more = {
         "plain": {},

@@ -5,9 +5,7 @@ import json
 import pytest
 import torch
 from msgspec.structs import replace
-from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
 from atoll.node.import_export.huggingface.lora import (
@@ -25,10 +23,11 @@ from atoll.node.learning.model.lora import load_base
 from atoll.protocols.errors import ConfigError, Divergence
 from atoll.protocols.run.lora import TARGETS
 from atoll.protocols.run.model_spec import ModelSpec, atoms
+from tests.later import GROUP, peft, transformers
 
 torch.set_num_threads(1)
 # peft asks transformers for a property by its older name.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+pytestmark = [GROUP, pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")]
 DENSE = ModelSpec(
     dim=64, layers=2, heads=4, kv_heads=2, ffn=96, vocab=256, context=32, tied=True, rope_theta=5e4, norm_eps=1e-5
 )
@@ -70,7 +69,7 @@ def save_base(folder, spec, read):
 
 
 def loaded(folder):
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -94,7 +93,7 @@ def test_peft_loads_the_adapter_and_computes_its_logits(tmp_path, name):
     theta, factors = values_of(spec)
     save_base(tmp_path / "hf", spec, theta.__getitem__)
     save_adapter(tmp_path / "adapter", spec, factors.__getitem__, str(tmp_path / "hf"), {"README.md": "a card"})
-    model = PeftModel.from_pretrained(loaded(tmp_path / "hf"), tmp_path / "adapter")
+    model = peft.PeftModel.from_pretrained(loaded(tmp_path / "hf"), tmp_path / "adapter")
     with torch.no_grad():
         found = model(TOKENS).logits
         merged = model.merge_and_unload()(TOKENS).logits
@@ -108,13 +107,13 @@ def test_names_and_shapes_are_those_that_peft_itself_writes(tmp_path, name):
     spec = SPECS[name]
     theta, factors = values_of(spec)
     save_base(tmp_path / "hf", spec, theta.__getitem__)
-    config = LoraConfig(
+    config = peft.LoraConfig(
         r=spec.lora_rank,
         lora_alpha=int(spec.lora_scale * spec.lora_rank),
         target_modules=list(TARGETS[spec.lora_targets]),
         task_type="CAUSAL_LM",
     )
-    get_peft_model(loaded(tmp_path / "hf"), config).save_pretrained(tmp_path / "theirs")
+    peft.get_peft_model(loaded(tmp_path / "hf"), config).save_pretrained(tmp_path / "theirs")
     theirs = load_file(tmp_path / "theirs" / ADAPTER_WEIGHTS)
     ours = adapter_tensors(spec, factors.__getitem__)
     assert {n: (v.shape, v.dtype) for n, v in ours.items()} == {n: (v.shape, v.dtype) for n, v in theirs.items()}

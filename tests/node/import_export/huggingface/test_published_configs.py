@@ -6,13 +6,15 @@ import math
 import pytest
 import torch
 from msgspec.structs import replace
-from transformers import AutoModelForCausalLM
 
 from atoll.node.import_export.huggingface.config import NOT_READ, config_from_model, model_from_config
 from atoll.node.import_export.huggingface.folder import load_folder
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.run.model_spec import RopeStretch
+from tests.later import GROUP, transformers
 from tests.node.import_export.huggingface.test_transformers import DENSE, MIXED, TOKENS, logits_of, saved, theta_of
+
+pytestmark = GROUP
 
 GONE = object()
 SMOL = {
@@ -94,7 +96,7 @@ def test_a_published_config_gives_the_logits_of_transformers(tmp_path, name):
     found = load_folder(tmp_path / "hf")
     assert found.model.rope_theta == base
     assert found.model.rope_stretch == (STRETCH if "Llama 3" in name else None)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     with torch.no_grad():
         difference = theirs(input_ids=TOKENS).logits - logits_of(found.model, found.theta)
     assert float(difference.abs().max()) <= 1e-5
@@ -114,7 +116,7 @@ def test_a_short_window_is_cut_to_where_transformers_agrees(tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), **MISTRAL, "mlp_bias": False, "sliding_window": 20,
         "attention_bias": False}))  # fmt: skip
     found = load_folder(tmp_path / "hf")
-    theirs = AutoModelForCausalLM.from_pretrained(
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "hf", dtype=torch.float32, attn_implementation="eager"
     )
     with torch.no_grad():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from atoll.node.import_export.huggingface.ffn_slices import dense_of, joined
 from atoll.node.import_export.huggingface.folder import load_folder, save_folder
@@ -17,6 +16,9 @@ from atoll.node.learning.model.decoder import Decoder
 from atoll.node.learning.model.genesis import genesis
 from atoll.protocols.errors import Divergence
 from atoll.protocols.run.model_spec import ExpertsSpec, ModelSpec, RopeStretch, atoms
+from tests.later import GROUP, transformers
+
+pytestmark = GROUP
 
 torch.set_num_threads(1)
 DENSE = ModelSpec(
@@ -79,7 +81,7 @@ def test_logits_are_those_of_the_decoder(tmp_path, name):
     spec = SPECS[name]
     theta = theta_of(spec)
     assert saved(tmp_path / "out", spec, theta) == name.split()[0]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     assert type(model).__name__ == name.split()[0]
     with torch.no_grad():
         theirs = model(input_ids=TOKENS).logits
@@ -122,7 +124,7 @@ def test_there_and_back_is_the_same(tmp_path, name):
 def test_what_transformers_saves_is_read(tmp_path, name, dtype):
     spec = SPECS[name]
     saved(tmp_path / "out", spec, theta_of(spec))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=dtype)
     model.save_pretrained(tmp_path / "again")
     back = load_folder(tmp_path / "again")
     assert back.model.experts == spec.experts
@@ -135,7 +137,7 @@ def test_what_transformers_saves_is_read(tmp_path, name, dtype):
 
 def test_the_tokenizer_gives_bytes(tmp_path):
     saved(tmp_path / "out", DENSE, theta_of(DENSE))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     text = "Hello, World!\n\tÄ é 你好 🙂  x"
     assert tokenizer(text)["input_ids"] == list(text.encode())
     assert tokenizer.decode(list(text.encode())) == text
@@ -148,7 +150,7 @@ def test_it_generates(tmp_path, name):
     spec = SPECS[name]
     theta = theta_of(spec)
     saved(tmp_path / "out", spec, theta)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     start = TOKENS[:1, :4]
     found = model.generate(
         start, attention_mask=torch.ones_like(start), max_new_tokens=5, max_length=None, do_sample=False
@@ -168,7 +170,7 @@ def test_biases_of_keys_that_no_run_can_hold_are_halved_and_their_queries_double
     back = load_folder(tmp_path / "out")
     assert back.keys_halved
     assert back.theta[name][:3].tolist() == [75 << 24, -175 << 22, 1 << 24]
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         theirs = model(input_ids=TOKENS).logits
     assert float((theirs - logits_of(back.model, back.theta)).abs().max()) <= 1e-4, (
@@ -197,6 +199,6 @@ def test_upcycling_starts_where_the_dense_model_ended(tmp_path, noise, qk_norm):
     assert float(difference) <= 1e-5 if noise is None else 1e-5 < float(difference) < 0.2
     assert all(torch.equal(found[n], v) for n, v in upcycle(dense, theta, experts, 7, noise)[1].items())
     assert saved(tmp_path / "out", model, found) == ("Qwen3MoeForCausalLM" if qk_norm else "MixtralForCausalLM")
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
     with torch.no_grad():
         assert float((loaded(input_ids=TOKENS).logits - logits_of(model, found)).abs().max()) <= 1e-5

@@ -1,8 +1,11 @@
 """Where machine code is kept: the user's choice, the cache folder, a private temporary one, or nowhere."""
 
 import os
+import shutil
 import subprocess
 import sys
+
+import pytest
 
 from atoll.node.learning.kernels.compiled import usable_folder, version_of_sources
 
@@ -34,14 +37,20 @@ def run_probe(tmp_path, *, loads=False, **env):
     return [file.relative_to(tmp_path) for file in tmp_path.rglob("*.nbi")]
 
 
-def test_the_users_folder_comes_first(tmp_path):
-    (found,) = run_probe(tmp_path, NUMBA_CACHE_DIR="kept", XDG_CACHE_HOME="cache", TMPDIR="")
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder where one process compiled the function: three tests look at it."""
+    folder = tmp_path_factory.mktemp("kept")
+    return folder, run_probe(folder, NUMBA_CACHE_DIR="kept", XDG_CACHE_HOME="cache", TMPDIR="")
+
+
+def test_the_users_folder_comes_first(kept):
+    (found,) = kept[1]
     assert found.parts[:2] == ("kept", version_of_sources())
 
 
-def test_machine_code_is_loaded_without_the_compiler(tmp_path):
-    run_probe(tmp_path, NUMBA_CACHE_DIR="kept", TMPDIR="")
-    run_probe(tmp_path, loads=True, NUMBA_CACHE_DIR="kept", TMPDIR="")
+def test_machine_code_is_loaded_without_the_compiler(kept):
+    run_probe(kept[0], loads=True, NUMBA_CACHE_DIR="kept", TMPDIR="")
 
 
 def test_nothing_is_kept_where_the_users_folder_is_impossible(tmp_path):
@@ -54,12 +63,12 @@ def test_without_a_cache_folder_a_private_temporary_one_serves(tmp_path):
     assert (tmp_path / found.parts[0]).stat().st_mode & 0o777 == 0o700
 
 
-def test_ready_machine_code_is_taken(tmp_path):
-    version = version_of_sources()
-    run_probe(tmp_path, NUMBA_CACHE_DIR="ready", TMPDIR="")
-    (tmp_path / "ready" / version / "mark").touch()
-    run_probe(tmp_path, NUMBA_CACHE_DIR="fresh", ATOLL_KERNELS="ready", TMPDIR="")
-    assert (tmp_path / "fresh" / version / "mark").exists()
+def test_ready_machine_code_is_taken(kept):
+    folder, version = kept[0], version_of_sources()
+    shutil.copytree(folder / "kept", folder / "ready")
+    (folder / "ready" / version / "mark").touch()
+    run_probe(folder, NUMBA_CACHE_DIR="fresh", ATOLL_KERNELS="ready", TMPDIR="")
+    assert (folder / "fresh" / version / "mark").exists()
 
 
 def test_a_folder_that_others_may_write_is_not_used(tmp_path):
