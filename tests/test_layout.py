@@ -200,8 +200,8 @@ waits for (32), round logs that are made again (11), how the last node ended and
 (60), steps of finality that look at less (25), Turns of newcomers by wide blocks, payloads that leave a
 queue, weights that lies and chance do not take (50), runs of another version, files that are none, who may go
 on without the missing, and copied homes (103), waits of which a step sees only the end, and replays that pass
-over votes (63), disks that became read-only (12), changes of the chain on a full disk, and ends that failed (37), a worker
-that starts anew while its node reads the ledger (18).
+over votes (63), disks that became read-only (12), changes of the chain on a full disk, and ends that failed (37),
+a worker that starts anew while its node reads the ledger (18).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
