@@ -240,13 +240,14 @@ class Trainer:
     async def _run_once(self) -> None:
         given, self._log_start = self._prepared or await self._spawn()
         self._prepared = None
-        self._pipe, self._answers_since = given, self._asked_anew - 1 if self._asked_anew else given.asked
+        asked, self._asked_anew = self._asked_anew, 0
+        self._pipe, self._answers_since = given, asked - 1 if asked else given.asked
         self._kernel_kills = kernel_kills()
         try:
             if self._stopping:
                 return
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._announce(given))  # before an answer to `restart` is read
+                group.create_task(self._announce(given, asked))  # before an answer to `restart` is read
                 group.create_task(self._read(given))
                 group.create_task(self._watch_start(given))
         except* WorkerDied as died:
@@ -279,9 +280,8 @@ class Trainer:
         self.on_spent(TimeSpent())
         self._clock.begin()
 
-    async def _announce(self, pipe: WorkerPipe) -> None:
+    async def _announce(self, pipe: WorkerPipe, asked: int) -> None:
         was_kept, kind = pipe.asked > 0, worker_messages.StartReply
-        asked, self._asked_anew = self._asked_anew, 0
         self._clock.begin(is_loaded=was_kept)
         try:
             started = await (self._reply_to(asked, kind) if asked else self._ask(self.start, kind))
