@@ -97,6 +97,8 @@ class Trainer:
     _pending: dict[int, asyncio.Future[worker_messages.Answer]] = field(default_factory=dict)
     _answers_since: int = 0
     """Replies to asks up to this one are for the chain before."""
+    _asked_anew: int = 0
+    """Number of the Start that `restart` sent; 0: none."""
     _restarts: int = 0
     _deaths_in_a_row: int = 0
     _why: str = DIED
@@ -183,11 +185,14 @@ class Trainer:
     async def _ask(self, ask: worker_messages.Ask, kind: type[A]) -> A:
         if self._pipe is None:
             raise WorkerDied("the worker is not running")
-        future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
         try:
             number = self._pipe.write(ask)
         except ConnectionError as error:
             raise WorkerDied(f"the worker is ending: {error}") from error
+        return await self._reply_to(number, kind)
+
+    async def _reply_to(self, number: int, kind: type[A]) -> A:
+        future: asyncio.Future[worker_messages.Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
             answer = await future
@@ -196,7 +201,7 @@ class Trainer:
         if isinstance(answer, worker_messages.FailureReply):
             raise _fault(answer)
         if not isinstance(answer, kind):
-            raise errors.LocalFault(f"the worker answered {type(answer).__name__} to {type(ask).__name__}")
+            raise errors.LocalFault(f"the worker answered {type(answer).__name__}, not {kind.__name__}")
         return answer
 
     async def stop(self) -> None:
@@ -223,17 +228,27 @@ class Trainer:
         if self._pipe is not None and self._is_started and len(devices_of(self.start.device)) == 1:
             self._prepared = self._pipe, self._log_start
 
+    def restart(self) -> None:
+        """Ask a worker that lives on to start anew now: it does so while its node reads the ledger again.
+
+        `serve` takes the answer. No request may be under way: it would be one to the new session.
+        """
+        if self._prepared is not None and self._prepared[0].asked:  # one that just loads may lack files yet
+            with contextlib.suppress(ConnectionError):  # `serve` sees that it is gone
+                self._asked_anew = self._prepared[0].write(self.start)
+
     async def _run_once(self) -> None:
         given, self._log_start = self._prepared or await self._spawn()
         self._prepared = None
-        self._pipe, self._answers_since = given, given.asked
+        asked, self._asked_anew = self._asked_anew, 0
+        self._pipe, self._answers_since = given, asked - 1 if asked else given.asked
         self._kernel_kills = kernel_kills()
         try:
             if self._stopping:
                 return
             async with asyncio.TaskGroup() as group:
+                group.create_task(self._announce(given, asked))  # before an answer to `restart` is read
                 group.create_task(self._read(given))
-                group.create_task(self._announce(given))
                 group.create_task(self._watch_start(given))
         except* WorkerDied as died:
             if not self._stopping:
@@ -265,11 +280,11 @@ class Trainer:
         self.on_spent(TimeSpent())
         self._clock.begin()
 
-    async def _announce(self, pipe: WorkerPipe) -> None:
-        was_kept = pipe.asked > 0
+    async def _announce(self, pipe: WorkerPipe, asked: int) -> None:
+        was_kept, kind = pipe.asked > 0, worker_messages.StartReply
         self._clock.begin(is_loaded=was_kept)
         try:
-            started = await self._ask(self.start, worker_messages.StartReply)
+            started = await (self._reply_to(asked, kind) if asked else self._ask(self.start, kind))
         except errors.DiskFault as error:
             if not self._restarts and not was_kept:
                 raise

@@ -4,6 +4,7 @@ Host, connections, ledger, registers and blobs are the same on every chain, so a
 leaves its neighbours. What follows from the chain begins anew: rounds, votes, sets, and who counts in the ledger.
 """
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.ipc.chain_mark import MARK
 from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
@@ -74,6 +76,7 @@ class CurrentChain:
         """
         self.net.forget_chain()
         self._build()
+        self.trainer.restart()
         if held:
             self.hold(held)
 
@@ -95,6 +98,7 @@ class CurrentChain:
             open_rounds=open_rounds_of(spec, config.open_rounds_bytes),
         )
         self.driver.on_other_chain = self.on_other_chain
+        self.driver.finalizer.left_chain = os.path.exists(self._folder / MARK)
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")
 

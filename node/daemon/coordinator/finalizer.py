@@ -67,6 +67,7 @@ class Finalizer:
     """The newest snapshot of this node."""
     is_synced: bool = False
     """The ledger is as complete as it can be now. Nothing is applied before."""
+    left_chain: bool = False  # the worker's model is of another chain: a snapshot is fetched while it starts
     _pending: tuple[worker_messages.Pending, ...] = ()
     """Trained work that the worker found on its disk, until the round machine knows it."""
     _older_offer: SnapshotOffer | None = None
@@ -133,7 +134,11 @@ class Finalizer:
 
     def step(self) -> None:
         """Start whatever can be done next. Harmless at any time."""
-        if self._busy or not self.worker.is_ready or not self.is_synced:
+        if self._busy or not self.is_synced:
+            return
+        if not self.worker.is_ready:
+            if self.left_chain and self.search.newest() is None:
+                self.search.step([one for one in self._offers() if self._is_time_for(one)], self._is_wanted)
             return
         if not self._waiting_rounds and not self._is_empty:
             self.search.step((), self._is_wanted)
@@ -191,13 +196,8 @@ class Finalizer:
 
     async def _apply(self, action: FinalizeRound) -> None:
         number, names = action.round, action.contributions
-        done = await self.sets.ask(
-            number,
-            names,
-            partial(worker_messages.FinalizeRequest, number),
-            worker_messages.FinalizeReply,
-            action.corrections,
-        )
+        request_of, kind = partial(worker_messages.FinalizeRequest, number), worker_messages.FinalizeReply
+        done = await self.sets.ask(number, names, request_of, kind, action.corrections)
         self.context.log.folded(number, done.state)
         if done.state != action.state:
             raise _divergence(action, done.state)

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
 from atoll.node.daemon.build import build
+from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
+from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
@@ -279,9 +281,15 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     before, trainer, operator = parts.chain.driver, parts.chain.trainer, parts.control._operator
     parts.net.publish(Ack(Round(0), Digest(bytes(32)), Digest(bytes(32))))
     assert len(parts.net.entries()) == 1
+    asked = list[Driver]()
+    trainer.restart = lambda: asked.append(parts.chain.driver)
+    assert not before.finalizer.left_chain
+    mark_left(parts.chain._folder, 3)
     parts.chain.change("on battery")
     parts.log.close()
     now = parts.chain.driver
+    assert asked == [now], "its worker starts anew while it reads the ledger"
+    assert now.finalizer.left_chain, "what it finds on its disk is of another chain"
     assert now is not before
     assert operator.control is now, "the user sees what the node does now"
     assert parts.chain.trainer is trainer, "its process goes on"

@@ -319,6 +319,51 @@ async def test_a_worker_that_is_kept_is_asked_to_start_anew(rig):
         serving.cancel()
 
 
+async def test_a_worker_that_is_kept_starts_anew_while_its_node_reads_the_ledger(rig):
+    """Before anybody serves it: what it answers until then is not lost, and it is asked once."""
+    one = rig()
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        pid = await kept(group, one)
+        pipe = one.trainer._pipe
+        assert pipe is not None
+        asked = pipe.asked
+        one.trainer.restart()
+        stdout = pipe.process.stdout
+        assert stdout is not None
+        await eventually(lambda: len(stdout._buffer) > 0)
+        serving = group.create_task(one.trainer.serve())
+        for _ in range(100):  # the answer is here: no turn of the loop waits for anything
+            await asyncio.sleep(0)
+        assert len(one.started) == 2
+        assert (one.pid, pipe.asked) == (pid, asked + 1)
+        assert await one.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
+        await one.trainer.stop()
+        serving.cancel()
+
+
+async def test_a_worker_that_ended_before_its_new_start_is_replaced(rig):
+    one = rig()
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        pid = await kept(group, one)
+        os.kill(pid, signal.SIGKILL)
+        one.trainer.restart()
+        serving = group.create_task(one.trainer.serve())
+        await one.life(2)
+        assert one.pid != pid
+        await one.trainer.stop()
+        serving.cancel()
+
+
+async def test_a_worker_that_was_only_prepared_is_not_started_before_it_is_served(rig):
+    """What it starts with may still be fetched."""
+    one = rig()
+    await one.trainer.prepare()
+    assert one.trainer._pipe is not None
+    one.trainer.restart()
+    assert one.trainer._pipe.asked == 0
+    await one.trainer.stop()
+
+
 async def test_a_disk_that_is_full_at_a_change_of_chain_ends_nothing(rig):
     """The Start of a worker that is kept saves a whole generation; the mark of the change needs few bytes."""
     one = rig("filled")

@@ -583,9 +583,11 @@ class Node:
         for task in self.works:
             task.cancel()
         await asyncio.wait(self.works)
+        leaves = any(first is not None for first in self.left)
         self._mark_states()
         net.forget_chain()
         self.driver = self._build(context, swarm, net)
+        self.driver.finalizer.left_chain = leaves
 
     def _mark_states(self) -> None:
         for first in self.left:

@@ -9,6 +9,7 @@ from atoll.protocols.local.worker_messages import CheckRequest
 from tests.node.virtual.conftest import FakeWorker
 
 ROUND_S = 2.0
+START_S = 4.0
 
 
 class SlowChecks(FakeWorker):
@@ -43,5 +44,36 @@ def test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side(world, long)
             counts = {at: len(row.contributors) for at, row in stayed.driver.context.log.rows.items() if row.final}
             assert {counts[at] for at in range(max(apart, healed) + 1, opened)} == {2}
             assert counts[opened + 6] == 4, "then all work together"
+
+    run_virtual(story())
+
+
+class SlowStarts(FakeWorker):
+    """It starts within seconds, as where the disk is slow or the model large."""
+
+    async def start(self):
+        await asyncio.sleep(START_S)
+        return await super().start()
+
+
+def test_a_node_that_leaves_its_chain_has_the_others_model_before_its_worker_has_started(world):
+    async def story() -> None:
+        async with world(400, 1, worker=SlowStarts) as w:
+            nodes = [w.start(number, ROUND_S) for number in range(4)]
+            await w.until(lambda: w.all_final(4))
+            w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
+            await w.until(lambda: all(len(n.driver.finality.chain) > 1 for n in nodes))
+            begun = w.newest()
+            await w.until(lambda: w.all_final(begun + 8))
+            healed = max(n.worker.final for n in nodes)
+            w.network.heal()
+            await w.until(lambda: len(w.changes) == 2, look_s=0.1)
+            leavers = [nodes[number] for number, _ in w.changes]
+            await w.until(
+                lambda: all(n.driver.finalizer.search.newest() for n in leavers), START_S / 2, look_s=0.1
+            )
+            assert not any(n.driver.worker.is_ready for n in leavers)
+            await w.until(lambda: w.all_final(healed + 1), START_S, look_s=0.1)
+            w.check_agreement()
 
     run_virtual(story())

@@ -319,6 +319,39 @@ class Liars(Net):
         return self.folder / blob.hex()
 
 
+class Former(Liars):
+    """A member of the chain that was left still offers its model, of a newer round than the true one."""
+
+    def is_tried(self, peer):
+        return peer == OTHER
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_a_node_that_left_its_chain_fetches_a_snapshot_while_its_worker_starts(tmp_path, monkeypatch, left):
+    """One, the best: of others there are legal bytes that are the state of another chain."""
+    monkeypatch.setattr(finalizer, "SNAPSHOT_EVERY", 1)
+    rig = Rig(tmp_path, is_held=False, net=Former(tmp_path, 1, "another chain"))
+    rig.finalizer.left_chain = left
+
+    async def main():
+        async with asyncio.TaskGroup() as rig.group:
+            rig.finalizer.worker.on_gone()
+            for number in range(4):
+                rig.finalizer.add(final_round(number))
+            for _ in range(10):
+                await asyncio.sleep(1.0)
+                rig.finalizer.step()
+            assert rig.net.begun == ({SNAPSHOT} if left else set())
+            assert rig.process.adopted == []
+            rig.finalizer.worker.on_started()
+            rig.finalizer.on_worker_started(StartReply(-1, digest(b"start"), (), 1, "cpu", b""))
+            await asyncio.sleep(0.01)
+
+    with contextlib.closing(rig.log):
+        run_virtual(main())
+    assert rig.process.adopted[0] == (2, STATES[2])
+
+
 class Checking(Worker):
     """It adopts the true file as the true round only."""
 
