@@ -7,6 +7,7 @@ leaves its neighbours. What follows from the chain begins anew: rounds, votes, s
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.assets.run_text import RunText
@@ -18,6 +19,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
+from atoll.node.ipc.chain_mark import mark_left
 from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
@@ -41,7 +43,7 @@ class CurrentChain:
     host: Host
     text: RunText
     on_other_chain: Callable[[Round | None], None]
-    """See `Driver`. None: the same chain, with a summary that the ledger has now."""
+    """See `ChainExit.begin_again`. None: the same chain, with a summary that the ledger has now."""
     driver: Driver = field(init=False)
     trainer: Trainer = field(init=False)
     goodput: GoodputCollector = field(init=False)
@@ -94,7 +96,8 @@ class CurrentChain:
             ),
             open_rounds=open_rounds_of(spec, config.open_rounds_bytes),
         )
-        self.driver.on_other_chain = self.on_other_chain
+        self.driver.chain_exit.mark = partial(mark_left, self._folder)
+        self.driver.chain_exit.begin_again = self.on_other_chain
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")
 
