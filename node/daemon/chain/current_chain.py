@@ -58,6 +58,7 @@ class CurrentChain:
             lambda progress: self._on_progress(progress),
             on_gone=self._on_worker_gone,
             on_spent=lambda spent: self.goodput.on_spent(spent),
+            on_unsaved=lambda why: self.context.log.event("not_saved", error=why),
             nice=self.plan.config.guest.nice,
         )
         self.goodput = GoodputCollector(

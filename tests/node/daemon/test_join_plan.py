@@ -298,6 +298,8 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     for event in now.queue._events:
         event()
     assert now.round.held == "on battery", "what holds the node holds it on any chain"
+    parts.log.on_lost_end()
+    assert home.control_socket.exists(), "as after a kill: `stop --wait` is no success"
 
 
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):
