@@ -131,7 +131,9 @@ def line(event: str, error: str = "", later_s: float = 0.0) -> str:
 
 
 FAILED = "error: the node failed: the disk is full; `atoll start` goes on from what it saved\n"
-UNSAVED = "error: the node lost what was not saved yet: the disk is full; `atoll start` goes on from what it saved\n"
+UNSAVED = (
+    "error: the node lost what was not saved yet: the disk is full; `atoll start` goes on from what it saved\n"
+)
 
 
 @pytest.mark.parametrize(

@@ -45,5 +45,5 @@ def test_what_cannot_be_mapped_is_an_error_of_the_disk(tmp_path: Path) -> None:
         map_file(tmp_path / "gone")
     with pytest.raises(CorruptFault, match="is gone"):
         map_payload(str(tmp_path / "gone"))
-    with pytest.raises(OSError, match="No such device|directory"):
+    with pytest.raises(OSError, match=r"No such device|directory"):
         map_file(tmp_path)

@@ -41,7 +41,7 @@ class ChainExit:
     _refused_s: float = -math.inf
 
     def leave(self, first: Round, choice: Follow | None = None) -> bool:
-        """Mark the state, append the choice that the feed lacks, and begin again. Returns whether that was done now.
+        """Mark the state, append the choice that the feed lacks, and begin again. Returns whether it did that now.
 
         If the disk refuses one of the two, this node stays in its chain: one that began again would read no choice
         in its feed, and leave the same chain again, for ever. It may be asked at any event. Raises CorruptFault.
