@@ -70,7 +70,7 @@ def map_file(path: Path) -> memoryview:
         mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     except RuntimeError as error:
         raise OSError(" ".join(str(error).split())) from error
-    return memoryview(mapped.numpy()).toreadonly()
+    return mapped.numpy().data.toreadonly()
 
 
 def map_payload(path: str) -> memoryview:
