@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.certificates.reducers import ReducerHistory
+from atoll.node.daemon.certificates.started_state import first_of_epochs
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.chain_exit import ChainExit
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
@@ -82,6 +83,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.machines.perform_round, self.machines.perform_finality = self._perform_round, self._perform_finality
+        self.finalizer.leave_unmarked = self._leave_unmarked
 
     async def serve(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled. `on_up` is called once the ledger's entries are replayed."""
@@ -431,6 +433,13 @@ class Driver:
         if made is not None:
             event = finality_types.SummaryMade(state.last_final, made)
             self.queue.post(partial(self.machines.feed_finality, event))
+
+    def _leave_unmarked(self, number: Round, state: Digest) -> bool:
+        """Leave the chain that has this state of the round, if this is one that the node chose before it ended."""
+        # Its disk refused the mark until it ended. A fold that went wrong gives a state that nobody proposed.
+        first = first_of_epochs(self.finality.chain)
+        is_proposed = self.history is not None and self.history.is_proposed(number, state)
+        return first is not None and first <= number and is_proposed and self.chain_exit.leave(first)
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""

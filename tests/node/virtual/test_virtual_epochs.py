@@ -218,6 +218,42 @@ def test_a_node_whose_ledger_refuses_stays_in_its_chain_until_it_says_that_it_le
     run_virtual(story())
 
 
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_node_that_ended_without_its_mark_leaves_the_chain_of_its_state_at_its_next_start(world, is_marked):
+    """An epoch that it signed itself needs no further entry, and its disk refused the mark until it was killed."""
+
+    async def story() -> None:
+        async with world(200, 1) as w, asyncio.TaskGroup() as group:
+            for number in range(2):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, 0, 1)) >= 4)
+            w.network.cut([w.nodes[0].peer], [w.nodes[1].peer])
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            died: list[int] = []
+
+            async def die(number: int) -> None:
+                await w.kill(number)
+                died.append(number)
+                w.start(number)
+
+            def mark(node, first: int) -> None:
+                if is_marked:
+                    node._mark(first)
+                group.create_task(die(node.number))
+
+            for node in w.nodes.values():
+                node.driver.chain_exit.mark = partial(mark, node)
+            w.network.heal()
+            healed = max(finals(w, 0, 1))
+            await w.until(lambda: min(finals(w, 0, 1)) > healed + 2)
+            # Without the mark it leaves twice, then because its state is not of the chain that it chose.
+            assert [number for number, _ in w.changes] == died * (1 if is_marked else 2)
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
 def is_one_chain(w):
     """Whether all nodes have one digest of the newest round that is final on all of them."""
     rows = [
