@@ -16,9 +16,9 @@ from atoll.node.daemon.coordinator.interfaces import Network, WorkerProcess
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.telemetry.disk_reports import DiskReports
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied, unless_needless
+from atoll.p2p.system.disk_reports import DiskReports
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
