@@ -34,7 +34,7 @@ from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
-from atoll.node.daemon.coordinator.runtime import DISK_RETRY_S, EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
@@ -124,12 +124,7 @@ def build_driver(
         evaluator=evaluator,
         standings=_build_standings(common, weighing, reducer),
         history=history,
-        chain_exit=ChainExit(
-            guard=common.guard,
-            now=context.now,
-            retry_s=DISK_RETRY_S,
-            report=partial(context.log.event, "other_chain"),
-        ),
+        chain_exit=ChainExit(guard=common.guard, now=context.now, event=partial(context.log.event, "other_chain")),
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())

@@ -9,7 +9,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from atoll.node.daemon.coordinator.runtime import DISK_RETRY_S
+from atoll.node.daemon.consensus.chains.chain_exit import RETRY_S
 from atoll.node.ipc.chain_mark import MARK
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import disk_fault
@@ -167,7 +167,7 @@ async def changed_once(w, tries: list[float], refusals: int) -> None:
     await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
     ((number, _),) = w.changes
     assert len(tries) == refusals + 1, "asked again each time"
-    assert all(later - before >= DISK_RETRY_S for before, later in pairwise(tries)), "and not at each event"
+    assert all(later - before >= RETRY_S for before, later in pairwise(tries)), "and not at each event"
     assert not w.nodes[number].driver.view().trouble
     events = map(json.loads, (w.nodes[number].home / "events.jsonl").read_text().splitlines())
     kinds = [event["event"] for event in events]

@@ -9,6 +9,9 @@ from typing import Protocol
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Body, Entry, Follow
 
+RETRY_S = 2.0
+"""Seconds before the disk is asked again after it refused."""
+
 
 class DiskGuard(Protocol):
     """What is written through it, and whose refusals it reports."""
@@ -29,9 +32,7 @@ class ChainExit:
 
     guard: DiskGuard
     now: Callable[[], float]
-    retry_s: float
-    """Seconds before the disk is asked again after it refused."""
-    report: Callable[..., None]
+    event: Callable[..., None]
     """Called with the round once the node has left."""
     mark: Callable[[Round], None] = lambda first: None
     """Write durably that the worker's state is of the chain that is left. Raises DiskFault, CorruptFault."""
@@ -47,7 +48,7 @@ class ChainExit:
         in its feed, and leave the same chain again, for ever. It may be asked at any event. Raises CorruptFault.
         """
         # Asked several times a tick and at each entry; after a heal thousands of entries come at once.
-        if self.has_left or self.now() < self._refused_s + self.retry_s:
+        if self.has_left or self.now() < self._refused_s + RETRY_S:
             return False
         # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
         # rounds of that chain onto a state of this one. Again at each try: a worker that died since has obeyed it.
@@ -56,6 +57,6 @@ class ChainExit:
             return False
         self.has_left = True
         self.guard.on_disk_success()
-        self.report(round=first)
+        self.event(round=first)
         self.begin_again(first)
         return True
