@@ -11,7 +11,7 @@ class DiskReports:
     """What was reported lately. A full disk refuses several kinds of work, each every other second."""
 
     is_open: bool = False
-    """A refusal was reported, and its end was not."""
+    """A refusal was reported, and its end was not. Who reports the end says so here."""
     _told_s: dict[str, float] = field(default_factory=dict)
 
     def is_due(self, refusal: str, now: float) -> bool:
@@ -24,8 +24,3 @@ class DiskReports:
         self._told_s[kind] = now
         self.is_open = True
         return True
-
-    def ends(self) -> bool:
-        """Return whether the end of the trouble is to be reported: once after each report."""
-        was_open, self.is_open = self.is_open, False
-        return was_open

@@ -6,16 +6,14 @@ from atoll.node.daemon.consensus.chains.epochs import ROOT, Segment
 from atoll.node.daemon.consensus.types import FinalizeRound
 from atoll.protocols.errors import Divergence
 from atoll.protocols.ids import Digest, Round
-from atoll.protocols.run.run_spec import RunSpec
 
 
-def check_start(spec: RunSpec, final: int, state: Digest) -> None:
-    """Raise Divergence for start weights that are not those of the run."""
-    if spec.start and final == -1 and state != spec.start.state:
-        raise Divergence(
-            "the saved start weights are not those of the run",
-            hint="remove the run's state folder in this home; they are fetched again",
-        )
+def other_start() -> Divergence:
+    """The fault of start weights that are not those of the run."""
+    return Divergence(
+        "the saved start weights are not those of the run",
+        hint="remove the run's state folder in this home; they are fetched again",
+    )
 
 
 def divergence(action: FinalizeRound, ours: Digest) -> Divergence:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.node.daemon.certificates.started_state import check_start, divergence
+from atoll.node.daemon.certificates.started_state import divergence, other_start
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
@@ -129,7 +129,9 @@ class Finalizer:
                 raise divergence(action, started.state)
             self.worker.on_gone()  # nothing can be asked of it until it starts anew
             return
-        check_start(self.context.spec, final, started.state)
+        start = self.context.spec.start
+        if start and final == -1 and started.state != start.state:
+            raise other_start()
         self._announced = False
         self._advance_to(final)
         self._waiting_rounds |= {at: done for at, done in self._applied_rounds.items() if at > final}

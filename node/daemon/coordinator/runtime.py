@@ -144,7 +144,8 @@ class FaultGuard:
     def on_disk_success(self) -> None:
         """Report that the disk works again, if it did not."""
         self.trouble = ""
-        if self._reports.ends():
+        if self._reports.is_open:
+            self._reports.is_open = False
             self._log.event("trouble_over")
 
 

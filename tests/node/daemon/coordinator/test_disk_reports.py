@@ -72,11 +72,11 @@ def test_one_kind_is_one_line_whatever_the_paths(told):
 
 def test_each_report_has_one_end():
     reports = DiskReports()
-    assert not reports.ends()
+    assert not reports.is_open
     assert reports.is_due("home: full", 0.0)
     assert reports.is_due("home: failing", 1.0), "another kind"
     assert not reports.is_due("else: full", REPEAT_S - 1)
-    assert reports.ends()
-    assert not reports.ends()
+    assert reports.is_open
+    reports.is_open = False
     assert reports.is_due("else: full", REPEAT_S)
-    assert reports.ends()
+    assert reports.is_open
