@@ -1,7 +1,5 @@
 """`pause`, `resume`, `limit`, `stop`, `eval`: what the operator tells the node to do."""
 
-import time
-
 import click
 import msgspec
 
@@ -67,11 +65,11 @@ def limit(home: Home, as_json: bool, up: str | None, down: str | None, reset: bo
 def stop(home: Home, as_json: bool, finish: bool, wait: bool, within: int) -> None:
     """Stop the node in good order. No node is no error."""
     if wait and is_locked(home):
-        from atoll.cli.node_commands.last_end import check_end
+        from atoll.cli.node_commands.last_end import check_end, started_at
 
-        began = time.time()
+        since = started_at(home)
         wait_for_end(home, finish=finish, within_s=within)
-        check_end(home, began)
+        check_end(home, since)
         _done(control_messages.CommandDone("the node ended"), as_json)
         return
     try:

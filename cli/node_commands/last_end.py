@@ -8,8 +8,10 @@ from atoll.cli.node_commands.ending import is_locked
 from atoll.node.config.home import Home
 from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.node.daemon.telemetry.round_log import JOURNAL_FILE
+from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import LocalFault
 
+_GOES_ON = "`atoll start` goes on from what it saved"
 LINES = 200
 """Newest lines of the journal that are read: a node writes few after it began to stop."""
 
@@ -18,6 +20,8 @@ class _Event(msgspec.Struct):
     event: str
     error: str = ""
     time: float = 0.0
+    unsaved: str = ""
+    """Why its worker did not save all that it had; of an end."""
 
 
 def last_end(home: Home) -> str:
@@ -27,8 +31,10 @@ def last_end(home: Home) -> str:
     if home.control_socket.exists():  # a node removes it unless it is killed, or told to stop twice
         return "the last one was killed, told to stop twice, or lost its power or its disk"
     match _newest_end(home):
-        case _Event("stopping"):
+        case _Event("stopping", unsaved=""):
             return "the last one that came up was stopped"
+        case _Event("stopping", unsaved=why):
+            return f"the last one that came up was stopped, and lost what was not saved yet: {why}"
         case _Event("failed", error):
             return f"the last one ended: {error}"
         case _Event("crashed", error):
@@ -37,19 +43,33 @@ def last_end(home: Home) -> str:
 
 
 def check_end(home: Home, since: float) -> None:
-    """Raise LocalFault if the node that ended since this Unix time failed, though it was told to stop."""
+    """Raise LocalFault if the node that came up after this Unix time failed, or lost what it had to save.
+
+    Its fault may be older than the command that waited for its end.
+    """
     found = _newest_end(home)
-    if found is not None and found.event != "stopping" and found.time >= since:
-        raise LocalFault(
-            f"the node failed while it stopped: {found.error}", hint="`atoll start` goes on from what it saved"
-        )
+    if found is None or found.time < since:
+        return  # a node that is told early writes none, and an older one may have failed
+    if found.event != "stopping":
+        raise LocalFault(f"the node failed: {found.error}", hint=_GOES_ON)
+    if found.unsaved:
+        raise LocalFault(f"the node lost what was not saved yet: {found.unsaved}", hint=_GOES_ON)
+
+
+def started_at(home: Home) -> float:
+    """Unix time at which the node that holds the home's lock took it. Raises DiskFault."""
+    with disk(home.lock):
+        return home.lock.stat().st_mtime  # it writes its pid then, and nothing later
 
 
 def _newest_end(home: Home) -> _Event | None:
     journals = sorted((home.root / "runs").glob(f"*/{JOURNAL_FILE}"), key=lambda path: path.stat().st_mtime)
+    unsaved = ""
     for line in reversed(LogTail(journals[-1]).last_bytes(LINES) if journals else []):
         with suppress(msgspec.MsgspecError):
             found = msgspec.json.decode(line, type=_Event)
-            if found.event in ("stopping", "failed", "crashed"):
-                return found
+            if found.event == "not_saved":
+                unsaved = found.error
+            elif found.event in ("stopping", "failed", "crashed"):
+                return msgspec.structs.replace(found, unsaved=unsaved)
     return None

@@ -3,13 +3,13 @@
 Large files of the worker, written in pieces and hashed on the way; small ones: `p2p.system.atomic_files`.
 """
 
-import mmap
 import os
 import shutil
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 
+import torch
 from blake3 import blake3
 
 from atoll.p2p.system.atomic_files import disk, sync_folder
@@ -62,10 +62,15 @@ def write_piece(file: FileIO, piece: Piece) -> None:
 
 def map_file(path: Path) -> memoryview:
     """The bytes of a file that is never changed in place, without a copy in memory. Raises OSError."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    size = path.stat().st_size
+    if size == 0:
+        return memoryview(b"")
+    try:
+        # Not by `mmap`: its maps hold a descriptor each, and of payloads more than a hundred are mapped at once.
+        mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except RuntimeError as error:
+        raise OSError(" ".join(str(error).split())) from error
+    return mapped.numpy().data.toreadonly()
 
 
 def map_payload(path: str) -> memoryview:

@@ -21,7 +21,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.leaving.hand_over import begin_hand_over
 from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
 from atoll.node.daemon.status import StopDaemon
-from atoll.node.ipc.chain_mark import mark_left, news_of
+from atoll.node.ipc.chain_mark import news_of
 from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.p2p.system.c_heap import FreePages
 from atoll.p2p.system.garbage import settle_garbage
@@ -83,17 +83,13 @@ class Daemon:
             self._stop.set()
 
     def leave_chain(self, first: Round | None) -> None:
-        """Begin the chain anew: on another one, which decides the rounds from `first` on. Raises DiskFault.
+        """Begin the chain anew: on another one, for which the state is marked, and which decides from `first` on.
 
         None: on the same chain, with a summary that the ledger has now.
         """
         if first is not None:
-            # On disk before the ledger says that this node follows the other chain: a start after a kill would
-            # fold rounds of that chain onto a state of this one.
-            folder = self._plan.home.run(self._plan.run.spec.id)
-            mark_left(folder, first)
             log.warning("another part of the run decides from round %d on; this node joins it", first)
-            self._report(news_of(folder))
+            self._report(news_of(self._plan.home.run(self._plan.run.spec.id), first))
         self._outranked.set()
 
     async def run(self, on_up: Callable[[], None] = lambda: None) -> None:

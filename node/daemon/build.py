@@ -82,6 +82,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     limited, routed, swarm = _build_network(plan, folder)
     me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
+    log.on_lost_end = plan.home.control_socket.touch  # as a kill leaves it: no success of `stop --wait`
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)

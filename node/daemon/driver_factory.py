@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from atoll.node.daemon.audits.newcomer_weights import Weigh
 from atoll.node.daemon.audits.weighing import Weighing, build_weighing
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus import machine as finality_machine
+from atoll.node.daemon.consensus.chains.chain_exit import ChainExit
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
@@ -122,6 +124,7 @@ def build_driver(
         evaluator=evaluator,
         standings=_build_standings(common, weighing, reducer),
         history=history,
+        chain_exit=ChainExit(guard=common.guard, now=context.now, event=partial(context.log.event, "other_chain")),
     )
     payloads.subscribe(driver.on_payload_resolved)
     payloads.subscribe(lambda _: finalizer.step())
@@ -131,7 +134,7 @@ def build_driver(
 def _build_common(
     context: RunContext, net: Network, worker_process: WorkerProcess, spool: Path, config: RoundConfig
 ) -> _Common:
-    guard, spec = FaultGuard(net, context.log), context.spec
+    guard, spec = FaultGuard(net, context.log, context.now), context.spec
     machines = Machines(
         round_machine.begin(config),
         finality_machine.begin(

@@ -31,11 +31,8 @@ def first_left(run_folder: Path) -> int | None:
     return int(data or b"0")
 
 
-def news_of(run_folder: Path) -> str:
-    """The line by which the user learns of a mark; empty without one. Raises DiskFault, CorruptFault."""
-    first = first_left(run_folder)
-    if first is None:
-        return ""
+def news_of(run_folder: Path, first: int) -> str:
+    """The line by which the user learns that this node leaves its chain at round `first`."""
     return (
         f"this node joins the others' model from round {first} on; its own work returns through its error "
         f"feedback. The model that it had is in {run_folder / ASIDE}"

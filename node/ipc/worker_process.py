@@ -86,6 +86,8 @@ class Trainer:
     on_spent: Callable[[TimeSpent], None] = lambda _: None
     """Given the worker's account of time with every reply, before the answer is delivered, and an empty one when
     its process begins."""
+    on_unsaved: Callable[[str], None] = lambda _: None
+    """Given why the worker that was told to stop did not save all that it had."""
     command: tuple[str, ...] = WORKER
     nice: int = 0
     """Added to the worker's niceness; its further processes and threads inherit it."""
@@ -211,10 +213,17 @@ class Trainer:
             return
         process = self._pipe.process
         if self._is_started:
-            with contextlib.suppress(TimeoutError, ConnectionError):
-                self._pipe.write(worker_messages.StopRequest())
+            is_saved = False
+            try:
                 async with asyncio.timeout(STOP_S):
+                    await self._ask(worker_messages.StopRequest(), worker_messages.StopReply)
+                    is_saved = True
                     await process.wait()
+            except TimeoutError:
+                if not is_saved:
+                    self.on_unsaved(f"the worker did not save within {STOP_S:.0f} s")
+            except errors.AtollError as error:
+                self.on_unsaved(error.line())
         if process.returncode is None:
             process.kill()
             await process.wait()

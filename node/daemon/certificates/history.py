@@ -29,7 +29,7 @@ from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.entry_rules import is_lawful
-from atoll.protocols.ledger.records import Epoch, Follow, SummaryProposal, Vote
+from atoll.protocols.ledger.records import Epoch, Follow, Proposal, SummaryProposal, Vote
 from atoll.protocols.run.run_spec import RunSpec
 
 KEPT_ROUNDS = DECIDED_KEPT
@@ -113,6 +113,11 @@ class LedgerHistory:
         # Who began with another's summary follows the epochs that it found there, and writes that down only then.
         has_chosen = any(self.ledger.entries(kind=kind, author=state.me) for kind in (Epoch, Follow))
         return resumed(state, self.summary, chosen if has_chosen or not self.certifies else None)
+
+    def is_proposed(self, number: int, state: Digest) -> bool:
+        """Whether the ledger has a proposal with this state of the round, of any chain."""
+        bodies = (entry.body for entry in self.ledger.entries(number=number))
+        return any(isinstance(body, Proposal) and body.state == state for body in bodies)
 
     def on_counted(self, named: Iterable[tuple[PeerId, Digest]]) -> None:
         """A final set names these contributions."""

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.assets.run_text import RunText
@@ -19,7 +20,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
-from atoll.node.ipc.chain_mark import MARK
+from atoll.node.ipc.chain_mark import MARK, mark_left
 from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
@@ -43,7 +44,7 @@ class CurrentChain:
     host: Host
     text: RunText
     on_other_chain: Callable[[Round | None], None]
-    """See `Driver`. None: the same chain, with a summary that the ledger has now."""
+    """See `ChainExit.begin_again`. None: the same chain, with a summary that the ledger has now."""
     driver: Driver = field(init=False)
     trainer: Trainer = field(init=False)
     goodput: GoodputCollector = field(init=False)
@@ -58,6 +59,7 @@ class CurrentChain:
             lambda progress: self._on_progress(progress),
             on_gone=self._on_worker_gone,
             on_spent=lambda spent: self.goodput.on_spent(spent),
+            on_unsaved=lambda why: self.context.log.event("not_saved", error=why),
             nice=self.plan.config.guest.nice,
         )
         self.goodput = GoodputCollector(
@@ -97,7 +99,8 @@ class CurrentChain:
             ),
             open_rounds=open_rounds_of(spec, config.open_rounds_bytes),
         )
-        self.driver.on_other_chain = self.on_other_chain
+        self.driver.chain_exit.mark = partial(mark_left, self._folder)
+        self.driver.chain_exit.begin_again = self.on_other_chain
         self.driver.finalizer.left_chain = os.path.exists(self._folder / MARK)
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")

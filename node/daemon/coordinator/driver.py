@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from atoll.node.daemon.certificates.chosen_path import chosen_path
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.certificates.reducers import ReducerHistory
+from atoll.node.daemon.certificates.started_state import first_of_epochs
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.chains.chain_exit import ChainExit
 from atoll.node.daemon.consensus.orphans import ORPHAN_BODIES
 from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
@@ -73,9 +75,7 @@ class Driver:
     standings: MemberStandings
     history: LedgerHistory | None = None
     """What stands for the records of old rounds that the ledger lacks; None: it lacks none, and never will."""
-    on_other_chain: Callable[[Round], None] = lambda first: None
-    """Another chain outranks this node's from a round on: it must begin again on that one. May raise DiskFault."""
-    is_leaving_chain: bool = False
+    chain_exit: ChainExit
     is_finished: bool = False
     """All rounds of the run are final."""
     still: Stillness = field(default_factory=Stillness)
@@ -83,6 +83,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.machines.perform_round, self.machines.perform_finality = self._perform_round, self._perform_finality
+        self.finalizer.leave_unmarked = self._leave_unmarked
 
     async def serve(self, on_up: Callable[[], None] = lambda: None) -> None:
         """Run until cancelled. `on_up` is called once the ledger's entries are replayed."""
@@ -376,9 +377,12 @@ class Driver:
         log = self.context.log
         match action:
             case finality_types.Append(body):
-                # Before the entry, also where it is an epoch of ours: after it, the state is of another chain.
-                leaves = isinstance(body, Follow) and body.epoch != self.finality.epoch
-                if (leaves and not self._leave_chain(body.round)) or self.guard.publish(body) is None:
+                # Also where it is an epoch of ours: after the entry, the state is of another chain.
+                if isinstance(body, Follow) and body.epoch != self.finality.epoch:
+                    is_written = self.chain_exit.leave(body.round, body)
+                else:
+                    is_written = self.guard.publish(body) is not None
+                if not is_written:
                     self.queue.post(lambda: self.machines.feed_finality(finality_types.AppendRefused()))
             case finality_types.CheckRound():
                 self.queue.start_task(self._check(action), f"check {action.round}")
@@ -398,7 +402,7 @@ class Driver:
                 self.net.accept(voters, by_work=False)
                 log.event("epoch", round=first, members=list(voters))
             case finality_types.SwitchEpoch(_, first):
-                self._leave_chain(first)
+                self.chain_exit.leave(first)
             case finality_types.Summarize(state):
                 self._summarize(state)
             case finality_types.ReportOtherSummary(number, _, proposer, ours, theirs):
@@ -430,13 +434,12 @@ class Driver:
             event = finality_types.SummaryMade(state.last_final, made)
             self.queue.post(partial(self.machines.feed_finality, event))
 
-    def _leave_chain(self, first: Round) -> bool:
-        """Whether this node leaves: its state is marked. A disk that refuses the mark is asked again."""
-        if not self.is_leaving_chain and self.guard.does(partial(self.on_other_chain, first)):
-            self.is_leaving_chain = True
-            self.guard.on_disk_success()
-            self.context.log.event("other_chain", round=first)
-        return self.is_leaving_chain
+    def _leave_unmarked(self, number: Round, state: Digest) -> bool:
+        """Leave the chain that has this state of the round, if this is one that the node chose before it ended."""
+        # Its disk refused the mark until it ended. A fold that went wrong gives a state that nobody proposed.
+        first = first_of_epochs(self.finality.chain)
+        is_proposed = self.history is not None and self.history.is_proposed(number, state)
+        return first is not None and first <= number and is_proposed and self.chain_exit.leave(first)
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from atoll.node.daemon.certificates.started_state import divergence, other_start
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
@@ -25,7 +26,7 @@ from atoll.node.daemon.rounds.types import Behind, RoundFinal, WorkerReady
 from atoll.node.daemon.snapshots.offers import OfferedSnapshot, SnapshotOffer, Trust, offers_of, trust_by
 from atoll.node.daemon.snapshots.search import FoundSnapshot, SnapshotSearch
 from atoll.p2p.system.atomic_files import disk
-from atoll.protocols.errors import ConfigError, DiskFault, Divergence, PeerFault, Unreachable
+from atoll.protocols.errors import ConfigError, DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.records import set_digest
 from atoll.protocols.local import worker_messages
@@ -59,6 +60,8 @@ class Finalizer:
     sets: ContributionSets
     on_applied: Callable[[Round, Digest], None] = lambda number, state: None
     """Called with a final round that the worker's Θ_final holds, and its state; after a restart again."""
+    leave_unmarked: Callable[[Round, Digest], bool] = lambda number, state: False
+    """Begin again without the worker's state of this round if it is of another chain. Returns whether it is."""
     has_model: bool = True
     """Whether there will be a worker. Else a final round counts as applied when it is known."""
     applied: Round = _NONE
@@ -118,13 +121,18 @@ class Finalizer:
         self.step()
 
     def on_worker_started(self, started: worker_messages.StartReply) -> None:
-        """A fresh worker holds Θ_final(started.final). Raises Divergence if that is not the final state."""
+        """A fresh worker holds Θ_final(started.final). Raises Divergence if no chain has that state."""
         self._pending = started.pending
         final = Round(started.final)
         action = self._waiting_rounds.get(final) or self._applied_rounds.get(final)
         if action is not None and action.state != started.state:
-            raise _divergence(action, started.state)
-        self._check_start(final, started.state)
+            if not self.leave_unmarked(final, started.state):
+                raise divergence(action, started.state)
+            self.worker.on_gone()  # nothing can be asked of it until it starts anew
+            return
+        start = self.context.spec.start
+        if start and final == -1 and started.state != start.state:
+            raise other_start()
         self._announced = False
         self._advance_to(final)
         self._waiting_rounds |= {at: done for at, done in self._applied_rounds.items() if at > final}
@@ -200,7 +208,7 @@ class Finalizer:
         done = await self.sets.ask(number, names, request_of, kind, action.corrections)
         self.context.log.folded(number, done.state)
         if done.state != action.state:
-            raise _divergence(action, done.state)
+            raise divergence(action, done.state)
         self._advance_to(number)
         if (action.round + 1) % SNAPSHOT_EVERY == 0:
             await self._snapshot(action.round)
@@ -298,14 +306,6 @@ class Finalizer:
         elif not self.search.book.has_failed(offer):
             self._report_behind("fetching the start weights")
 
-    def _check_start(self, final: int, state: Digest) -> None:
-        start = self.context.spec.start
-        if start and final == -1 and state != start.state:
-            raise Divergence(
-                "the saved start weights are not those of the run",
-                hint="remove the run's state folder in this home; they are fetched again",
-            )
-
     async def _on_no_snapshot(self, offer: OfferedSnapshot, error: Exception) -> None:
         if offer.round < 0:
             await self._on_no_start(offer, error)
@@ -365,10 +365,3 @@ class Finalizer:
             start = SnapshotOffer(spec.owner, Digest(spec.start.weights), _NONE)
             found += sort([start], {_NONE: Digest(spec.start.state)}, lambda peer: Trust.START, now)
         return found
-
-
-def _divergence(action: FinalizeRound, ours: Digest) -> Divergence:
-    return Divergence(
-        f"round {action.round}: our fold gives {ours.hex()[:8]}, the final state is {action.state.hex()[:8]}",
-        hint="remove the run's state folder in this home; a new start fetches a snapshot",
-    )

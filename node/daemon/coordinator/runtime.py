@@ -18,6 +18,7 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied, unless_needless
+from atoll.p2p.system.disk_reports import DiskReports
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
@@ -92,9 +93,11 @@ class Machines:
 class FaultGuard:
     """Network calls whose faults end here: peers are blamed, the disk's refusals are reported to the user."""
 
-    def __init__(self, net: Network, round_log: RoundLog) -> None:
+    def __init__(self, net: Network, round_log: RoundLog, now: Callable[[], float]) -> None:
         self._net = net
         self._log = round_log
+        self._now = now
+        self._reports = DiskReports()
         self.trouble = ""
         """What the disk refused last, until it works again."""
 
@@ -132,16 +135,17 @@ class FaultGuard:
             self._log.event("peer_fault", peer=peer, fault=error.line())
 
     def on_disk_fault(self, error: DiskFault) -> None:
-        """Report a refusal of the disk; each one is reported once. The caller tries again."""
-        if self.trouble != error.line():
-            self.trouble = error.line()
-            log.warning("%s", error.line())
-            self._log.event("trouble", error=error.line())
+        """Report a refusal of the disk, each kind once a minute at most. The caller tries again."""
+        self.trouble = error.line()
+        if self._reports.is_due(str(error), self._now()):
+            log.warning("%s", self.trouble)
+            self._log.event("trouble", error=self.trouble)
 
     def on_disk_success(self) -> None:
         """Report that the disk works again, if it did not."""
-        if self.trouble:
-            self.trouble = ""
+        self.trouble = ""
+        if self._reports.is_open:
+            self._reports.is_open = False
             self._log.event("trouble_over")
 
 

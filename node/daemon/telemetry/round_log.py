@@ -26,6 +26,8 @@ from atoll.protocols.local.worker_messages import StartReply, TrainReply
 log = logging.getLogger(__name__)
 
 LOG_FILE, JOURNAL_FILE = "rounds.jsonl", "events.jsonl"
+FAULTS = "failed", "crashed", "not_saved"
+"""Events of an end that was not in good order."""
 JOURNAL_BYTES = 16 << 20
 """At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
@@ -52,6 +54,9 @@ class RoundLog:
         """Tokens that this daemon's worker trained on, in rounds that it finished."""
         self.listeners: list[Callable[[str, Mapping[str, Any]], None]] = []
         """Receive each event of the journal, once the rows have it. They neither wait nor raise."""
+        self.on_lost_end: Callable[[], None] = lambda: None
+        """Called by `close` if the disk refused the line that says what went wrong at the end."""
+        self._is_end_lost = False
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
         self._moved = TrafficTotals(0, 0, 0, 0)
@@ -71,12 +76,17 @@ class RoundLog:
             self._current = None
         self.rows.close()
         with contextlib.suppress(OSError):
-            self._events_file.close()
+            try:
+                self._events_file.close()  # which writes what was refused before, if it can
+            except OSError:
+                if self._is_end_lost:
+                    self.on_lost_end()
 
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts."""
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
-        self._write(line)
+        if not self._write(line) and name in FAULTS:
+            self._is_end_lost = True
         for listener in self.listeners:
             listener(name, facts)
         log.info("%s %s", name, " ".join(f"{key}={value}" for key, value in facts.items()))
@@ -234,10 +244,10 @@ class RoundLog:
     def _save(self, number: int) -> None:
         self.rows.save(self._row(number))
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: str) -> bool:
         """Write a line of the journal, which begins again where somebody deleted or moved it.
 
-        A full disk loses the line: telemetry must not stop a node, others report the disk.
+        False: a full disk refuses it, and may lose it. Telemetry must not stop a node, others report the disk.
         """
         with contextlib.suppress(OSError):
             if not self.journal.exists() and not self._events_file.closed:
@@ -245,6 +255,8 @@ class RoundLog:
                 gone.close()
             self._events_file.write(line + "\n")
             self._events_file.flush()
+            return True
+        return False
 
 
 def read_rows(path: Path) -> list[RoundStatus]:

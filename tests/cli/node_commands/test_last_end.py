@@ -39,6 +39,10 @@ def wrote(home: Home, *lines: str, run: str = "ab", unix_s: float = 1e9) -> None
         ),
         ((STOPPED, DONE, FAILED), "the last one ended: train.txt is not the text of this run"),
         ((STOPPED, FAILED), "the last one ended: train.txt is not the text of this run"),
+        (
+            (STOPPED, '{"time": 4.0, "event": "not_saved", "error": "the worker died"}'),
+            "the last one that came up was stopped, and lost what was not saved yet: the worker died",
+        ),
         ((STOPPED, CRASHED), "a bug ended the last one, see `atoll logs`: TypeError()"),
         ((DONE,), ""),
         ((), ""),

@@ -15,7 +15,7 @@ from atoll.node.daemon.build import build
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
-from atoll.node.ipc.chain_mark import mark_left
+from atoll.node.ipc.chain_mark import first_left
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
@@ -277,14 +277,17 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     home = Home(tmp_path / "home")
     home.make()
     home.run_file("run").write_bytes(sign_run(SPEC, OWNER))
-    parts = build(await plan_in(home, link=None, wanted="run"), lambda *, finish=False: None, lambda first: None)
+    left = []
+    parts = build(await plan_in(home, link=None, wanted="run"), lambda *, finish=False: None, left.append)
     before, trainer, operator = parts.chain.driver, parts.chain.trainer, parts.control._operator
     parts.net.publish(Ack(Round(0), Digest(bytes(32)), Digest(bytes(32))))
     assert len(parts.net.entries()) == 1
     asked = list[Driver]()
     trainer.restart = lambda: asked.append(parts.chain.driver)
     assert not before.finalizer.left_chain
-    mark_left(parts.chain._folder, 3)
+    before.chain_exit.leave(Round(7))
+    assert first_left(parts.chain._folder) == 7, "the next session reads it, also after a kill from now on"
+    assert left == [7]
     parts.chain.change("on battery")
     parts.log.close()
     now = parts.chain.driver
@@ -295,11 +298,14 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     assert parts.chain.trainer is trainer, "its process goes on"
     assert parts.swarm.on_pruned == now.on_pruned
     assert parts.swarm.replication.orphans.on_found == now.on_orphans
-    assert now.on_other_chain is parts.chain.on_other_chain
+    assert now.chain_exit.begin_again is parts.chain.on_other_chain
+    assert not now.chain_exit.has_left, "it may leave this one, too"
     assert len(parts.net.entries()) == 1, "it reads the whole ledger"
     for event in now.queue._events:
         event()
     assert now.round.held == "on battery", "what holds the node holds it on any chain"
+    parts.log.on_lost_end()
+    assert home.control_socket.exists(), "as after a kill: `stop --wait` is no success"
 
 
 async def test_a_run_of_this_home_is_not_looked_for_and_a_typo_neither(tmp_path, in_dht):

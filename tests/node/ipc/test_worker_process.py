@@ -65,13 +65,14 @@ from atoll.protocols.local.worker_messages import (
 )
 from atoll.protocols.ids import Digest, Round
 
-inbox, outbox, lives, starts = Inbox(0), ReplyWriter(1), Path(sys.argv[1]), 0
+inbox, outbox, lives, starts, home = Inbox(0), ReplyWriter(1), Path(sys.argv[1]), 0, ""
 with lives.open("a") as file:
     file.write("life\\n")
 print("a last word", file=sys.stderr, flush=True)
 while (request := inbox.receive()) is not None:
     ask, say = request.ask, lambda answer: outbox.send(ReplyEnvelope(request.id, answer, TimeSpent(wait_ns=7)))
     starts += isinstance(ask, StartRequest)
+    home = ask.home if isinstance(ask, StartRequest) else home
     match ask:
         case StartRequest(home="filled") if starts == 2:
             say(FailureReply("DiskFault", "no space", ""))
@@ -104,6 +105,13 @@ while (request := inbox.receive()) is not None:
             say(SaveReply())
         case ReportRequest():
             say(ReportReply())
+        case StopRequest() if home == "no room":
+            say(FailureReply("DiskFault", "no space left", "free some"))
+            break
+        case StopRequest() if home == "dies":
+            sys.exit(3)
+        case StopRequest() if home == "slow":
+            time.sleep(60)
         case StopRequest():
             say(StopReply())
             break
@@ -142,7 +150,7 @@ class Rig:
         self.news = asyncio.Event()
         self.trainer = Trainer(
             start, self.log, self._on_started, self._on_progress, self._on_gone, command=command,
-            on_spent=self.spent.append, nice=NICE,
+            on_spent=self.spent.append, on_unsaved=self.told.append, nice=NICE,
         )  # fmt: skip
 
     async def _on_started(self, started: StartReply) -> None:
@@ -578,6 +586,28 @@ async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         assert one.trainer.statistics().restarts == 3
+
+
+@pytest.mark.parametrize(
+    ("home", "why"),
+    [
+        ("home", []),
+        ("no room", ["no space left; free some"]),
+        ("dies", ["the worker process ended"]),
+        ("slow", ["the worker did not save within 0 s"]),
+    ],
+)
+async def test_what_a_worker_cannot_save_at_its_end_is_said(rig, monkeypatch, home, why):
+    async with served(rig(home)) as one:
+        await one.life(1)
+        pid = one.pid
+        with monkeypatch.context() as patch:
+            if home == "slow":
+                patch.setattr(module, "STOP_S", 0.05)
+            await one.trainer.stop()
+        assert is_gone(pid)
+        await one.trainer.stop()
+    assert [line for line in one.told if line not in ("started", "gone")] == why
 
 
 async def test_stop_while_it_starts_does_not_wait_for_it(rig, monkeypatch):

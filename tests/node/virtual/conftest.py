@@ -489,7 +489,7 @@ class Node:
         self.works: tuple[asyncio.Task[None], ...] = ()
         """What belongs to a chain, and ends before the network does when the node stops."""
         self.outranked = asyncio.Event()
-        self.left: list[int | None] = []
+        self.left: list[int] = []
         """Where the chain that it leaves ends; None: it begins with a summary, on the same chain."""
         self.work = TRAINS
         self.recent: tuple[int, int] | None = None
@@ -553,7 +553,7 @@ class Node:
             ),
             open_rounds=self.open_rounds,
         )
-        driver.on_other_chain = self._leave_chain
+        driver.chain_exit.mark, driver.chain_exit.begin_again = self._mark, self._leave_chain
         net.listen(driver)
         return driver
 
@@ -575,8 +575,11 @@ class Node:
         """As `Daemon.leave_chain`."""
         if first is not None:
             self.world.changes.append((self.number, first))
-        self.left.append(first)
         self.outranked.set()
+
+    def _mark(self, first: int) -> None:
+        """As `mark_left`: the next session of the worker reads it."""
+        self.left = [min(first, *self.left)] if self.left else [first]
 
     async def _change_chain(self, context: RunContext, swarm: Swarm, net: SwarmNetwork) -> None:
         """As `Daemon` does: over the same network, with what the worker makes of the state of the other chain."""
@@ -591,8 +594,7 @@ class Node:
 
     def _mark_states(self) -> None:
         for first in self.left:
-            if first is not None:
-                self.worker.leave_chain(first)
+            self.worker.leave_chain(first)
         self.left.clear()
         self.outranked.clear()
 

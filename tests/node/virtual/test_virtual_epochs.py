@@ -4,16 +4,18 @@ import asyncio
 import errno
 import json
 from functools import partial
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from atoll.node.daemon.consensus.chains.chain_exit import RETRY_S
 from atoll.node.ipc.chain_mark import MARK
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import disk_fault
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
-from atoll.protocols.ledger.records import Follow
+from atoll.protocols.ledger.records import Body, Entry, Follow
 
 ROUND_S, SHORT_S = 10.0, 0.5
 OWNER = Identity(bytes([1]) * 32).peer_id
@@ -133,13 +135,13 @@ def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_star
                 died.append(number)
                 w.start(number)
 
-            def leave(node, first: int | None) -> None:
+            def mark(node, first: int) -> None:
                 assert not node.swarm.ledger.entries(kind=Follow, author=node.peer), "a kill now leaves no mark"
-                node._leave_chain(first)  # its state is marked; the Follow comes next
+                node._mark(first)  # the Follow comes next
                 group.create_task(die(node.number))
 
             for node in w.nodes.values():
-                node.driver.on_other_chain = partial(leave, node)
+                node.driver.chain_exit.mark = partial(mark, node)
             w.network.heal()
             healed = max(finals(w, 0, 1, 2))
             await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
@@ -151,36 +153,101 @@ def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_star
     run_virtual(story())
 
 
+def refuses(node, refused: list[float], refusals: int, name: str) -> None:
+    """Note a try of the node that must change its chain; raise DiskFault at so many of the first ones."""
+    refused.append(asyncio.get_running_loop().time())
+    if len(refused) <= refusals:
+        raise disk_fault(OSError(errno.ENOSPC, "full"), node.home / name)
+
+
+async def changed_once(w, tries: list[float], refusals: int) -> None:
+    """Heal; one node changes its chain, once, and only after so many refusals of its disk."""
+    w.network.heal()
+    healed = max(finals(w, 0, 1, 2))
+    await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
+    ((number, _),) = w.changes
+    assert len(tries) == refusals + 1, "asked again each time"
+    assert all(later - before >= RETRY_S for before, later in pairwise(tries)), "and not at each event"
+    assert not w.nodes[number].driver.view().trouble
+    events = map(json.loads, (w.nodes[number].home / "events.jsonl").read_text().splitlines())
+    kinds = [event["event"] for event in events]
+    assert (kinds.count("trouble"), kinds.count("trouble_over"), kinds.count("other_chain")) == (1, 1, 1)
+    w.check_agreement()
+    await w.check_feeds()
+
+
 @pytest.mark.parametrize("refusals", [1, 8])
 def test_a_node_whose_disk_refuses_the_mark_lives_and_changes_its_chain_once_it_takes_it(world, refusals):
     async def story() -> None:
         async with world(200, 1) as w:
             await two_and_one_apart(w)
-            refused, troubles = [], []
+            tries: list[float] = []
 
-            def leave(node, first: int | None) -> None:
-                if node.number in refused:
-                    troubles.append(node.driver.view().trouble)
-                if len(refused) < refusals:
-                    refused.append(node.number)
-                    raise disk_fault(OSError(errno.ENOSPC, "full"), node.home / MARK)
+            def mark(node, first: int) -> None:
+                refuses(node, tries, refusals, MARK)
                 assert not node.swarm.ledger.entries(kind=Follow, author=node.peer), "no entry before the mark"
-                node._leave_chain(first)
+                node._mark(first)
 
             for node in w.nodes.values():
-                node.driver.on_other_chain = partial(leave, node)
+                node.driver.chain_exit.mark = partial(mark, node)
+            await changed_once(w, tries, refusals)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("refusals", [1, 8])
+def test_a_node_whose_ledger_refuses_stays_in_its_chain_until_it_says_that_it_leaves(world, refusals):
+    """A limit of the size of files refuses the ledger and not the mark, whose file is new."""
+
+    async def story() -> None:
+        async with world(200, 1) as w:
+            await two_and_one_apart(w)
+            tries: list[float] = []
+
+            def publish(node, whole, body: Body) -> Entry:
+                if isinstance(body, Follow) and body.epoch != node.driver.finality.epoch:
+                    assert node.left, "no entry before the mark"
+                    refuses(node, tries, refusals, "ledger")
+                return whole(body)
+
+            for node in w.nodes.values():
+                net = node.driver.net
+                net.publish = partial(publish, node, net.publish)
+            await changed_once(w, tries, refusals)
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_a_node_that_ended_without_its_mark_leaves_the_chain_of_its_state_at_its_next_start(world, is_marked):
+    """An epoch that it signed itself needs no further entry, and its disk refused the mark until it was killed."""
+
+    async def story() -> None:
+        async with world(200, 1) as w, asyncio.TaskGroup() as group:
+            for number in range(2):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, 0, 1)) >= 4)
+            w.network.cut([w.nodes[0].peer], [w.nodes[1].peer])
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            died: list[int] = []
+
+            async def die(number: int) -> None:
+                await w.kill(number)
+                died.append(number)
+                w.start(number)
+
+            def mark(node, first: int) -> None:
+                if is_marked:
+                    node._mark(first)
+                group.create_task(die(node.number))
+
+            for node in w.nodes.values():
+                node.driver.chain_exit.mark = partial(mark, node)
             w.network.heal()
-            healed = max(finals(w, 0, 1, 2))
-            await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
-            (number,) = {*refused}
-            assert refused == [number] * refusals, "asked again each time"
-            assert [one for one, _ in w.changes] == [number]
-            assert len(troubles) == refusals
-            assert all("No space left" in line for line in troubles)
-            assert not w.nodes[number].driver.view().trouble
-            events = map(json.loads, (w.nodes[number].home / "events.jsonl").read_text().splitlines())
-            kinds = [event["event"] for event in events]
-            assert (kinds.count("trouble"), kinds.count("trouble_over"), kinds.count("other_chain")) == (1, 1, 1)
+            healed = max(finals(w, 0, 1))
+            await w.until(lambda: min(finals(w, 0, 1)) > healed + 2)
+            # Without the mark it leaves twice, then because its state is not of the chain that it chose.
+            assert [number for number, _ in w.changes] == died * (1 if is_marked else 2)
             w.check_agreement()
             await w.check_feeds()
 

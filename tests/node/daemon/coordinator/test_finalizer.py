@@ -146,7 +146,7 @@ class Rig:
     def __init__(self, folder, *, states=STATES, size_bytes=0, is_held=True, spec=SPEC, net=None, process=None):
         self.net, self.process = net or Net(folder, size_bytes), process or Worker(states)
         self.log = log = RoundLog(folder, ME, lambda: 0.0)
-        guard = FaultGuard(self.net, log)
+        guard = FaultGuard(self.net, log, lambda: 0.0)
         worker = WorkerClient(self.process, guard)
         worker.on_started()
         self.told = []

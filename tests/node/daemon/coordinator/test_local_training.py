@@ -90,7 +90,7 @@ class Rig:
         path.write_bytes(DATA)
         self.pending = Pending(ROUND, digest(b"base"), manifest_of_bytes(DATA).id, str(path), 2, 64, 64, 1.0)
         self.net, self.process, self.log = Net(), Process(self.pending, dies_at), RoundLog(folder, ME, lambda: 0.0)
-        guard, self.told = FaultGuard(self.net, self.log), []
+        guard, self.told = FaultGuard(self.net, self.log, lambda: 0.0), []
         worker = WorkerClient(self.process, guard)
         worker.on_started()
         state = SimpleNamespace(phase=Phase.TRAIN, round=ROUND, ahead=SimpleNamespace(chosen=0))

@@ -309,6 +309,28 @@ def test_a_disk_that_refuses_lines_does_not_stop_the_node(opened, tmp_path):
     log.close()
 
 
+@pytest.mark.parametrize(("event", "is_lost"), [("failed", True), ("not_saved", True), ("stopping", False)])
+def test_a_fault_at_the_end_that_the_disk_refuses_is_said_to_be_lost(opened, tmp_path, event, is_lost):
+    full, lost = Path("/dev/full"), []
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    (tmp_path / "events.jsonl").symlink_to(full)
+    log = opened(tmp_path)
+    log.on_lost_end = lambda: lost.append(event)
+    log.event(event, error="the disk is full")
+    assert not lost, "it may have room until the end"
+    log.close()
+    assert lost == [event] * is_lost
+
+
+def test_a_fault_at_the_end_that_was_written_is_not_lost(opened, tmp_path):
+    log, lost = opened(tmp_path), []
+    log.on_lost_end = lambda: lost.append(1)
+    log.event("failed", error="the disk is full")
+    log.close()
+    assert not lost
+
+
 def test_files_that_somebody_deletes_while_the_node_runs_are_made_again(opened, tmp_path, monkeypatch):
     """The journal begins again; the rows are whole, those that left the memory too."""
     monkeypatch.setattr(round_rows, "HELD_ROWS", 2)

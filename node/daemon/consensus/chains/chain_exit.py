@@ -1,0 +1,62 @@
+"""How a node leaves its chain for another one, on a disk that may refuse: marked, written down, begun again."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from atoll.protocols.ids import Round
+from atoll.protocols.ledger.records import Body, Entry, Follow
+
+RETRY_S = 2.0
+"""Seconds before the disk is asked again after it refused."""
+
+
+class DiskGuard(Protocol):
+    """What is written through it, and whose refusals it reports."""
+
+    def does(self, work: Callable[[], None]) -> bool:
+        """Return whether the disk took what `work` writes."""
+
+    def publish(self, body: Body) -> Entry | None:
+        """Append to the own feed. Returns None if the disk refuses."""
+
+    def on_disk_success(self) -> None:
+        """Report that the disk works again, if it did not."""
+
+
+@dataclass(kw_only=True, slots=True)
+class ChainExit:
+    """The way out of one chain. It is gone once, and the next chain has its own."""
+
+    guard: DiskGuard
+    now: Callable[[], float]
+    event: Callable[..., None]
+    """Called with the round once the node has left."""
+    mark: Callable[[Round], None] = lambda first: None
+    """Write durably that the worker's state is of the chain that is left. Raises DiskFault, CorruptFault."""
+    begin_again: Callable[[Round], None] = lambda first: None
+    """Begin again on the other chain, which decides the rounds from this one on."""
+    has_left: bool = False
+    _refused_s: float = -math.inf
+
+    def leave(self, first: Round, choice: Follow | None = None) -> bool:
+        """Mark the state, append the choice that the feed lacks, and begin again. Returns whether it did that now.
+
+        If the disk refuses one of the two, this node stays in its chain: one that began again would read no choice
+        in its feed, and leave the same chain again, for ever. It may be asked at any event. Raises CorruptFault.
+        """
+        # Asked several times a tick and at each entry; after a heal thousands of entries come at once.
+        if self.has_left or self.now() < self._refused_s + RETRY_S:
+            return False
+        # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
+        # rounds of that chain onto a state of this one. Again at each try: a worker that died since has obeyed it.
+        if not self.guard.does(partial(self.mark, first)) or (choice and self.guard.publish(choice) is None):
+            self._refused_s = self.now()
+            return False
+        self.has_left = True
+        self.guard.on_disk_success()
+        self.event(round=first)
+        self.begin_again(first)
+        return True
