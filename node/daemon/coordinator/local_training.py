@@ -1,8 +1,10 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
+import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
@@ -11,21 +13,12 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
+from atoll.node.daemon.rounds import step_budget
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.step_budget import (
-    RoundStarts,
-    Tempo,
-    choose,
-    least,
-    limit_s,
-    measured,
-    shortened,
-    tempo_of,
-)
 from atoll.node.daemon.rounds.types import StartTraining, TrainingRefused, TrainingSaved, trained_of
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DiskFault, PrivacySpent, Superseded
-from atoll.protocols.ids import Round
+from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.records import Verdict
 from atoll.protocols.ledger.registers import LOSS_END
 from atoll.protocols.local import worker_messages
@@ -60,12 +53,12 @@ class LocalTraining:
     """Mean training loss of the newest round since the start, for others; 0: none, or a run with privacy."""
     uses: int | None = None
     """Most steps of this node that used one sequence, in a run with privacy; None before its worker said it."""
-    starts: RoundStarts = field(default_factory=RoundStarts)
+    starts: step_budget.RoundStarts = field(default_factory=step_budget.RoundStarts)
     """When its newest rounds began."""
-    _tempo: Tempo = field(init=False)
+    _tempo: step_budget.Tempo = field(init=False)
 
     def __post_init__(self) -> None:
-        self._tempo = tempo_of(self.context.spec, self.context.devices)
+        self._tempo = step_budget.tempo_of(self.context.spec, self.context.devices)
 
     @property
     def tokens_per_s(self) -> float:
@@ -85,7 +78,7 @@ class LocalTraining:
             self.machines.feed_round(TrainingRefused(action.round, error.line(), self.context.now()))
             return
         self.uses = done.uses
-        self._tempo = measured(self._tempo, done.train_s, done.pending.steps, done.pending.tokens)
+        self._tempo = step_budget.measured(self._tempo, done.train_s, done.pending.steps, done.pending.tokens)
         tells_loss = 0 <= done.pending.loss < LOSS_END and not self.context.spec.privacy
         self.loss = done.pending.loss if tells_loss else 0.0
         self.context.log.trained(done, request.ahead)
@@ -98,31 +91,37 @@ class LocalTraining:
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
     def recover(self, started: worker_messages.StartReply) -> None:
-        """Report a change of chain. Serve what it opened again: the store may have dropped those payloads."""
+        """Report how often the data were used, and a change of chain."""
         self.uses = started.uses
-        for pending in started.pending:
-            if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
-                self._add_blob(pending)
         self.context.log.chain_changed(started, self.contributions.own_rounds(started.settled))
+
+    async def serve_again(self, trained: Iterable[worker_messages.Pending]) -> None:
+        """Put payloads of open rounds back into the blob store, which dropped those that were final before.
+
+        In a thread: each is synced to the disk four times, and after a long cut there are more than a hundred.
+        """
+        loop = asyncio.get_running_loop()
+        for pending in trained:
+            if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
+                put = loop.run_in_executor(None, self.net.add_blob, Path(pending.path))
+                await asyncio.wait((put,))
+                self._is_added(pending, put.result)
 
     def announce(self, pending: worker_messages.Pending) -> None:
         """Publish the contribution of a trained round, once."""
-        if self.contributions.is_ours(pending.round) or not self._add_blob(pending):
+        add = partial(self.net.add_blob, Path(pending.path))
+        if self.contributions.is_ours(pending.round) or not self._is_added(pending, add):
             return
-        record = contribution_of(
-            pending,
-            self.verdicts(),
-            tells_loss=not self.context.spec.privacy,
-            is_planned=self.is_reduced(pending.round),
-        )
+        told, planned = not self.context.spec.privacy, self.is_reduced(pending.round)
+        record = contribution_of(pending, self.verdicts(), tells_loss=told, is_planned=planned)
         entry = self.guard.publish(record)
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)
 
-    def _add_blob(self, pending: worker_messages.Pending) -> bool:
-        """Put a payload into the blob store; whether it is there, as it was."""
+    def _is_added(self, pending: worker_messages.Pending, add: Callable[[], Digest]) -> bool:
+        """Whether `add` put the payload into the blob store, as it was."""
         try:
-            blob = self.net.add_blob(Path(pending.path))
+            blob = add()
         except DiskFault as error:
             self.guard.on_disk_fault(error)
             return False
@@ -138,21 +137,21 @@ class LocalTraining:
         self.context.log.training_started(action.round)
         members = self.leases.members
         speeds = [view.tokens_per_s for view in members.values() if view.activity == "training"]
-        self._tempo = choose(self._tempo, nominal, speeds)
+        self._tempo = step_budget.choose(self._tempo, nominal, speeds)
         before = self.assignment.experts
-        experts, low = self.assignment.assign(members), least(self._tempo, nominal)
+        experts, low = self.assignment.assign(members), step_budget.least(self._tempo, nominal)
         self.moments.on_assigned(before, experts)
         return worker_messages.TrainRequest(
             round=action.round,
             slot=action.slot,
             slots=action.slots,
-            steps=shortened(self._tempo, nominal, speeds, action.late_s),
+            steps=step_budget.shortened(self._tempo, nominal, speeds, action.late_s),
             after=action.after,
             experts=experts,
             said=self.contributions.own_rounds(self.applied()),
             ahead=self.machines.round.ahead.chosen,
             sequences=self._tempo.sequences if self._tempo.batch > 1 else 0,
-            limit_s=limit_s(self._tempo, nominal, speeds),
+            limit_s=step_budget.limit_s(self._tempo, nominal, speeds),
             least_steps=low.steps,
             least_sequences=low.sequences,
         )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import PrivacySpent
+from atoll.protocols.errors import DiskFault, PrivacySpent
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution, sign_entry
 from atoll.protocols.local.contribution_forms import contribution_of
@@ -249,6 +250,7 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
     one.training.contributions.add(digest(b"4"), ME, gone)
     one.net.blobs.clear()
     one.training.recover(StartReply(-1, digest(b"start"), (one.pending,), 1, "cpu", settled=2))
+    asyncio.run(one.training.serve_again((one.pending,)))
     assert one.net.has_blob(one.pending.payload)
     assert len(one.net.feed) == 1, "it is not announced again"
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -256,6 +258,40 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
         (event["round"], event["again"], event["lost"]) for event in events if event["event"] == "chain_changed"
     ]
     assert found == [(3, 1, 1)]
+
+
+def test_the_loop_goes_on_while_payloads_are_put_back(rig):
+    """After a hundred rounds apart that is four hundred syncs, while the other chain's model could be adopted."""
+    one, threads = rig(), []
+    one.training.announce(one.pending)
+    one.net.blobs.clear()
+    add = one.net.add_blob
+
+    def add_slowly(path):
+        threads.append(threading.get_ident())
+        return add(path)
+
+    one.net.add_blob = add_slowly
+    asyncio.run(one.training.serve_again((one.pending,)))
+    assert one.net.has_blob(one.pending.payload)
+    assert threads != [threading.get_ident()]
+
+
+def test_a_disk_that_refuses_a_payload_is_reported_and_the_next_ones_are_put_back(rig, tmp_path):
+    one = rig()
+    one.training.announce(one.pending)
+    one.net.blobs.clear()
+    add, refusals = one.net.add_blob, [DiskFault("the disk is full")]
+
+    def add_once_refused(path):
+        if refusals:
+            raise refusals.pop()
+        return add(path)
+
+    one.net.add_blob = add_once_refused
+    asyncio.run(one.training.serve_again((one.pending, one.pending)))
+    assert one.training.guard.trouble
+    assert one.net.has_blob(one.pending.payload)
 
 
 def test_a_round_that_went_on_while_its_text_was_fetched_is_not_trained(rig):
