@@ -165,6 +165,11 @@ class Book(msgspec.Struct, frozen=True, dict=True):
         """The voters that promised a ballot, or voted in it."""
         return self.promised_by(voters, ballot) | self.voted_in(voters, ballot)
 
+    def answers(self, voters: Collection[PeerId], ballot: records.Ballot) -> int:
+        """How many voters answered a ballot; where no third of them can have, perhaps more than did."""
+        given = len(self.promises.get(ballot, ())) + len(self.votes.get(ballot, ()))
+        return given if 3 * given <= len(voters) else len(self.answered_by(voters, ballot))
+
     def voted_in(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that voted in a ballot."""
         return self.votes.get(ballot, {}).keys() & voters

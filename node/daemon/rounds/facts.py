@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
-from atoll.node.daemon.rounds.participants import RoundBook, rounds_entered, rounds_just_left
+from atoll.node.daemon.rounds.participants import Members, RoundBook, rounds_entered, rounds_just_left
 from atoll.node.daemon.rounds.queries import (
     book_of,
     came_late,
@@ -43,7 +43,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             )
             entered = rounds_entered(state.members, members, state.entered)
             return replace(
-                state, members=dict(members), entered=entered, just_left=just_left, shortage=shortage
+                state, members=Members(members), entered=entered, just_left=just_left, shortage=shortage
             ), []
         case round_types.WorkerReady():
             return _worker_ready(state, event)

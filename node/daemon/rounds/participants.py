@@ -35,6 +35,15 @@ class MemberView(msgspec.Struct, frozen=True):
     """No work of this member was seen yet, though rounds of the run are final."""
 
 
+class Members(dict[PeerId, MemberView]):
+    """Live leases, as one event brought them. Nobody changes it, so what was found of it stays true."""
+
+    @remembered
+    def at_work(self) -> dict[tuple[int, int], set[PeerId]]:
+        """What `taking_part` found. It is asked at every event, about the round at hand and the next one."""
+        return {}
+
+
 class SetRules(msgspec.Struct, frozen=True):
     """Whom this node's own sets name, where a round has more contributions than its set may name."""
 
@@ -94,8 +103,13 @@ def taking_part(members: Mapping[PeerId, MemberView], number: int, ahead: int = 
     `ahead` is the number of rounds that a peer may be further and still contribute: 0 without overlap.
     """
     # A peer in the round before arrives within about a round time; one further back would hold all up for longer.
-    first, last = number - 1, number + ahead
-    return {peer for peer, view in members.items() if first <= view.round <= last and view.activity == "training"}
+    first, last = span = number - 1, number + ahead
+    known = members.at_work if isinstance(members, Members) else {}
+    if span not in known:
+        known[span] = {
+            peer for peer, view in members.items() if first <= view.round <= last and view.activity == "training"
+        }
+    return known[span]
 
 
 def rounds_just_left(
