@@ -15,7 +15,7 @@ voters count the promises themselves: two different sets can never both become f
 
 from collections.abc import Set
 from operator import attrgetter, is_
-from typing import get_args
+from typing import cast, get_args
 
 from msgspec.structs import astuple, replace
 
@@ -60,7 +60,8 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
 _NO_ENTRIES, _EVERYBODY = Book(), Tally()
-# By exact type: most entries are of none of these kinds, and a check of an instance against each costs more.
+# By exact type: most entries are of none of these kinds, and a check of an instance against each costs more, that
+# against a union as much as all else that is done with an ack.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
 
@@ -164,7 +165,7 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
     is_open = bool(book.epochs) or number in state.views
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
-    seen: list[object] = [_work_seen(state, book) if is_open else None]
+    seen: list[object] = [_work_seen(state, book, number) if is_open else None]
     seen += [state.epochs.unvoted, state.epochs.progress]
     if state.equivocators or state.orphans_asked or is_stuck(state):
         seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
@@ -205,9 +206,9 @@ class _Work:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _work_seen(state: finality_types.FinalityState, book: Book) -> _Work:
+def _work_seen(state: finality_types.FinalityState, book: Book, number: int) -> _Work:
     """What proposals and the own set name may come later. An idle node has no set but what it holds."""
-    ours = state.views.get(state.deciding, ())
+    ours = state.views.get(number, ())
     source = book.contributions, book.proposals, ours, state.idle
     before = state.settled[1][0] if state.settled else None
     if isinstance(before, _Work) and all(map(is_, before.source, source)):
@@ -310,17 +311,18 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if kind is not Vote and isinstance(body, EpochBody):
             return state, []
-    if kind in _BALLOTS and isinstance(body, BallotBody):
-        if not _may_count(state, event.author, body):
+    if kind in _BALLOTS:
+        given = cast(BallotBody, body)
+        if not _may_count(state, event.author, given):
             return state, []
-        if state.epochs.has_left(event.author, body.round, body.ballot.epoch):
-            return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
+        if state.epochs.has_left(event.author, given.round, given.ballot.epoch):
+            return _orphan_seen(state, event) if kind is Vote else (state, [])
     if not _is_looked_at(state, body.round):
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
     state = replace(state, books=put(state.books, int(body.round), book))
-    if isinstance(body, Proposal) and body.round == state.deciding:
+    if kind in _BALLOTS and isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
         newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
@@ -354,8 +356,10 @@ def _may_count(state: finality_types.FinalityState, author: PeerId, body: Ballot
         return author in state.voters
     # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
     # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
+    if body.round >= state.deciding:
+        return True
     forks = [segment.electorate.voters for segment in state.chain[1:] if segment.first == body.round]
-    return body.round >= state.deciding or any(author in voters for voters in forks)
+    return any(author in voters for voters in forks)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
