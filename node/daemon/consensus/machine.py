@@ -60,8 +60,7 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
 _NO_ENTRIES, _EVERYBODY = Book(), Tally()
-# By exact type: most entries are of none of these kinds, and a check of an instance against each costs more, that
-# against a union as much as all else that is done with an ack.
+# By exact type: most entries are of none of these kinds, and a check of an instance against a union costs far more.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
 
@@ -202,8 +201,6 @@ class _Work:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Work) and (self._here, self.names) == (other._here, other.names)
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def _work_seen(state: finality_types.FinalityState, book: Book, number: int) -> _Work:
@@ -381,8 +378,7 @@ def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
 
 def _due(state: finality_types.FinalityState) -> list[int]:
     """The attempts of later ballots that are due."""
-    prepares = state.book.prepares
-    later = [b for b in prepares if b.attempt > state.attempt] if prepares else []
+    later = [b for b in state.book.prepares if b.attempt > state.attempt]
     later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
     return [ballot.attempt for ballot in later if _is_due(state, ballot)]
 
