@@ -60,7 +60,7 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
 _NO_ENTRIES, _EVERYBODY = Book(), Tally()
-# By exact type: most entries are of none of these kinds, and a check of an instance against a union costs far more.
+# By exact type: most entries are of none of these kinds, and to ask an instance of a union costs far more.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
 

@@ -145,7 +145,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
         state = replace(state, unannounced=_unannounced_but(state, body.round))
     if event.held or not state.ready or body.round in state.reduced:
         return state, []
-    if body.round > newest_open(state):
+    if body.round > state.final + state.config.open_rounds.least and body.round > newest_open(state):
         return replace(state, fetched_to=min(state.fetched_to, body.round - 1)), []
     return state, [round_types.FetchPayload(event.entry)]
 
