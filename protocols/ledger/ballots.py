@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from operator import attrgetter
-from typing import get_args
+from typing import cast, get_args
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,9 @@ PROPOSALS_KEPT = 64
 """Of these, proposals. An honest owner makes another one only after a quorum promised and did not vote."""
 PREPARES_KEPT = 16
 """Prepares of one author about one round: the highest ones, because nobody promises a lower one afterwards."""
+
+ANSWERS_KEPT = 4
+"""Answers of `decided_proposal` that a book remembers."""
 
 
 class Book(msgspec.Struct, frozen=True, dict=True):
@@ -120,6 +123,11 @@ class Book(msgspec.Struct, frozen=True, dict=True):
         return frozenset[Digest]().union(*named) & self.contributions.keys()
 
     @remembered
+    def decided(self) -> dict[tuple[object, ...], tuple[Digest, records.Proposal] | None]:
+        """What `decided_proposal` found of some voters: forks ask at nearly every vote, of rounds long over."""
+        return {}
+
+    @remembered
     def _parts(self) -> dict[bytes, "Book"]:
         """What `within` found of each epoch."""
         return {}
@@ -164,6 +172,11 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     def answered_by(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that promised a ballot, or voted in it."""
         return self.promised_by(voters, ballot) | self.voted_in(voters, ballot)
+
+    def answers(self, voters: Collection[PeerId], ballot: records.Ballot) -> int:
+        """How many voters answered a ballot; where no third of them can have, perhaps more than did."""
+        given = len(self.promises.get(ballot, ())) + len(self.votes.get(ballot, ()))
+        return given if 3 * given <= len(voters) else len(self.answered_by(voters, ballot))
 
     def voted_in(self, voters: Iterable[PeerId], ballot: records.Ballot) -> set[PeerId]:
         """The voters that voted in a ballot."""
@@ -219,8 +232,9 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
     if after is book:
         return after, fault
     after = replace(after, written={**book.written, author: seen + 1})
-    if isinstance(body, records.BallotBody) and body.ballot.epoch not in after.epochs:
-        after = replace(after, epochs=after.epochs | {body.ballot.epoch})
+    epoch = cast(records.BallotBody, body).ballot.epoch
+    if epoch not in after.epochs:
+        after = replace(after, epochs=after.epochs | {epoch})
     return after, fault
 
 
@@ -228,6 +242,8 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
     match body:
         case records.Ack():
             return replace(book, acks={**book.acks, author: body.members}), ""
+        case records.Vote():  # here, because most ballots are votes
+            return _vote(book, entry, author, body)
         case records.Contribution() if author in book.contributors:
             return book, ""  # the first in the feed counts, and all nodes see one feed in one order
         case records.Reduction() if author in book.reductions.values():
@@ -243,8 +259,6 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
         case records.Promise():
             given = {**book.promises.get(body.ballot, {}), author: body}
             return replace(book, promises={**book.promises, body.ballot: given}), ""
-        case records.Vote():
-            return _vote(book, entry, author, body)
         case records.Prepare() | records.Proposal():
             return book, "a ballot belongs to the peer that it names"
     return book, ""
@@ -428,6 +442,17 @@ def decided_proposal(
     # Most of the time there are few votes, and this is asked at every event.
     if not has_votes(book, len(voters)):
         return None
+    asked = voters, equivocators
+    if asked not in book.decided:
+        if len(book.decided) >= ANSWERS_KEPT:
+            book.decided.clear()
+        book.decided[asked] = _find_decided(book, voters, equivocators)
+    return book.decided[asked]
+
+
+def _find_decided(
+    book: Book, voters: tuple[PeerId, ...], equivocators: frozenset[PeerId]
+) -> tuple[Digest, records.Proposal] | None:
     needed = quorum(len(voters))
     enough = needed - len(book.other_votes)
     for entry, proposal in sorted(book.proposals.items()):

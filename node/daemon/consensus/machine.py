@@ -13,8 +13,9 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
-from operator import attrgetter
-from typing import get_args
+from collections.abc import Set
+from operator import attrgetter, is_
+from typing import cast, get_args
 
 from msgspec.structs import astuple, replace
 
@@ -30,6 +31,7 @@ from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
+    may_enter,
     may_have_been_away,
     open_epoch,
     waits_for_epoch,
@@ -58,7 +60,7 @@ from atoll.protocols.ledger.records import Ballot, BallotBody, Epoch, EpochBody,
 DECIDED_KEPT = 1024
 """Newest final rounds whose voters are remembered: an epoch that leaves our chain earlier is not looked at."""
 _NO_ENTRIES, _EVERYBODY = Book(), Tally()
-# By exact type: most entries are of none of these kinds, and a check of an instance against each costs more.
+# By exact type: most entries are of none of these kinds, and to ask an instance of a union costs far more.
 _OF_EPOCHS, _BALLOTS = frozenset([*get_args(EpochBody), Vote]), frozenset(get_args(BallotBody))
 
 
@@ -159,22 +161,18 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     book = state.books.get(number := state.deciding, _NO_ENTRIES)
     if not state.live:
         return _seen_by_replay(state, book)
+    # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
+    is_open = bool(book.epochs) or number in state.views
     # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
-    seen: list[object] = [state.epochs.unvoted, state.epochs.progress]
+    seen: list[object] = [_work_seen(state, book, number) if is_open else None]
+    seen += [state.epochs.unvoted, state.epochs.progress]
     if state.equivocators or state.orphans_asked or is_stuck(state):
         seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
     else:
         seen += decided_before(state)
-    # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
-    is_open = bool(book.epochs) or number in state.views
     if is_open:
         seen += [state.epochs.votes_against, state.epochs.excise_votes]
         seen += _but_work_of(book)
-        # What proposals and the own set name may come later. An idle node has no set but what it holds.
-        ours = state.views.get(number, ())
-        named = book.contributions.keys() if state.idle and not ours else book.in_proposals
-        work = named | (book.contributions.keys() & {*ours})
-        seen += [work, len(state.held & work)]
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
         owner = owner_of(state.voters, state.attempt)
         if owner == state.me or owner in state.lost or owner not in able_voters(state):
@@ -193,6 +191,29 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     return seen
 
 
+class _Work:
+    """The contributions that a step looks at, and how many of them are held."""
+
+    def __init__(self, source: tuple[object, ...], held: frozenset[Digest], names: Set[Digest]) -> None:
+        """`source`: the objects that `names` follows from. While they are the same ones, so is what follows."""
+        self.source, self.held, self.names = source, held, names
+        self._here = len(held & names)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Work) and (self._here, self.names) == (other._here, other.names)
+
+
+def _work_seen(state: finality_types.FinalityState, book: Book, number: int) -> _Work:
+    """What proposals and the own set name may come later. An idle node has no set but what it holds."""
+    ours = state.views.get(number, ())
+    source = book.contributions, book.proposals, ours, state.idle
+    before = state.settled[1][0] if state.settled else None
+    if isinstance(before, _Work) and all(map(is_, before.source, source)):
+        return before if before.held is state.held else _Work(source, state.held, before.names)
+    named = book.contributions.keys() if state.idle and not ours else book.in_proposals
+    return _Work(source, state.held, named | (book.contributions.keys() & {*ours}))
+
+
 def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
     """What the moves look at of the time while all voters take part: it itself, or only which waits are over."""
     if book.prepares and any(ballot.attempt > state.attempt for ballot in book.prepares):
@@ -209,11 +230,13 @@ def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
 
 
 def _waits_for_votes(state: finality_types.FinalityState) -> bool:
-    """Whether nothing can move in a replay: no proposal has the votes, no ballot waits for its turn."""
+    """Whether nothing can move in a replay: no epoch may begin, no proposal has the votes, no ballot is due."""
+    # Most entries of a feed are votes and promises of which each changes what is looked at, and only some make a
+    # set final, or a ballot due. None does where an epoch that was chosen begins: that waits for its signatures.
+    if waits_for_epoch(state):
+        return not may_enter(state)
     book = state.books.get(state.deciding, _NO_ENTRIES)
-    # Most entries of a feed are votes of which each changes what is looked at, and only some make a set final.
-    later = [ballot for ballot in book.prepares if ballot.attempt > state.attempt] if book.prepares else []
-    return not (later or waits_for_epoch(state) or has_votes(book, len(state.voters)))
+    return not (has_votes(book, len(state.voters)) or (book.prepares and _due(state)))
 
 
 def _seen_by_replay(state: finality_types.FinalityState, book: Book) -> list[object]:
@@ -285,17 +308,18 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if kind is not Vote and isinstance(body, EpochBody):
             return state, []
-    if kind in _BALLOTS and isinstance(body, BallotBody):
-        if not _may_count(state, event.author, body):
+    if kind in _BALLOTS:
+        given = cast(BallotBody, body)
+        if not _may_count(state, event.author, given):
             return state, []
-        if state.epochs.has_left(event.author, body.round, body.ballot.epoch):
-            return _orphan_seen(state, event) if isinstance(body, Vote) else (state, [])
+        if state.epochs.has_left(event.author, given.round, given.ballot.epoch):
+            return _orphan_seen(state, event) if kind is Vote else (state, [])
     if not _is_looked_at(state, body.round):
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
     state = replace(state, books=put(state.books, int(body.round), book))
-    if isinstance(body, Proposal) and body.round == state.deciding:
+    if kind in _BALLOTS and isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
         newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
@@ -329,8 +353,10 @@ def _may_count(state: finality_types.FinalityState, author: PeerId, body: Ballot
         return author in state.voters
     # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
     # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
+    if body.round >= state.deciding:
+        return True
     forks = [segment.electorate.voters for segment in state.chain[1:] if segment.first == body.round]
-    return body.round >= state.deciding or any(author in voters for voters in forks)
+    return any(author in voters for voters in forks)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
@@ -346,11 +372,15 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
 
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
-    prepares = state.book.prepares
-    later = [b for b in prepares if b.attempt > state.attempt] if prepares else []
-    later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
-    due = [ballot.attempt for ballot in later if _is_due(state, ballot)]
+    due = _due(state)
     return note_standstill(replace(note_part(state), attempt=max(due), since=state.now)) if due else state
+
+
+def _due(state: finality_types.FinalityState) -> list[int]:
+    """The attempts of later ballots that are due."""
+    later = [b for b in state.book.prepares if b.attempt > state.attempt]
+    later = [b for b in later if owner_of(state.voters, b.attempt) == b.proposer]
+    return [ballot.attempt for ballot in later if _is_due(state, ballot)]
 
 
 def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
@@ -358,7 +388,7 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     count, ahead = len(state.voters), ballot.attempt - state.attempt
     # More than a third that answered are not all liars, so an honest voter found the ballot due: a node that comes
     # late or was cut off need not wait again.
-    if ballot.proposer == state.me or 3 * len(state.book.answered_by(state.voters, ballot)) > count:
+    if ballot.proposer == state.me or 3 * state.book.answers(state.voters, ballot) > count:
         return True
     if ahead > count:
         return False  # each owner has one attempt among n

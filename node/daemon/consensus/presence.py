@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import PeerId
-from atoll.protocols.ledger.ballots import is_quorum, owner_of
+from atoll.protocols.ledger.ballots import owner_of, quorum
 from atoll.protocols.ledger.records import Ballot
 
 Group: TypeAlias = tuple[PeerId, ...] | frozenset[PeerId]
@@ -145,8 +145,8 @@ def note_standstill(state: finality_types.FinalityState) -> finality_types.Final
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:
-    """Remember since when the voters that are here are a quorum, or are none, or wait for signatures."""
-    if not is_quorum(state.voters, here):
+    """Remember since when the voters that are `here` are a quorum, or are none, or wait for signatures."""
+    if len(here) < quorum(len(state.voters)):
         short_since = state.now if state.short_since is None else state.short_since
         state = replace(state, short_since=short_since)
     elif state.short_since is not None:

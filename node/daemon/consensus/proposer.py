@@ -71,8 +71,8 @@ def prepare(state: FinalityState) -> Out:
     view = state.views.get(state.deciding)
     if not view or not may_append(state):
         return state, []
-    attempts = range(state.attempt + 1, state.attempt + 1 + len(state.voters))
-    attempt = next(at for at in attempts if owner_of(state.voters, at) == state.me)
+    after = state.attempt + 1  # ours is the next one of our place in the order of voters
+    attempt = after + (state.voters.index(state.me) - after) % len(state.voters)
     if not _is_its_turn(state, attempt, view):
         return state, []
     state, able, actions = _could_propose(state)

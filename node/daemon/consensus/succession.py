@@ -62,10 +62,16 @@ def waits_for_epoch(state: finality_types.FinalityState) -> bool:
     return bool(state.planned) and state.planned[0].round == state.deciding
 
 
+def may_enter(state: finality_types.FinalityState) -> bool:
+    """Whether the epoch that the round waits for (`waits_for_epoch`) has all its signatures."""
+    body = state.planned[0]
+    begun = state.epochs.children(body.parent, body.round)
+    return bool(begun) and epoch_id(body) in begun  # the hash is costly, and mostly nothing begins there
+
+
 def _to_enter(state: finality_types.FinalityState) -> EpochId | None:
     if state.planned:
-        name = epoch_id(state.planned[0])
-        return name if waits_for_epoch(state) and state.epochs.is_complete(name) else None
+        return epoch_id(state.planned[0]) if waits_for_epoch(state) and may_enter(state) else None
     # The replay is not in the order of what happened, so it enters only what this node chose before. And it enters
     # only when it can write that down at once.
     if not state.live or state.appending is not None:

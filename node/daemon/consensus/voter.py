@@ -97,7 +97,10 @@ def report_narrow(state: FinalityState) -> Out:
     if state.stable_since is None or state.reported.issuperset(state.book.proposals):
         return state, []  # before that none is narrow
     actions: list[Action] = []
-    fresh = [(name, p) for name, p in proposals if name not in state.reported and counts(state, p.ballot)]
+    # What names all of our own set is not narrow. Mostly it is that very set, and this is asked at every event.
+    view = {*state.views.get(state.deciding, ())}
+    fresh = [(name, p) for name, p in proposals if not (view and view.issubset(p.contributions))]
+    fresh = [(name, p) for name, p in fresh if name not in state.reported and counts(state, p.ballot)]
     counted = _counted_of_ours(state) if fresh else set[Digest]()
     for name, proposal in fresh:
         named, ours = len(counted.intersection(proposal.contributions)), len(counted)

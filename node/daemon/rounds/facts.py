@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
-from atoll.node.daemon.rounds.participants import RoundBook, rounds_entered, rounds_just_left
+from atoll.node.daemon.rounds.participants import Members, RoundBook, rounds_entered, rounds_just_left
 from atoll.node.daemon.rounds.queries import (
     book_of,
     came_late,
@@ -43,7 +43,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             )
             entered = rounds_entered(state.members, members, state.entered)
             return replace(
-                state, members=dict(members), entered=entered, just_left=just_left, shortage=shortage
+                state, members=Members(members), entered=entered, just_left=just_left, shortage=shortage
             ), []
         case round_types.WorkerReady():
             return _worker_ready(state, event)
@@ -145,7 +145,7 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
         state = replace(state, unannounced=_unannounced_but(state, body.round))
     if event.held or not state.ready or body.round in state.reduced:
         return state, []
-    if body.round > newest_open(state):
+    if body.round > state.final + state.config.open_rounds.least and body.round > newest_open(state):
         return replace(state, fetched_to=min(state.fetched_to, body.round - 1)), []
     return state, [round_types.FetchPayload(event.entry)]
 

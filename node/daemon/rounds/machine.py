@@ -24,6 +24,7 @@ from atoll.node.daemon.rounds.queries import (
     in_flight,
     is_resolving,
     late_by,
+    may_do_more,
     may_train_on,
     missing_payloads,
     newest_open,
@@ -52,7 +53,6 @@ _ACTIVITY: Mapping[Phase, Activity] = {
 }
 """What other members read in our lease in each phase."""
 
-
 _WAITING = (Phase.GATHER, Phase.JOIN)
 
 
@@ -71,10 +71,9 @@ def step(state: RoundState, *events: round_types.Event) -> Out:
         state = replace(state, now=event.now) if event.now > state.now else state
         state, more = apply_event(state, event)
         actions += more
-    # In these steps of a round nobody waits for anything: all moves would find that, and most events come then.
-    config = state.config
-    trains = state.phase is Phase.TRAIN and state.collecting < 0 and not (config.overlap_steps or config.most_age)
-    for moves in () if trains else _PASSES:
+    # Most events come while there is nothing to do in a round, or only to close it.
+    passes = _PASSES if may_do_more(state) else () if state.phase is Phase.TRAIN else _COLLECTING
+    for moves in passes:
         before = state
         for move in moves:
             state, more = move(state)
@@ -288,6 +287,7 @@ _PASS = (_note_left_rounds, _fold_changed_sets, _overlap_next, _close, _fold_cha
 # sides of the close, so that late contributions to closed rounds are folded before a new round trains on. A third
 # pass moves nothing: measured over the 480,000 steps of tests/node/daemon/rounds.
 _PASSES = ((_end_catch_up, *_PASS, _end_rest), _PASS)
+_COLLECTING = ((_close,), *_PASSES)
 
 
 def _publish_lease(state: RoundState, actions: list[round_types.Action]) -> Out:

@@ -12,6 +12,8 @@ from atoll.protocols.ledger.registers import Activity
 from atoll.protocols.ledger.set_limit import Arrivals, NewcomerOrder, Seniority, first_places
 from atoll.protocols.remembered import remembered
 
+SPANS_KEPT = 4
+"""Answers of `taking_part` that leases remember: who is alone has the same ones for all rounds."""
 NEWER_S = 1.0
 """Times at which leases began are rounded: by so much one is later than the loss of a connection."""
 
@@ -33,6 +35,15 @@ class MemberView(msgspec.Struct, frozen=True):
     """Seconds that the steps of its round take it, by the speed that it announces; 0: it announced none yet."""
     untried: bool = False
     """No work of this member was seen yet, though rounds of the run are final."""
+
+
+class Members(dict[PeerId, MemberView]):
+    """Live leases, as one event brought them. Nobody changes it, so what was found of it stays true."""
+
+    @remembered
+    def at_work(self) -> dict[tuple[int, int], set[PeerId]]:
+        """What `taking_part` found. It is asked at every event, about the round at hand and the next one."""
+        return {}
 
 
 class SetRules(msgspec.Struct, frozen=True):
@@ -91,11 +102,19 @@ class RoundBook(msgspec.Struct, frozen=True, dict=True):
 def taking_part(members: Mapping[PeerId, MemberView], number: int, ahead: int = 0) -> set[PeerId]:
     """The members that will still contribute to round `number`, and soon.
 
-    `ahead` is the number of rounds that a peer may be further and still contribute: 0 without overlap.
+    `ahead` is the number of rounds that a peer may be further and still contribute: 0 without overlap. The set may
+    be shared: nobody changes it.
     """
     # A peer in the round before arrives within about a round time; one further back would hold all up for longer.
-    first, last = number - 1, number + ahead
-    return {peer for peer, view in members.items() if first <= view.round <= last and view.activity == "training"}
+    first, last = span = number - 1, number + ahead
+    known = members.at_work if isinstance(members, Members) else {}
+    if span not in known:
+        if len(known) >= SPANS_KEPT:
+            known.clear()
+        known[span] = {
+            peer for peer, view in members.items() if first <= view.round <= last and view.activity == "training"
+        }
+    return known[span]
 
 
 def rounds_just_left(

@@ -46,6 +46,8 @@ def is_excluded(state: RoundState, author: PeerId, number: int) -> bool:
 def awaited_book(state: RoundState, number: int) -> RoundBook:
     """The contributions that a round waits for: those of excluded authors only alone."""
     book = book_of(state, number)
+    if not state.excluded:
+        return book
     barred = {peer for peer, first in state.excluded.items() if number >= first}
     # Mostly they write nothing any more, and this is asked at every event.
     if barred.isdisjoint(book.authors.values()):
@@ -182,6 +184,13 @@ def must_wait(state: RoundState) -> bool:
 def in_flight(state: RoundState) -> bool:
     """Whether a round is collected behind the one at hand."""
     return 0 <= state.collecting < state.round
+
+
+def may_do_more(state: RoundState) -> bool:
+    """Whether a step may do more than close the round that is collected: without overlap nothing else waits."""
+    if state.config.overlap_steps or state.config.most_age or state.phase not in WORKING:
+        return True
+    return state.phase is Phase.TRAIN and state.collecting >= 0
 
 
 def is_resolving(state: RoundState) -> bool:

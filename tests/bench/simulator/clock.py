@@ -18,11 +18,11 @@ class Clock:
         """Run `call` so many seconds from now."""
         heapq.heappush(self._heap, (self.now + seconds, next(self._tickets), call))
 
-    def run(self, until: float, done: Callable[[], bool] = lambda: False) -> None:
+    def run(self, until: float, done: Callable[[], bool] | None = None) -> None:
         """Run all calls up to this time, or until `done` after one of them."""
         while self._heap and self._heap[0][0] <= until:
             self.now, _, call = heapq.heappop(self._heap)
             call()
-            if done():
+            if done is not None and done():
                 return
         self.now = until

@@ -101,7 +101,8 @@ class Leases:
             if views.keys() != self._views.keys():
                 self.live = frozenset(views)
             self._views = views
-            self.lost = lost_of(views)
+            if self.lost or any(view.lost_at is not None for view in new.values()):
+                self.lost = lost_of(views)
             if member.removals.has_any:
                 gone = member.removals.excluded_from(self._own.round)
                 views = {peer: view for peer, view in views.items() if peer not in gone}
@@ -129,7 +130,11 @@ class Leases:
         lost_at = None if lost is None else local - (now - lost)
         if before is not None and lost_at is not None and before.lost_at is not None:
             lost_at = before.lost_at
-        if before is not None and lost_at == before.lost_at and self._is_as(before, lease, heard):
+        if (
+            before is not None
+            and (lost_at, heard) == (before.lost_at, before.heard)
+            and self._is_as(before, lease)
+        ):
             return before
         # Dials to a peer that is cut off fail at once, and every member says how long a round takes it.
         return MemberView(
@@ -142,6 +147,6 @@ class Leases:
             round_s=self._world.by_peer[peer].worker.train_s,
         )
 
-    def _is_as(self, before: MemberView, lease: VirtualLease, heard: float) -> bool:
-        was = before.heard, before.round, before.activity, before.tokens_per_s
-        return was == (heard, lease.round, lease.activity, float(lease.has_speed))
+    def _is_as(self, before: MemberView, lease: VirtualLease) -> bool:
+        was = before.round, before.activity, before.tokens_per_s
+        return was == (lease.round, lease.activity, float(lease.has_speed))

@@ -7,7 +7,7 @@ the state of the newest final round stay.
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Ack, Body, Contribution, Follow, Leave, Vote
+from atoll.protocols.ledger.records import Ack, BallotBody, Body, Contribution, Follow, Leave, Promise, Vote
 from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_after
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.leases import Leases
@@ -35,6 +35,8 @@ ALONE_S = 8.0
 SLOT_S = 1.0
 """What arrives within so long is read together."""
 RETRY_S = 5.0
+_BALLOTS = frozenset(get_args(BallotBody))
+_OTHERS = frozenset([Ack, Vote, Promise])
 
 
 class Member:
@@ -106,9 +108,9 @@ class Member:
 
     def _may_move(self, body: Body) -> bool:
         """Whether a replayed entry may move anything: what moves nothing is handled with the next one that may."""
-        # Before the replay is over an Ack moves nothing, a vote only the round that is decided, a contribution
+        # Before the replay is over an Ack moves nothing, a ballot only the round that is decided, a contribution
         # only a set that waits for it.
-        if isinstance(body, Vote):
+        if type(body) in _BALLOTS:
             return body.round == self.finality.deciding
         return type(body) is not Ack and (type(body) is not Contribution or bool(self.finality.missing))
 
@@ -249,6 +251,9 @@ class Member:
 
     def _read(self, entry: FeedEntry) -> None:
         if self.feeds.insert(entry):
+            if type(entry.body) in _OTHERS:  # most entries: nothing else looks at them
+                self._finality_events.append(entry.seen)
+                return
             self._feed_to_finality(entry)
             self._feed_to_round(entry)
             self.removals.on_entry(entry)
@@ -321,12 +326,12 @@ class Member:
 
     def _perform_round(self, action: round_types.Action) -> None:
         match action:
+            case round_types.FetchPayload(entry):  # most actions are fetches
+                self.fetch((entry,))
             case round_types.StartTraining(number, _, _, after, late_s):
                 self.worker.train(number, after, late_s)
             case round_types.Announce(pending):
                 self.worker.announce(pending)
-            case round_types.FetchPayload(entry):
-                self.fetch((entry,))
             case round_types.FoldRound(number, names):
                 self.worker.fold(number, names)
             case round_types.PublishAck(number, members, name, view):

@@ -5,7 +5,7 @@ snapshot every few final rounds, drops the payloads that the older one covers, a
 where payloads are gone.
 """
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from atoll.node.daemon.consensus.types import CheckDone, FinalApplied, FinalizeRound
@@ -33,6 +33,7 @@ LEAST = 0.25
 GENESIS = digest(b"genesis")
 
 
+@lru_cache(maxsize=64)  # all nodes that fold a set onto one state ask for the same one
 def state_after(before: Digest, names: tuple[Digest, ...]) -> Digest:
     """The state with one more final set."""
     return digest(before, *names)

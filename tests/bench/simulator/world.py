@@ -135,8 +135,8 @@ class World:
     def is_connected(self, member: Member, peer: PeerId) -> bool:
         """Whether this node believes that its connection to a peer stands: a cut shows only after a while."""
         other, links = self.by_peer[peer], self.links
-        if not other.is_up:
-            return False
+        if links.are_whole or not other.is_up:
+            return other.is_up
         fresh = self.clock.now - links.blocked_since < links.LOST_AFTER_S
         return fresh or links.joins(member.number, other.number)
 

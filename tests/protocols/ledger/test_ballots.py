@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import (
+    ANSWERS_KEPT,
     BALLOTS_KEPT,
     PREPARES_KEPT,
     PROPOSALS_KEPT,
@@ -76,6 +77,17 @@ def test_entries_of_different_authors_may_come_in_any_order(entries):
 def test_every_vote_less_than_a_quorum_decides_nothing():
     for few in permutations(VOTES, quorum(len(ORDER)) - 1):
         assert decided_proposal(book_of(PROPOSED, *few, *few)[0], ORDER) is None
+
+
+def test_what_a_book_found_decided_is_of_the_voters_and_equivocators_that_were_asked_for():
+    """Forks ask again and again about rounds that are long over."""
+    book = add_orphan(book_of(PROPOSED, *VOTES[:3])[0], *VOTES[3])
+    for _ in range(2):
+        assert decided_proposal(book, ORDER) is None, "a vote of another history counts for equivocators only"
+        assert decided_proposal(book, ORDER, frozenset({ORDER[3]})) == (PROPOSED[0], PROPOSED[2])
+    for peer in ORDER:
+        decided_proposal(book, ORDER, frozenset({peer}))
+        assert len(book.decided) <= ANSWERS_KEPT
 
 
 def test_votes_of_two_ballots_do_not_add_up():

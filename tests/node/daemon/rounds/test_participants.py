@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.participants import (
+    SPANS_KEPT,
+    Members,
     MemberView,
     RoundBook,
     expected,
@@ -50,6 +52,18 @@ def test_a_book_says_what_is_here_and_what_is_missing():
 def test_only_members_at_this_round_or_the_one_before_are_waited_for(number, activity, waited):
     assert taking_part({A: view(number, activity)}, 3) == ({A} if waited else set())
     assert (A in expected(ME, 3, RoundBook(), {A: view(number, activity)}, {})) is waited
+
+
+def test_leases_that_remember_who_is_at_work_remember_it_by_round():
+    """It is asked at every event of a round, and leases come at ticks."""
+    members = Members({A: view(2), B: view(3), C: view(4)})
+    for _ in range(2):
+        assert [taking_part(members, number) for number in (3, 4)] == [{A, B}, {B, C}]
+        assert taking_part(members, 3, 1) == {A, B, C}
+        assert slot_of(ME, 3, members) == (2, 3)
+    for number in range(9):
+        assert slot_of(ME, number, members)[1] <= 3
+        assert len(members.at_work) <= SPANS_KEPT
 
 
 def test_a_missing_payload_is_waited_for_while_its_author_lives():
