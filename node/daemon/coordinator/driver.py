@@ -289,7 +289,8 @@ class Driver:
         self.worker.on_started()
         self.training.recover(started)
         self.finalizer.on_worker_started(started)
-        self.queue.start_task(self.training.serve_again(started.pending), "payloads again")  # after what folds
+        again = self.training.again(lambda one: self.queue.post(partial(self.on_payload_resolved, one)))
+        self.queue.start_task(again.put_back(started.pending), "payloads again")
 
     def on_worker_gone(self, why: str) -> None:
         """The worker died; the round waits for the next one, which may hold older rounds."""

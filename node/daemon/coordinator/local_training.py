@@ -1,10 +1,8 @@
 """This node's own training: asks the worker for rounds, saves them, and announces the contributions."""
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
@@ -16,6 +14,7 @@ from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds import step_budget
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingRefused, TrainingSaved, trained_of
+from atoll.p2p.blobs.payloads_again import PayloadsAgain
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DiskFault, PrivacySpent, Superseded
 from atoll.protocols.ids import Digest, Round
@@ -95,22 +94,19 @@ class LocalTraining:
         self.uses = started.uses
         self.context.log.chain_changed(started, self.contributions.own_rounds(started.settled))
 
-    async def serve_again(self, trained: Iterable[worker_messages.Pending]) -> None:
-        """Put payloads of open rounds back into the blob store, which dropped those that were final before.
-
-        In a thread: each is synced to the disk four times, and after a long cut there are more than a hundred.
-        """
-        loop = asyncio.get_running_loop()
-        for pending in trained:
-            if self.contributions.is_ours(pending.round) and not self.net.has_blob(pending.payload):
-                put = loop.run_in_executor(None, self.net.add_blob, Path(pending.path))
-                await asyncio.wait((put,))
-                self._is_added(pending, put.result)
+    def again(self, on_back: Callable[[Digest], None]) -> PayloadsAgain:
+        """How payloads of rounds that are open again get back into the blob store, which dropped them."""
+        return PayloadsAgain(
+            shelf=self.net,
+            on_disk_fault=self.guard.on_disk_fault,
+            is_open=lambda one: self.contributions.is_ours(one.round) and one.round > self.applied(),
+            is_whole=self._is_whole,
+            on_back=on_back,
+        )
 
     def announce(self, pending: worker_messages.Pending) -> None:
         """Publish the contribution of a trained round, once."""
-        add = partial(self.net.add_blob, Path(pending.path))
-        if self.contributions.is_ours(pending.round) or not self._is_added(pending, add):
+        if self.contributions.is_ours(pending.round) or not self._add_blob(pending):
             return
         told, planned = not self.context.spec.privacy, self.is_reduced(pending.round)
         record = contribution_of(pending, self.verdicts(), tells_loss=told, is_planned=planned)
@@ -118,13 +114,15 @@ class LocalTraining:
         if entry is not None:  # its echo may come after the next look
             self.contributions.add(entry.id, self.context.me, record)
 
-    def _is_added(self, pending: worker_messages.Pending, add: Callable[[], Digest]) -> bool:
-        """Whether `add` put the payload into the blob store, as it was."""
+    def _add_blob(self, pending: worker_messages.Pending) -> bool:
+        """Put a payload into the blob store; whether it is there, as it was."""
         try:
-            blob = add()
+            return self._is_whole(pending, self.net.add_blob(Path(pending.path)))
         except DiskFault as error:
             self.guard.on_disk_fault(error)
             return False
+
+    def _is_whole(self, pending: worker_messages.Pending, blob: Digest) -> bool:
         if blob != pending.payload:  # the disk changed it; the round's final set will be without it
             self.context.log.event("payload_damaged", round=pending.round, path=pending.path)
         return blob == pending.payload

@@ -63,8 +63,7 @@ def apply_event(state: RoundState, event: round_types.Event) -> Out:
             known = number in state.reduced
             return (replace(state, reduced={**state.reduced, number: names}) if known else state), []
         case round_types.SenioritySeen(seniority, order):
-            rules = state.set_rules.after(seniority, order)
-            return replace(state, set_rules=rules, settled={}), []
+            return replace(state, set_rules=state.set_rules.after(seniority, order), settled={}), []
         case round_types.TrainingDone():
             return _training_done(state, event), []
         case round_types.TrainingRefused():
@@ -138,9 +137,9 @@ def _contribution_seen(state: RoundState, event: round_types.ContributionSeen) -
     # same, and an author cannot make the others fetch and fold its round again and again.
     if event.author in book.authors.values():
         return state, []
-    held = book.held | {event.entry} if event.held else book.held
-    book = RoundBook({**book.authors, event.entry: event.author}, held)
-    state = replace(state, books={**state.books, body.round: book}, absent=state.absent - {event.author})
+    book = RoundBook({**book.authors, event.entry: event.author}, book.held)
+    state = replace(state, books={**state.books, body.round: book})
+    state = _payload_held(state, event.entry, body.round) if event.held else state
     if event.author == state.config.me:
         state = replace(state, unannounced=_unannounced_but(state, body.round))
     if event.held or not state.ready or body.round in state.reduced:
@@ -195,7 +194,8 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
     book = book_of(state, number)
     if entry not in book.authors or entry in book.held:
         return state
-    return replace(state, books={**state.books, number: replace(book, held=book.held | {entry})})
+    book = replace(book, held=book.held | {entry})
+    return replace(state, books={**state.books, number: book}, absent=state.absent - {book.authors[entry]})
 
 
 def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:

@@ -181,7 +181,9 @@ class RoundState(msgspec.Struct, frozen=True):
     entered: Mapping[PeerId, float] = msgspec.field(default_factory=dict)
     """When each member was first seen in the round of its lease; it began the round then or before."""
     absent: frozenset[PeerId] = frozenset()
-    """Members that a round closed without, and of whose contributions none was seen since."""
+    """Members that a round closed without, and of whose payloads none came since.
+
+    An entry alone ends no absence: who announces and withholds would stall each round anew."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
     apart: frozenset[Digest] = frozenset()

@@ -130,3 +130,37 @@ def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world
                     assert len(alone & node.worker.left) > 4, "a share of it"
 
     run_virtual(story())
+
+
+class Plain(RealWorker):
+    """Notes nothing."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__(*given, seen=Seen({}, {}, {}, {}))
+
+    def leave_chain(self, first: int) -> None:
+        super().leave_chain(first)
+        self._seen = Seen({}, {}, {}, {})
+
+    def _look(self, view: Digest) -> None:
+        """It sees views of two chains."""
+
+
+def test_finality_goes_on_after_a_side_that_was_rounds_ahead_gave_way(world):
+    """Its rounds are open again: it votes for sets with its own work once the payloads are back in its store."""
+    torch.set_num_threads(1)
+
+    async def story() -> None:
+        async with world(1000, 1, worker=Plain) as w:
+            nodes = [w.start(number, pace) for number, pace in enumerate((ROUND_S, ROUND_S, 0.3 * ROUND_S))]
+            await w.until(lambda: w.all_final(4))
+            w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
+            await asyncio.sleep(w.spec.pace.lease_s + 6 * ROUND_S)
+            ahead = nodes[2].driver.round.round
+            assert ahead > nodes[0].driver.round.round + 6
+            w.network.heal()
+            await asyncio.sleep(6 * ROUND_S)
+            assert w.all_final(ahead), "not only after a lease"
+            assert [number for number, _ in w.changes] == [2]
+
+    run_virtual(story())

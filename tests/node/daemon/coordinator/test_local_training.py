@@ -19,6 +19,8 @@ from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingRefused, TrainingSaved
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
+from atoll.p2p.blobs.payloads_again import RETRY_S
+from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DiskFault, PrivacySpent
@@ -75,7 +77,8 @@ class Net:
         return blob in self.blobs
 
     def add_blob(self, path, *, move=False):
-        self.blobs.add(blob := manifest_of_bytes(path.read_bytes()).id)
+        with disk(path):
+            self.blobs.add(blob := manifest_of_bytes(path.read_bytes()).id)
         return blob
 
     def publish(self, body):
@@ -250,7 +253,7 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
     one.training.contributions.add(digest(b"4"), ME, gone)
     one.net.blobs.clear()
     one.training.recover(StartReply(-1, digest(b"start"), (one.pending,), 1, "cpu", settled=2))
-    asyncio.run(one.training.serve_again((one.pending,)))
+    put_back(one, one.pending)
     assert one.net.has_blob(one.pending.payload)
     assert len(one.net.feed) == 1, "it is not announced again"
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
@@ -260,6 +263,13 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
     assert found == [(3, 1, 1)]
 
 
+def put_back(one, *trained):
+    """What is told of payloads that are put back."""
+    told = []
+    asyncio.run(one.training.again(told.append).put_back(trained))
+    return told
+
+
 def test_the_loop_goes_on_while_payloads_are_put_back(rig):
     """After a hundred rounds apart that is four hundred syncs, while the other chain's model could be adopted."""
     one, threads = rig(), []
@@ -267,31 +277,50 @@ def test_the_loop_goes_on_while_payloads_are_put_back(rig):
     one.net.blobs.clear()
     add = one.net.add_blob
 
-    def add_slowly(path):
+    def add_in(path):
         threads.append(threading.get_ident())
         return add(path)
 
-    one.net.add_blob = add_slowly
-    asyncio.run(one.training.serve_again((one.pending,)))
+    one.net.add_blob = add_in
+    assert put_back(one, one.pending) == [one.pending.payload], "who took it for missing is told"
     assert one.net.has_blob(one.pending.payload)
     assert threads != [threading.get_ident()]
+    assert put_back(one, one.pending) == [], "it is there"
 
 
-def test_a_disk_that_refuses_a_payload_is_reported_and_the_next_ones_are_put_back(rig, tmp_path):
+def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
+    async def story():
+        one, told = rig(), []
+        one.training.announce(one.pending)
+        one.net.blobs.clear()
+        add, refusals = one.net.add_blob, [DiskFault("the disk is full")] * 2
+
+        def add_later(path):
+            if refusals:
+                raise refusals.pop()
+            return add(path)
+
+        one.net.add_blob = add_later
+        await one.training.again(told.append).put_back((one.pending,))
+        assert one.training.guard.trouble
+        assert told == [one.pending.payload]
+        assert asyncio.get_running_loop().time() >= 2 * RETRY_S
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("why", ["swept", "of a round that the worker's model has", "not announced"])
+def test_what_nobody_needs_is_not_put_back(rig, tmp_path, why):
     one = rig()
-    one.training.announce(one.pending)
+    if why != "not announced":
+        one.training.announce(one.pending)
     one.net.blobs.clear()
-    add, refusals = one.net.add_blob, [DiskFault("the disk is full")]
-
-    def add_once_refused(path):
-        if refusals:
-            raise refusals.pop()
-        return add(path)
-
-    one.net.add_blob = add_once_refused
-    asyncio.run(one.training.serve_again((one.pending, one.pending)))
-    assert one.training.guard.trouble
-    assert one.net.has_blob(one.pending.payload)
+    if why == "swept":
+        (tmp_path / "payload").unlink()
+    elif why != "not announced":
+        one.training.applied = lambda: one.pending.round
+    assert put_back(one, one.pending) == []
+    assert not one.training.guard.trouble
 
 
 def test_a_round_that_went_on_while_its_text_was_fetched_is_not_trained(rig):

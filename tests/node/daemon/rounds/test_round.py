@@ -512,6 +512,18 @@ def test_a_member_that_announces_and_never_delivers_costs_a_stall_once():
     assert node.state.phase is Phase.COLLECT, "late, but it delivers: it is waited for again"
 
 
+def test_a_member_that_withholds_what_it_announces_costs_a_stall_once():
+    node = Node().ready().leases(a=0).seen(A, 0, held=False).train(0)
+    assert node.tick(TRAIN_S).state.phase is Phase.COLLECT
+    node.tick(STALL_ROUNDS * TRAIN_S + LEASE_S).fold()
+    node.leases(a=1).seen(A, 1, held=False).train(1).tick(TRAIN_S - 0.1)
+    assert node.state.phase is Phase.COLLECT
+    assert node.tick(0.1).state.phase is Phase.FOLD, "another entry without its payload is no return"
+    node.feed(PayloadHeld(entry_of(A, 1), Round(1), node.now)).fold()
+    node.leases(a=2).seen(A, 2, held=False).train(2).tick(2 * TRAIN_S)
+    assert node.state.phase is Phase.COLLECT, "its payload came: it is waited for again"
+
+
 def test_a_member_without_any_work_is_waited_for_one_round_time():
     node = Node().ready().leases(a=0)
     views = {peer: replace(view, untried=True) for peer, view in node.state.members.items()}
