@@ -3,6 +3,7 @@
 Large files of the worker, written in pieces and hashed on the way; small ones: `p2p.system.atomic_files`.
 """
 
+import mmap
 import os
 import shutil
 from collections.abc import Iterable
@@ -68,8 +69,10 @@ def map_file(path: Path) -> memoryview:
     try:
         # Not by `mmap`: its maps hold a descriptor each, and of payloads more than a hundred are mapped at once.
         mapped = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-    except RuntimeError as error:
-        raise OSError(" ".join(str(error).split())) from error
+    except RuntimeError:
+        # Such a map counts as memory, and a file may be larger than that. What else is wrong is told again here.
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     return mapped.numpy().data.toreadonly()
 
 

@@ -21,6 +21,14 @@ def mark_left(run_folder: Path, first: int) -> None:
     write_whole(run_folder / MARK, b"%d\n" % (first if before is None else min(first, before)))
 
 
+def put_back(run_folder: Path, before: int | None) -> None:
+    """Let a mark say what it said before this node tried to leave, and could not. Raises DiskFault."""
+    if before is None:
+        remove_mark(run_folder)
+    else:
+        write_whole(run_folder / MARK, b"%d\n" % before)
+
+
 def first_left(run_folder: Path) -> int | None:
     """The first round that another chain decides; None without a mark. Raises DiskFault, CorruptFault."""
     data = read_whole(run_folder / MARK, max_bytes=_MAX_BYTES)

@@ -107,6 +107,9 @@ class Trainer:
     """Of the newest death."""
     _kernel_kills: int = 0
     """As of the last look, about a second ago."""
+    _trained: int = -1
+    _saved: int = -1
+    """The newest rounds of this life that the worker trained and that it saved."""
     _is_started: bool = False
     _stopping: bool = False
     _clock: StartClock = field(init=False)
@@ -180,7 +183,10 @@ class Trainer:
         if not self._is_started:
             raise WorkerDied("the worker is not running")
         answer = await self._ask(ask, kind)
-        if kind is worker_messages.SaveReply:
+        if isinstance(answer, worker_messages.TrainReply):
+            self._trained = answer.pending.round
+        if isinstance(ask, worker_messages.SaveRequest):
+            self._saved = ask.round
             self._deaths_in_a_row = 0
         return answer
 
@@ -213,20 +219,27 @@ class Trainer:
             return
         process = self._pipe.process
         if self._is_started:
-            is_saved = False
             try:
                 async with asyncio.timeout(STOP_S):
                     await self._ask(worker_messages.StopRequest(), worker_messages.StopReply)
-                    is_saved = True
+                    self._saved = self._trained
                     await process.wait()
-            except TimeoutError:
-                if not is_saved:
-                    self.on_unsaved(f"the worker did not save within {STOP_S:.0f} s")
+            except WorkerDied as died:
+                self._tell_unsaved(died.line())
             except errors.AtollError as error:
                 self.on_unsaved(error.line())
+            except TimeoutError:
+                self._tell_unsaved(f"the worker did not save within {STOP_S:.0f} s")
+        else:
+            self._tell_unsaved("the worker had not started anew")  # one that was kept over a change of chain
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+    def _tell_unsaved(self, why: str) -> None:
+        """Report a round that is lost. One that dies or is busy may have saved all it had."""
+        if self._trained > self._saved:
+            self.on_unsaved(why)
 
     def keep(self) -> None:
         """Let the worker live on when `serve` is cancelled: the next `serve` asks it to start anew.
@@ -263,6 +276,7 @@ class Trainer:
             if not self._stopping:
                 stood_still = isinstance(died.exceptions[0], StartStoodStill)
                 await given.kill()  # only then it is known how it ended
+                self._trained = self._saved  # what it had not saved is gone, and trained again
                 is_killed = not stood_still and given.was_killed and kernel_kills() > self._kernel_kills
                 self._why = STOOD_STILL if stood_still else OUT_OF_MEMORY if is_killed else DIED
                 if is_killed:
@@ -299,7 +313,7 @@ class Trainer:
                 raise
             self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
             raise WorkerDied(error.line()) from error
-        self._is_started = True
+        self._is_started, self._trained, self._saved = True, -1, -1
         self._clock.end(is_whole=True)
         await self.on_started(started)
         await self._poll_reports()

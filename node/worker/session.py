@@ -289,8 +289,8 @@ class Session:
         """Save what is not saved yet, of a round at hand the moments alone. Raises CorruptFault, DiskFault."""
         self._kernels.end()
         self._end_save()
-        if not self._is_saved and not self._is_training:
-            self._save(with_moments=True)
+        if not self._is_saved and (not self._is_training or self._async_save.payloads()):
+            self._save(with_moments=not self._is_training)
         elif self._state.moment_saves.are_old and self._is_saved:
             self._state.save_moments()
         if self._ranks is not None:

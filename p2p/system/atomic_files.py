@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +51,7 @@ def make_folder(path: Path) -> Path:
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """Replace `path` by `data`; after a power loss it holds the old bytes or the new. Raises DiskFault."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temp = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     with disk(path):
         try:
             descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)

@@ -20,7 +20,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
-from atoll.node.ipc.chain_mark import MARK, mark_left
+from atoll.node.ipc.chain_mark import MARK, first_left, mark_left, put_back
 from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
@@ -99,8 +99,9 @@ class CurrentChain:
             ),
             open_rounds=open_rounds_of(spec, config.open_rounds_bytes),
         )
-        self.driver.chain_exit.mark = partial(mark_left, self._folder)
-        self.driver.chain_exit.begin_again = self.on_other_chain
+        way_out = self.driver.chain_exit
+        way_out.mark, way_out.marked = partial(mark_left, self._folder), partial(first_left, self._folder)
+        way_out.put_back, way_out.begin_again = partial(put_back, self._folder), self.on_other_chain
         self.driver.finalizer.left_chain = os.path.exists(self._folder / MARK)
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")

@@ -122,7 +122,7 @@ class Finalizer:
 
     def on_worker_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker holds Θ_final(started.final). Raises Divergence if no chain has that state."""
-        self._pending = started.pending
+        self._pending, self.left_chain = started.pending, False
         final = Round(started.final)
         action = self._waiting_rounds.get(final) or self._applied_rounds.get(final)
         if action is not None and action.state != started.state:

@@ -589,17 +589,23 @@ async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
 
 
 @pytest.mark.parametrize(
-    ("home", "why"),
+    ("home", "holds", "why"),
     [
-        ("home", []),
-        ("no room", ["no space left; free some"]),
-        ("dies", ["the worker process ended"]),
-        ("slow", ["the worker did not save within 0 s"]),
+        ("home", True, []),
+        ("no room", False, ["no space left; free some"]),
+        ("dies", True, ["the worker process ended"]),
+        ("slow", True, ["the worker did not save within 0 s"]),
+        ("dies", False, []),
+        ("slow", False, []),
     ],
 )
-async def test_what_a_worker_cannot_save_at_its_end_is_said(rig, monkeypatch, home, why):
+async def test_what_a_worker_cannot_save_at_its_end_is_said(rig, monkeypatch, home, holds, why):
+    """`holds`: it trained a round that it has not saved. One that is busy and holds none loses none."""
     async with served(rig(home)) as one:
         await one.life(1)
+        await one.trainer.ask(TrainRequest(Round(3), 0, 1, 40, -1), TrainReply)
+        if not holds:
+            await one.trainer.ask(SaveRequest(Round(3)), SaveReply)
         pid = one.pid
         with monkeypatch.context() as patch:
             if home == "slow":

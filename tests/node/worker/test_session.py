@@ -299,6 +299,25 @@ def test_who_is_stopped_after_the_disk_refused_a_round_saves_it(homes):
     assert [pending.round for pending in node.restart().pending] == [0, 1]
 
 
+@pytest.mark.parametrize("is_full", [False, True])
+def test_who_is_stopped_in_the_round_after_one_that_the_disk_refused_saves_that_one(homes, is_full):
+    """A node on a full disk trains on while a round waits to be saved."""
+    node = homes("a")
+    node.train(0)
+    mend = blocked(node.path / "spool")
+    with contextlib.suppress(DiskFault):
+        list(node.session.train(node.train_ask(1)))
+    next(node.session.train(node.train_ask(2)))
+    if not is_full:
+        mend()
+        node.session.close()
+        assert [pending.round for pending in node.restart().pending] == [0, 1]
+    else:
+        with pytest.raises(DiskFault):
+            node.session.close()
+        mend()
+
+
 def test_what_a_kill_left_of_a_payload_is_deleted(homes):
     node = homes("a")
     rest = node.path / "spool" / ("0" * 64 + ".payload.part")

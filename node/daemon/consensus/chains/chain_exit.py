@@ -36,10 +36,15 @@ class ChainExit:
     """Called with the round once the node has left."""
     mark: Callable[[Round], None] = lambda first: None
     """Write durably that the worker's state is of the chain that is left. Raises DiskFault, CorruptFault."""
+    marked: Callable[[], int | None] = lambda: None
+    """Return what a mark says that no worker has read; None without one. Raises DiskFault, CorruptFault."""
+    put_back: Callable[[int | None], None] = lambda before: None
+    """Let the mark say that again. Raises DiskFault."""
     begin_again: Callable[[Round], None] = lambda first: None
     """Begin again on the other chain, which decides the rounds from this one on."""
     has_left: bool = False
     _refused_s: float = -math.inf
+    _before: int | None = None
 
     def leave(self, first: Round, choice: Follow | None = None) -> bool:
         """Mark the state, append the choice that the feed lacks, and begin again. Returns whether it did that now.
@@ -52,7 +57,7 @@ class ChainExit:
             return False
         # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
         # rounds of that chain onto a state of this one. Again at each try: a worker that died since has obeyed it.
-        if not self.guard.does(partial(self.mark, first)) or (choice and self.guard.publish(choice) is None):
+        if not (self._does_mark(first) and (choice is None or self._does_publish(choice))):
             self._refused_s = self.now()
             return False
         self.has_left = True
@@ -60,3 +65,17 @@ class ChainExit:
         self.event(round=first)
         self.begin_again(first)
         return True
+
+    def _does_mark(self, first: Round) -> bool:
+        def mark() -> None:
+            self._before = self.marked()
+            self.mark(first)
+
+        return self.guard.does(mark)
+
+    def _does_publish(self, choice: Follow) -> bool:
+        if self.guard.publish(choice) is not None:
+            return True
+        # A worker that starts meanwhile, perhaps where the others are away by then, would drop the only model.
+        self.guard.does(partial(self.put_back, self._before))
+        return False

@@ -1,0 +1,64 @@
+"""A node leaves its chain: what a disk that refuses in the middle leaves behind."""
+
+from functools import partial
+
+import pytest
+
+from atoll.node.daemon.consensus.chains.chain_exit import RETRY_S, ChainExit
+from atoll.node.ipc.chain_mark import first_left, mark_left, put_back
+from atoll.protocols.errors import DiskFault
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import Follow
+
+CHOICE = Follow(digest(b"epoch"), Round(7))
+
+
+class Guard:
+    """A disk that takes marks; its ledger refuses so often."""
+
+    def __init__(self, refusals):
+        self.refusals, self.published = refusals, []
+
+    def does(self, work):
+        try:
+            work()
+        except DiskFault:
+            return False
+        return True
+
+    def publish(self, body):
+        if self.refusals:
+            self.refusals -= 1
+            return None
+        self.published.append(body)
+        return body
+
+    def on_disk_success(self):
+        pass
+
+
+def way_out(folder, guard, clock):
+    return ChainExit(
+        guard=guard,
+        now=lambda: clock[0],
+        event=lambda **facts: None,
+        mark=partial(mark_left, folder),
+        marked=partial(first_left, folder),
+        put_back=partial(put_back, folder),
+    )
+
+
+@pytest.mark.parametrize("before", [None, 3])
+def test_a_mark_does_not_stay_while_the_ledger_refuses(tmp_path, before):
+    """A worker that starts meanwhile would drop the only model that this node has."""
+    if before is not None:
+        mark_left(tmp_path, before)
+    guard, clock = Guard(2), [0.0]
+    left = way_out(tmp_path, guard, clock)
+    for _ in range(2):
+        assert not left.leave(Round(7), CHOICE)
+        assert first_left(tmp_path) == before
+        clock[0] += RETRY_S
+    assert left.leave(Round(7), CHOICE)
+    assert guard.published == [CHOICE]
+    assert first_left(tmp_path) == (7 if before is None else 3)
