@@ -307,7 +307,8 @@ def test_who_is_stopped_in_the_round_after_one_that_the_disk_refused_saves_that_
     mend = blocked(node.path / "spool")
     with contextlib.suppress(DiskFault):
         list(node.session.train(node.train_ask(1)))
-    next(node.session.train(node.train_ask(2)))
+    at_hand = node.session.train(node.train_ask(2))
+    next(at_hand)
     if not is_full:
         mend()
         node.session.close()
