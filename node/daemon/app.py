@@ -104,7 +104,7 @@ class Daemon:
                 await self._stop.wait()
                 await self._shut_down()
         except Exception as bug:
-            # A bug in some part ends the group, and its worker, without the order above: unsaved work is done again.
+            # A bug in some part ends the group, and its worker, without that order: unsaved work is done again.
             self._parts.log.event("crashed", error=f"{bug!r:.500}")
             async with _deadline("the worker", WORKER_S):
                 await self._parts.chain.trainer.stop()

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Digest
 from atoll.protocols.local.worker_messages import Pending
-
-RETRY_S = 2.0
-"""Seconds before what the disk refused is tried again."""
 
 
 class Shelf(Protocol):
@@ -48,7 +46,7 @@ class PayloadsAgain:
             left = [pending for pending in left if not await self._is_done(pending)]
             if not left:
                 return
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(DISK_RETRY_S)
 
     async def _is_done(self, pending: Pending) -> bool:
         # Looked at in its turn: beside this the worker adopts a model, and sweeps the files of rounds before it.

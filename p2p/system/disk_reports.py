@@ -1,7 +1,9 @@
-"""Which refusals of the disk become lines of the log and the journal, and when. Pure."""
+"""When a disk that refused is asked again, and which refusals become lines of the log and the journal. Pure."""
 
 from dataclasses import dataclass, field
 
+DISK_RETRY_S = 2.0
+"""Seconds before work that the disk refused is tried again."""
 REPEAT_S = 60.0
 """A refusal of one kind is reported once in so many seconds, whatever succeeded meanwhile."""
 

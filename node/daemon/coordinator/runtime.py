@@ -18,7 +18,7 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied, unless_needless
-from atoll.p2p.system.disk_reports import DiskReports
+from atoll.p2p.system.disk_reports import DISK_RETRY_S, DiskReports
 from atoll.protocols.errors import AtollError, DiskFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Body, Entry
@@ -27,8 +27,6 @@ from atoll.protocols.local.worker_messages import Ask
 A = TypeVar("A")
 log = logging.getLogger(__name__)
 
-DISK_RETRY_S = 2.0
-"""Seconds before work that the disk refused is tried again."""
 _BUSY = (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
 
 

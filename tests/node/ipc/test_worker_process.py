@@ -287,14 +287,14 @@ async def test_asks_are_answered_and_faults_keep_their_name(rig):
     assert "a last word" in one.log.read_text()
 
 
-async def kept(group, one):
+async def kept(one):
     """Its worker starts, and lives on when `serve` is cancelled; its process id."""
-    serving = group.create_task(one.trainer.serve())
-    await one.life(1)
-    pid = one.pid
-    one.trainer.keep()
-    serving.cancel()
-    await asyncio.wait([serving])
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
+        serving = group.create_task(one.trainer.serve())
+        await one.life(1)
+        pid = one.pid
+        one.trainer.keep()
+        serving.cancel()
     return pid
 
 
@@ -330,36 +330,30 @@ async def test_a_worker_that_is_kept_is_asked_to_start_anew(rig):
 async def test_a_worker_that_is_kept_starts_anew_while_its_node_reads_the_ledger(rig):
     """Before anybody serves it: what it answers until then is not lost, and it is asked once."""
     one = rig()
-    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        pid = await kept(group, one)
-        pipe = one.trainer._pipe
-        assert pipe is not None
-        asked = pipe.asked
-        one.trainer.restart()
-        stdout = pipe.process.stdout
-        assert stdout is not None
-        await eventually(lambda: len(stdout._buffer) > 0)
-        serving = group.create_task(one.trainer.serve())
+    pid = await kept(one)
+    pipe = one.trainer._pipe
+    assert pipe is not None
+    asked = pipe.asked
+    one.trainer.restart()
+    stdout = pipe.process.stdout
+    assert stdout is not None
+    await eventually(lambda: len(stdout._buffer) > 0)
+    async with served(one):
         for _ in range(100):  # the answer is here: no turn of the loop waits for anything
             await asyncio.sleep(0)
         assert len(one.started) == 2
         assert (one.pid, pipe.asked) == (pid, asked + 1)
         assert await one.trainer.ask(VerifyRequest("x", 0), VerifyReply) == VerifyReply()
-        await one.trainer.stop()
-        serving.cancel()
 
 
 async def test_a_worker_that_ended_before_its_new_start_is_replaced(rig):
     one = rig()
-    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        pid = await kept(group, one)
-        os.kill(pid, signal.SIGKILL)
-        one.trainer.restart()
-        serving = group.create_task(one.trainer.serve())
+    pid = await kept(one)
+    os.kill(pid, signal.SIGKILL)
+    one.trainer.restart()
+    async with served(one):
         await one.life(2)
         assert one.pid != pid
-        await one.trainer.stop()
-        serving.cancel()
 
 
 async def test_a_worker_that_was_only_prepared_is_not_started_before_it_is_served(rig):
@@ -375,14 +369,11 @@ async def test_a_worker_that_was_only_prepared_is_not_started_before_it_is_serve
 async def test_a_disk_that_is_full_at_a_change_of_chain_ends_nothing(rig):
     """The Start of a worker that is kept saves a whole generation; the mark of the change needs few bytes."""
     one = rig("filled")
-    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        pid = await kept(group, one)
-        serving = group.create_task(one.trainer.serve())
+    pid = await kept(one)
+    async with served(one):
         await one.life(2)
         assert one.pid != pid, "another one is asked once the disk may have room"
         assert one.trainer.statistics().restarts == 1
-        await one.trainer.stop()
-        serving.cancel()
 
 
 async def test_a_worker_that_loads_is_not_kept(rig):
@@ -398,10 +389,9 @@ async def test_a_worker_that_loads_is_not_kept(rig):
 
 async def test_a_worker_that_is_kept_ends_with_its_trainer(rig):
     one = rig()
-    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
-        pid = await kept(group, one)
-        assert not is_gone(pid)
-        await one.trainer.stop()
+    pid = await kept(one)
+    assert not is_gone(pid)
+    await one.trainer.stop()
     assert is_gone(pid)
 
 

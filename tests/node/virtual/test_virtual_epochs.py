@@ -9,10 +9,10 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from atoll.node.daemon.consensus.chains.chain_exit import RETRY_S
 from atoll.node.ipc.chain_mark import MARK
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.atomic_files import disk_fault
+from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.records import Body, Entry, Follow
@@ -124,24 +124,34 @@ def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
     run_virtual(story())
 
 
+def killed_at_the_mark(w, group: asyncio.TaskGroup, mark) -> list[int]:
+    """Each node does `mark` in place of its mark, dies then, and starts again. The numbers of those that died."""
+    died: list[int] = []
+
+    async def die(number: int) -> None:
+        await w.kill(number)
+        died.append(number)
+        w.start(number)
+
+    def mark_and_die(node, first: int) -> None:
+        mark(node, first)
+        group.create_task(die(node.number))
+
+    for node in w.nodes.values():
+        node.driver.chain_exit.mark = partial(mark_and_die, node)
+    return died
+
+
 def test_a_node_that_dies_while_it_changes_its_chain_changes_it_at_its_next_start(world):
     async def story() -> None:
         async with world(200, 1) as w, asyncio.TaskGroup() as group:
             await two_and_one_apart(w)
-            died: list[int] = []
-
-            async def die(number: int) -> None:
-                await w.kill(number)
-                died.append(number)
-                w.start(number)
 
             def mark(node, first: int) -> None:
                 assert not node.swarm.ledger.entries(kind=Follow, author=node.peer), "a kill now leaves no mark"
                 node._mark(first)  # the Follow comes next
-                group.create_task(die(node.number))
 
-            for node in w.nodes.values():
-                node.driver.chain_exit.mark = partial(mark, node)
+            died = killed_at_the_mark(w, group, mark)
             w.network.heal()
             healed = max(finals(w, 0, 1, 2))
             await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
@@ -167,7 +177,7 @@ async def changed_once(w, tries: list[float], refusals: int) -> None:
     await w.until(lambda: min(finals(w, 0, 1, 2)) > healed + 2)
     ((number, _),) = w.changes
     assert len(tries) == refusals + 1, "asked again each time"
-    assert all(later - before >= RETRY_S for before, later in pairwise(tries)), "and not at each event"
+    assert all(later - before >= DISK_RETRY_S for before, later in pairwise(tries)), "and not at each event"
     assert not w.nodes[number].driver.view().trouble
     events = map(json.loads, (w.nodes[number].home / "events.jsonl").read_text().splitlines())
     kinds = [event["event"] for event in events]
@@ -229,20 +239,12 @@ def test_a_node_that_ended_without_its_mark_leaves_the_chain_of_its_state_at_its
             await w.until(lambda: min(finals(w, 0, 1)) >= 4)
             w.network.cut([w.nodes[0].peer], [w.nodes[1].peer])
             await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
-            died: list[int] = []
-
-            async def die(number: int) -> None:
-                await w.kill(number)
-                died.append(number)
-                w.start(number)
 
             def mark(node, first: int) -> None:
                 if is_marked:
                     node._mark(first)
-                group.create_task(die(node.number))
 
-            for node in w.nodes.values():
-                node.driver.chain_exit.mark = partial(mark, node)
+            died = killed_at_the_mark(w, group, mark)
             w.network.heal()
             healed = max(finals(w, 0, 1))
             await w.until(lambda: min(finals(w, 0, 1)) > healed + 2)

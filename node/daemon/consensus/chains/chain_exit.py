@@ -6,11 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Body, Entry, Follow
-
-RETRY_S = 2.0
-"""Seconds before the disk is asked again after it refused."""
 
 
 class DiskGuard(Protocol):
@@ -53,7 +51,7 @@ class ChainExit:
         in its feed, and leave the same chain again, for ever. It may be asked at any event. Raises CorruptFault.
         """
         # Asked several times a tick and at each entry; after a heal thousands of entries come at once.
-        if self.has_left or self.now() < self._refused_s + RETRY_S:
+        if self.has_left or self.now() < self._refused_s + DISK_RETRY_S:
             return False
         # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
         # rounds of that chain onto a state of this one. Again at each try: a worker that died since has obeyed it.

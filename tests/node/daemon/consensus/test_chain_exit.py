@@ -4,8 +4,9 @@ from functools import partial
 
 import pytest
 
-from atoll.node.daemon.consensus.chains.chain_exit import RETRY_S, ChainExit
+from atoll.node.daemon.consensus.chains.chain_exit import ChainExit
 from atoll.node.ipc.chain_mark import first_left, mark_left, put_back
+from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.records import Follow
@@ -58,7 +59,7 @@ def test_a_mark_does_not_stay_while_the_ledger_refuses(tmp_path, before):
     for _ in range(2):
         assert not left.leave(Round(7), CHOICE)
         assert first_left(tmp_path) == before
-        clock[0] += RETRY_S
+        clock[0] += DISK_RETRY_S
     assert left.leave(Round(7), CHOICE)
     assert guard.published == [CHOICE]
     assert first_left(tmp_path) == (7 if before is None else 3)

@@ -19,8 +19,8 @@ from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingRefused, TrainingSaved
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
-from atoll.p2p.blobs.payloads_again import RETRY_S
 from atoll.p2p.system.atomic_files import disk
+from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DiskFault, PrivacySpent
@@ -304,7 +304,7 @@ def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
         await one.training.again(told.append).put_back((one.pending,))
         assert one.training.guard.trouble
         assert told == [one.pending.payload]
-        assert asyncio.get_running_loop().time() >= 2 * RETRY_S
+        assert asyncio.get_running_loop().time() >= 2 * DISK_RETRY_S
 
     run_virtual(story())
 
