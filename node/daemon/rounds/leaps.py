@@ -11,6 +11,9 @@ from atoll.node.daemon.rounds.participants import MemberView, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, RoundState
 from atoll.protocols.ids import PeerId
 
+FAR_IN = 0.5
+"""A member did most of a round after this share of the time that it says it needs."""
+
 
 def counted_others(state: RoundState) -> dict[PeerId, MemberView]:
     """Leases of the others that say where the run is: they train, or trained all rounds, and showed work."""
@@ -30,29 +33,44 @@ def are_at_least_half(count: int, others: int) -> bool:
 
 
 def newest_left(state: RoundState, first: int) -> int:
-    """The newest round from `first` on to which at least half of all contributed, and left it; else first - 1."""
+    """The newest round from `first` on for which this node comes too late, by half of all; else first - 1."""
     others = counted_others(state)
     newest = frontier(first, state.config.rounds - 1, state.books, others.keys())
     # While the others still collect a round it is not too late to take part in it, even if half contributed
     # already.
-    while newest >= first and not _left_behind(others, newest):
+    while newest >= first and not _are_past(others, newest):
         newest -= 1
-    return newest
+    return newest + _leaves_soon(state, others, newest + 1)
 
 
-def _left_behind(others: dict[PeerId, MemberView], number: int) -> bool:
+def _are_past(others: dict[PeerId, MemberView], number: int) -> bool:
     """Whether at least half are past round `number`, so that work on it would come too late."""
     return are_at_least_half(sum(view.round > number for view in others.values()), len(others))
 
 
-def came_late(state: RoundState, number: int) -> bool:
-    """With overlap: whether at least half had closed round `number` before our work on it was done."""
-    if not state.config.overlap_steps:
+def _leaves_soon(state: RoundState, others: dict[PeerId, MemberView], number: int) -> bool:
+    """With overlap: whether at least half left round `number` with their work, or did most of it."""
+    if not state.config.overlap_steps or number not in state.books:
         return False
+    left = {peer for peer in state.books[number].there & others.keys() if others[peer].round > number}
+    # Two members that are equally fast cannot both see the other one so far, whatever a third one says.
+    far = {
+        peer
+        for peer, view in others.items()
+        if (view.activity, view.round) == ("training", number)
+        and state.now - state.entered.get(peer, state.now) > FAR_IN * view.round_s > 0
+    }
+    return bool(left) and are_at_least_half(len(left | far), len(others))
+
+
+def came_late(state: RoundState, number: int) -> bool:
+    """With overlap: whether half of the others had closed round `number` before our work on it was done."""
     others = counted_others(state)
     # A member one round further may still collect `number`; one round can be in flight, so two further it is
-    # closed.
-    return are_at_least_half(sum(view.round > number + 1 for view in others.values()), len(others))
+    # closed. Half of the others are enough, because this only says that this node folds before it trains on: of
+    # three members the middle one often leaves the round in the moment at which the slowest is done.
+    closed = sum(view.round > number + 1 for view in others.values())
+    return state.config.overlap_steps > 0 and closed > 0 and 2 * closed >= len(others)
 
 
 def is_ahead(state: RoundState, number: int) -> bool:

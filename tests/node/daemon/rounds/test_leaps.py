@@ -137,12 +137,30 @@ def test_where_few_decide_the_others_lead_nobody():
     assert newest_left(replace(state, set_rules=SetRules(order=gone)), 4) == 8, "none of those is here"
 
 
-def test_who_comes_late_with_overlap_is_told_by_half_of_all():
-    far = {"a": at(9), "b": at(7)}
-    assert not came_late(overlapped(state_of(**far)), 7)
-    assert came_late(overlapped(state_of(**(far | {"b": at(9)}))), 7)
+def test_who_comes_late_folds_before_it_trains_on():
+    """Half of the others tell it, because nothing is skipped by that."""
+    assert came_late(overlapped(state_of(a=at(9), b=at(7))), 7)
+    assert not came_late(overlapped(state_of(a=at(8), b=at(8))), 7)
+    assert not came_late(overlapped(state_of(a=at(9), b=at(7), c=at(7))), 7)
     assert not came_late(overlapped(state_of()), 7)
-    assert not came_late(state_of(**(far | {"b": at(9)})), 7)
+    assert not came_late(state_of(a=at(9), b=at(9)), 7)
+
+
+@pytest.mark.parametrize(
+    ("skips", "since_s", "authors", "ahead"),
+    [
+        (True, 6.0, "a", 6),
+        (False, 4.0, "a", 6),  # it began when we did: who is equally fast is not skipped, whatever a third says
+        (False, 6.0, "a", 5),  # none has left it
+        (False, 6.0, "", 6),  # an empty round would never be final
+    ],
+)
+def test_with_overlap_who_is_slow_skips_the_round_that_half_will_have_left(skips, since_s, authors, ahead):
+    """Of three: one has left it with its work, and one did most of it."""
+    members = {"a": at(ahead), "b": at(5, round_s=10.0)}
+    found = replace(overlapped(state_of(since_s, **members)), closed=4, books={5: book(*map(PeerId, authors))})
+    assert newest_left(found, 5) == (5 if skips else 4)
+    assert newest_left(replace(found, config=state_of().config), 5) == 4
 
 
 def overlapped(state: RoundState) -> RoundState:
