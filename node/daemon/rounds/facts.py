@@ -7,10 +7,10 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
+from atoll.node.daemon.rounds.leaps import came_late
 from atoll.node.daemon.rounds.participants import Members, RoundBook, rounds_entered, rounds_just_left
 from atoll.node.daemon.rounds.queries import (
     book_of,
-    came_late,
     contributed,
     in_flight,
     is_excluded,

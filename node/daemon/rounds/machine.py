@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
+from atoll.node.daemon.rounds.leaps import is_ahead
 from atoll.node.daemon.rounds.participants import RoundBook, quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     attendance,
@@ -237,6 +238,8 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
         return enter(state, Phase.GATHER, number), actions
     if worked_in(state, number):
         return collect(replace(state, round=number), number), actions
+    if is_ahead(state, number):
+        return enter(state, Phase.JOIN, number), actions
     if comes_too_late(state, number):
         # A lease at the most: who is late by what others say of themselves must not wait for them for ever.
         joins_at = state.now + state.config.lease_s if state.joins_at is None else state.joins_at

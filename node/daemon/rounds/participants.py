@@ -3,7 +3,7 @@
 All functions are pure. `members` are the live leases of others; this node is never among them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import msgspec
 
@@ -171,16 +171,18 @@ def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead
     return peers.index(me), len(peers)
 
 
-def frontier(first: int, last: int, books: Mapping[int, RoundBook], members: Mapping[PeerId, MemberView]) -> int:
-    """Newest round in `first … last` to which at least half of the other members contributed; else first - 1."""
-    # Members that are done count too: a node that comes late to the end goes to the end.
-    others = {peer for peer, view in members.items() if view.activity in ("training", "done")}
+def frontier(first: int, last: int, books: Mapping[int, RoundBook], others: Set[PeerId]) -> int:
+    """Newest round in `first … last` to which half of all contributed, this node included; else first - 1.
+
+    `others`: the members that count, without this node.
+    """
     newest, number = first - 1, first
     while others and number <= last:
         authors = books[number].there if number in books else frozenset[PeerId]()
         if not authors:  # it could never become final: one peer cannot pull the others over a gap
             break
-        if 2 * len(authors & others) >= len(others):
+        # This node, which does without the round, counts among all: of three members one alone leads nobody.
+        if 2 * len(authors & others) > len(others):
             newest = number
         number += 1
     return newest

@@ -6,7 +6,8 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 from collections.abc import Collection
 from statistics import median
 
-from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected, frontier
+from atoll.node.daemon.rounds.leaps import is_ahead, newest_left, why_ahead
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected
 from atoll.node.daemon.rounds.state import (
     LATE_LEAST_S,
     LATE_ROUNDS,
@@ -199,31 +200,12 @@ def is_resolving(state: RoundState) -> bool:
 
 
 def next_round(state: RoundState) -> int:
-    """The round to train next: the one after ours, or after the newest one that half of the others left."""
+    """The round to train next: the one after ours, or after the newest one that half of all left without us."""
     first = max(state.final, state.closed) + 1
-    newest = frontier(first, state.config.rounds - 1, state.books, state.members)
-    # While the others still collect a round it is not too late to take part in it, even if half contributed
-    # already.
-    while newest >= first and not _left_behind(state, newest):
-        newest -= 1
+    newest = newest_left(state, first)
+    while newest >= first and worked_in(state, newest):
+        newest -= 1  # our work is done: it is collected, not skipped
     return max(first, newest + 1)
-
-
-def _left_behind(state: RoundState, number: int) -> bool:
-    """Whether half of the others are past round `number`, so that work on it would come too late."""
-    if worked_in(state, number):
-        return False  # our work is done: it is collected, not skipped
-    others = present(state)
-    return 2 * sum(view.round > number for view in others) >= len(others)
-
-
-def came_late(state: RoundState, number: int) -> bool:
-    """With overlap: whether half of the others had closed round `number` before our work on it was done."""
-    others = present(state)
-    # A member one round further may still collect `number`; one round can be in flight, so two further it is
-    # closed.
-    closed = sum(view.round > number + 1 for view in others)
-    return state.config.overlap_steps > 0 and closed > 0 and 2 * closed >= len(others)
 
 
 def may_train_on(state: RoundState) -> bool:
@@ -239,7 +221,7 @@ def may_train_on(state: RoundState) -> bool:
     rests = state.resting or state.held or state.refused
     free = not (rests or state.folding or state.late or is_resolving(state))
     is_next = number < config.rounds and not worked_in(state, number)
-    return contributes and free and is_next and number <= newest_open(state)
+    return contributes and free and is_next and number <= newest_open(state) and not is_ahead(state, number)
 
 
 def newest_open(state: RoundState) -> int:
@@ -297,7 +279,8 @@ def reason(state: RoundState) -> str:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.JOIN:
-            return f"waiting for round {state.round + 1}: the others are far in round {state.round}"
+            far = f"waiting for round {state.round + 1}: the others are far in round {state.round}"
+            return why_ahead(state) or far
         case Phase.COLLECT:
             return _collect_reason(state)
         case Phase.TRAIN if must_wait(state):

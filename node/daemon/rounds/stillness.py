@@ -1,7 +1,7 @@
 """Whether a node stands still: for how long it took no step, and for how long no round became final. Pure.
 
 The driver feeds `watch` at each tick, so the time counts whether or not somebody looks. The limits in words:
-docs/rounds.md.
+docs/standing-still.md.
 """
 
 from statistics import median

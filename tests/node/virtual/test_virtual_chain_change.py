@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from atoll.node.daemon.rounds.queries import reason
 from atoll.node.worker.error_feedback import share_of_left
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -146,21 +147,35 @@ class Plain(RealWorker):
         """It sees views of two chains."""
 
 
-def test_finality_goes_on_after_a_side_that_was_rounds_ahead_gave_way(world):
-    """Its rounds are open again: it votes for sets with its own work once the payloads are back in its store."""
+def test_a_member_that_was_rounds_ahead_and_gave_way_waits_until_the_others_are_there(world):
+    """Rounds that it worked in are open again: the others train them, and all go on together."""
     torch.set_num_threads(1)
 
     async def story() -> None:
         async with world(1000, 1, worker=Plain) as w:
-            nodes = [w.start(number, pace) for number, pace in enumerate((ROUND_S, ROUND_S, 0.3 * ROUND_S))]
+            nodes = [w.start(number, pace) for number, pace in enumerate((ROUND_S, ROUND_S, 0.5 * ROUND_S))]
             await w.until(lambda: w.all_final(4))
             w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
-            await asyncio.sleep(w.spec.pace.lease_s + 6 * ROUND_S)
-            ahead = nodes[2].driver.round.round
-            assert ahead > nodes[0].driver.round.round + 6
+            await asyncio.sleep(w.spec.pace.lease_s + 2 * ROUND_S)
+            first, ahead = nodes[0].driver.round.round, nodes[2].driver.round.round
+            assert ahead > first + 4
             w.network.heal()
-            await asyncio.sleep(6 * ROUND_S)
-            assert w.all_final(ahead), "not only after a lease"
+            await asyncio.sleep(2 * ROUND_S)
+            assert "members that are in round" in reason(nodes[2].driver.round)
+            await asyncio.sleep((ahead - first + 2) * ROUND_S)
+            assert w.all_final(ahead), "a round of the others each"
             assert [number for number, _ in w.changes] == [2]
+            assert authors_of(nodes[0], range(first + 1, ahead)) == {n.peer for n in nodes[:2]}
+            await asyncio.sleep(3 * ROUND_S)
+            assert authors_of(nodes[0], [ahead + 2]) == {n.peer for n in nodes}
 
     run_virtual(story())
+
+
+def authors_of(node, numbers) -> set[str]:
+    """The authors of each of these final sets, which must all have the same ones."""
+    entries = {entry.id: entry.author for _, entry in node.swarm.ledger.since(0, 1 << 20)}
+    applied = node.driver.finalizer._applied_rounds
+    found = {frozenset(entries[name] for name in applied[number].contributions) for number in numbers}
+    assert len(found) == 1, found
+    return set(found.pop())

@@ -1,0 +1,194 @@
+"""Over which rounds a node leaps, and when one that is ahead waits: both machines of a few nodes."""
+
+import dataclasses
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from atoll.node.daemon.rounds import machine
+from atoll.node.daemon.rounds.leaps import came_late, is_ahead, newest_left, why_ahead
+from atoll.node.daemon.rounds.participants import MemberView, SetRules
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig, RoundState
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.records import Contribution
+from atoll.protocols.ledger.registers import Activity
+from atoll.protocols.ledger.set_limit import NewcomerOrder
+from tests.node.daemon.rounds.test_participants import book
+from tests.node.daemon.rounds.test_round_swarm import ALL, BLOCKING, LEASE_S, ROUNDS, SOME, Node, World
+
+
+class RunsAhead(Node):
+    """Trains nothing: it contributes to all rounds at once, and says that it trained them."""
+
+    def go_live(self) -> None:
+        super().go_live()
+        self.lease = ("done", ROUNDS)
+        for number in range(ROUNDS):
+            payload = digest(b"nothing", self.peer.encode(), bytes([number]))
+            self.payloads.add(payload)
+            self.write(Contribution(Round(number), digest(b"base"), payload, 1, 64, 64, 1.0))
+
+    def feed_round(self, event: object) -> None:
+        """It has no rounds of its own."""
+
+
+def world_of(count: int, liars: int, overlap: int = BLOCKING) -> World:
+    world = World(40 + count, count, count, overlap)
+    for place in range(count - liars, count):
+        honest = world.nodes[place]
+        world.nodes[place] = RunsAhead(world, honest.peer, honest.train_s)
+    return world
+
+
+def authors_of(world: World, number: int) -> set:
+    node = world.nodes[0]
+    return {node.known[name][0] for name in node.finals[number].contributions}
+
+
+@pytest.mark.parametrize("overlap", [BLOCKING, SOME, ALL])
+@pytest.mark.parametrize(("count", "liars"), [(3, 1), (5, 2)])
+def test_members_that_run_ahead_and_are_fewer_than_half_pull_nobody_over_rounds(count, liars, overlap):
+    world = world_of(count, liars, overlap)
+    honest = world.nodes[: count - liars]
+    for node in world.nodes:
+        node.boot()
+    world.until(lambda: all(node.finished for node in honest))
+    world.check(honest)
+    for number in range(1, ROUNDS):  # the first one may begin before all have synchronised
+        assert {node.peer for node in honest} <= authors_of(world, number), (
+            f"round {number} is decided without them"
+        )
+
+
+@pytest.mark.parametrize("overlap", [BLOCKING, SOME])
+def test_a_fast_member_that_was_cut_off_waits_for_the_two_others(overlap):
+    """It was rounds ahead when it met them again: it rests until they are there, and all train the last rounds."""
+    world = World(50, 3, 3, overlap)
+    for node, train_s in zip(world.nodes, (8.0, 8.0, 1.6), strict=True):
+        node.train_s = train_s
+        node.boot()
+    world.until(lambda: world.newest() >= 2)
+    fast = world.nodes[2]
+    world.cut = {fast.peer}
+    world.until(lambda: fast.round.round >= ROUNDS - 3)
+    others = world.nodes[:2]
+    assert max(node.round.round for node in others) < fast.round.round - 3
+    world.cut = set()
+    world.until(lambda: fast.round.phase is Phase.JOIN)
+    assert fast.round.round >= max(node.round.round for node in others) + 2
+    world.until(lambda: all(node.finished for node in world.nodes))
+    world.check(world.nodes)
+    for number in range(ROUNDS):
+        assert {node.peer for node in others} <= authors_of(world, number), f"round {number} was skipped"
+    assert len(authors_of(world, ROUNDS - 1)) == 3
+
+
+def state_of(now: float = 0.0, most_age: int = 0, **members: MemberView) -> RoundState:
+    config = RoundConfig(PeerId("me"), 99, 192, 128, 60.0, most_age=most_age)
+    views = {PeerId(name): view for name, view in members.items()}
+    return replace(machine.begin(config), members=views, entered=dict.fromkeys(views, 0.0), now=now, train_s=2.0)
+
+
+def at(number: int, activity: Activity = "training", **more: Any) -> MemberView:
+    return MemberView(activity, Round(number), 0.0, **more)
+
+
+@pytest.mark.parametrize(
+    ("waits", "members"),
+    [
+        (True, {"a": at(7), "b": at(7)}),
+        (False, {"a": at(8), "b": at(7)}),
+        (True, {"a": at(8), "b": at(7), "c": at(7), "d": at(3)}),
+        (False, {"a": at(7)}),  # half: that one leaps
+        (False, {"a": at(7), "b": at(7, lost_at=1.0)}),  # it may be killed
+        (False, {"a": at(7), "b": at(7, untried=True)}),
+        (False, {"a": at(7), "b": at(7, "syncing")}),
+        (False, {"a": at(7), "b": at(7), "c": at(9, "done"), "d": at(9)}),
+        (False, {}),
+    ],
+)
+def test_a_node_is_ahead_of_more_than_half_of_all(waits, members):
+    state = state_of(**members)
+    assert is_ahead(state, 9) is waits
+    assert bool(why_ahead(replace(state, round=9))) is waits
+    assert not is_ahead(state_of(most_age=1, **members), 9), "its work counts in a later round"
+
+
+def test_members_that_begin_no_round_are_waited_for_no_longer_than_in_a_round():
+    members = {"a": at(3, round_s=1.0), "b": at(3, round_s=6.0)}
+    patience_s = STALL_ROUNDS * 3.5 + 60.0
+    assert is_ahead(state_of(patience_s - 0.1, **members), 9)
+    assert not is_ahead(state_of(patience_s + 0.1, **members), 9)
+    moved = replace(state_of(patience_s + 0.1, **members), entered={PeerId("a"): 1.0, PeerId("b"): 0.0})
+    assert is_ahead(moved, 9)
+
+
+def test_where_few_decide_the_others_lead_nobody():
+    """In a run with probation, legal noise that contributes to all rounds is no reason to leap."""
+    members = {name: at(9) for name in "xyz"} | {"a": at(3), "b": at(3)}
+    books = {number: book(*map(PeerId, "xyz")) for number in range(4, 9)}
+    state = replace(state_of(**members), books=books, closed=3)
+    assert newest_left(state, 4) == 8
+    order = NewcomerOrder(voters=frozenset(map(PeerId, ("a", "b", "me"))))
+    assert newest_left(replace(state, set_rules=SetRules(order=order)), 4) == 3
+    gone = NewcomerOrder(voters=frozenset(map(PeerId, ("c", "me"))))
+    assert newest_left(replace(state, set_rules=SetRules(order=gone)), 4) == 8, "none of those is here"
+
+
+def test_who_comes_late_folds_before_it_trains_on():
+    """Half of the others tell it, because nothing is skipped by that."""
+    assert came_late(overlapped(state_of(a=at(9), b=at(7))), 7)
+    assert not came_late(overlapped(state_of(a=at(8), b=at(8))), 7)
+    assert not came_late(overlapped(state_of(a=at(9), b=at(7), c=at(7))), 7)
+    assert not came_late(overlapped(state_of()), 7)
+    assert not came_late(state_of(a=at(9), b=at(9)), 7)
+
+
+@pytest.mark.parametrize(
+    ("skips", "since_s", "authors", "ahead"),
+    [
+        (True, 6.0, "a", 6),
+        (False, 4.0, "a", 6),  # it began when we did: who is equally fast is not skipped, whatever a third says
+        (False, 6.0, "a", 5),  # none has left it
+        (False, 6.0, "", 6),  # an empty round would never be final
+    ],
+)
+def test_with_overlap_who_is_slow_skips_the_round_that_half_will_have_left(skips, since_s, authors, ahead):
+    """Of three: one has left it with its work, and one did most of it."""
+    members = {"a": at(ahead), "b": at(5, round_s=10.0)}
+    found = replace(overlapped(state_of(since_s, **members)), closed=4, books={5: book(*map(PeerId, authors))})
+    assert newest_left(found, 5) == (5 if skips else 4)
+    assert newest_left(replace(found, config=state_of().config), 5) == 4
+
+
+def overlapped(state: RoundState) -> RoundState:
+    return replace(state, config=dataclasses.replace(state.config, overlap_steps=4))
+
+
+class StaysBehind(RunsAhead):
+    """Contributes to the first round, and says for ever that it trains it."""
+
+    def go_live(self) -> None:
+        Node.go_live(self)
+        self.lease = ("training", 0)
+
+
+@pytest.mark.parametrize(("overlap", "stalls"), [(BLOCKING, 1), (SOME, 2)])
+def test_members_that_stay_behind_for_ever_are_waited_for_once(overlap, stalls):
+    """Two of three that live and deliver nothing: in the first round, and then as members that are behind.
+
+    With overlap both waits come before round 2 begins.
+    """
+    world = World(60, 3, 3, overlap)
+    for place in (1, 2):
+        world.nodes[place] = StaysBehind(world, world.nodes[place].peer, world.nodes[place].train_s)
+    for node in world.nodes:
+        node.boot()
+    honest = world.nodes[0]
+    world.until(lambda: world.newest() == ROUNDS - 1)
+    begun = [world.started[number] for number in sorted(world.started)]
+    waits = sorted(after - before for before, after in pairwise(begun))
+    assert waits[-1] < stalls * ((STALL_ROUNDS + 5) * honest.train_s + LEASE_S)
+    assert waits[-3] < 3 * honest.train_s, "the others cost about a round time each"
