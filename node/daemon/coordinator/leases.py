@@ -56,8 +56,8 @@ class MemberLeases:
         began_s = self.read_at - self.context.spec.pace.lease_s
         leases = {p: at for p, at in self.net.leases().items() if not self.is_excluded(p, self._round)}
         # Who says that it only observes, or leaves, is never waited for, and takes nobody's place in a trial.
-        said = {peer: lease.activity for peer, (lease, _) in leases.items() if not self.net.is_tried(peer)}
-        untried = {peer: activity for peer, activity in said.items() if activity not in ("observing", "leaving")}
+        fresh = {peer: lease for peer, (lease, _) in leases.items() if not self.net.is_tried(peer)}
+        untried = {peer: lease for peer, lease in fresh.items() if lease.activity not in ("observing", "leaving")}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
         took_s = expected_seconds(self.context.spec, {peer: lease for peer, (lease, _) in leases.items()})

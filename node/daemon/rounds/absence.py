@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, Missed, RoundState
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, Absence, RoundState
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -22,7 +22,7 @@ REMEMBERED = 1024
 """Members that held up rounds that a node remembers."""
 
 
-def needed(was: Missed) -> int:
+def needed(was: Absence) -> int:
     """In how many rounds the member's work has to come until one waits for it as for others."""
     return int(min(MOST_ROUNDS, 1 << max(0, was.stalls - 1)))
 
@@ -39,8 +39,8 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     missing = ever - there if held_up else {peer for peer in ever - there if _is_late(state, peer, awaited)}
     missed = {peer: was for peer, was in state.missed.items() if was.stalls or peer in state.members}
     for peer in missing:
-        was = missed.pop(peer, Missed())
-        missed[peer] = Missed(was.stalls + 1, newest=number) if held_up else was
+        was = missed.pop(peer, Absence())
+        missed[peer] = Absence(was.stalls + 1, newest=number) if held_up else was
     for peer in [*missed][: max(0, len(missed) - REMEMBERED)]:
         del missed[peer]
     absent = (state.absent | missing) & missed.keys()

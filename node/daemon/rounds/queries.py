@@ -85,7 +85,7 @@ def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:
     book = counted_book(state, number)
     awaited = expected(state.config.me, number, book, state.members, state.just_left)
     if not state.apart.isdisjoint(authors := awaited_book(state, number).authors):
-        # Who contributed what does not count trains the round no more, whether its payload is here or gone for good.
+        # Who contributed what does not count trains the round no more; perhaps its payload is gone for good.
         awaited -= {*authors.values()} - {*book.authors.values()}
     return awaited, book.there
 
@@ -174,7 +174,7 @@ def _at_work(state: RoundState, number: int) -> tuple[float, float, int]:
     count = sum(view.round == number for view in here.values())
     if not took:
         return 0.0, 0.0, count
-    # Who has not begun counts as one that begins now. So nobody is late because a few say that they began long ago.
+    # Who has not begun counts as one that begins now: nobody is late because a few say that they began long ago.
     began = [state.entered[peer] if view.round >= number else state.now for peer, view in here.items()]
     return median_low(took), state.now - median_high(began), count
 

@@ -132,7 +132,7 @@ FoldSet: TypeAlias = tuple[Digest, ...]
 """Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""
 
 
-class Missed(msgspec.Struct, frozen=True):
+class Absence(msgspec.Struct, frozen=True):
     """What is remembered of a member that a round closed without (node/daemon/rounds/absence.py)."""
 
     stalls: int = 0
@@ -195,7 +195,7 @@ class RoundState(msgspec.Struct, frozen=True):
     """When each member was first seen in the round of its lease; it began the round then or before."""
     absent: frozenset[PeerId] = frozenset()
     """Members that a round closed without, and of whose payloads too few came since."""
-    missed: Mapping[PeerId, Missed] = msgspec.field(default_factory=dict)
+    missed: Mapping[PeerId, Absence] = msgspec.field(default_factory=dict)
     """What is remembered of these, and of those that held up a round before."""
     awaited: frozenset[PeerId] = frozenset()
     """All that were waited for in the collected round at any time."""
