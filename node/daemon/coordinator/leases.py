@@ -7,11 +7,11 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
-from atoll.node.daemon.rounds.arrival import expected_seconds
 from atoll.node.daemon.rounds.participants import MemberView, rounded_s, shown_activity, without_newer_leases
 from atoll.node.daemon.rounds.trials import Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.node.daemon.snapshots.offers import SnapshotOffer
+from atoll.node.daemon.steps.arrival import expected_seconds
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Activity, Lease
 
@@ -56,8 +56,8 @@ class MemberLeases:
         began_s = self.read_at - self.context.spec.pace.lease_s
         leases = {p: at for p, at in self.net.leases().items() if not self.is_excluded(p, self._round)}
         # Who says that it only observes, or leaves, is never waited for, and takes nobody's place in a trial.
-        working = [peer for peer, (lease, _) in leases.items() if lease.activity not in ("observing", "leaving")]
-        untried = {peer for peer in working if not self.net.is_tried(peer)}
+        fresh = {peer: lease for peer, (lease, _) in leases.items() if not self.net.is_tried(peer)}
+        untried = {peer: lease for peer, lease in fresh.items() if lease.activity not in ("observing", "leaving")}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
         took_s = expected_seconds(self.context.spec, {peer: lease for peer, (lease, _) in leases.items()})

@@ -11,9 +11,9 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
-from atoll.node.daemon.rounds import step_budget
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingRefused, TrainingSaved, trained_of
+from atoll.node.daemon.steps import step_budget
 from atoll.p2p.blobs.payloads_again import PayloadsAgain
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import DiskFault, PrivacySpent, Superseded

@@ -344,9 +344,9 @@ class ReductionCoordinator:
             self._give_up(number, open_round, now)
 
     def _is_lost(self, peer: PeerId) -> bool:
-        """Return whether a member's lease is over, or the connection to it is lost."""
+        """Return whether a member's lease is over, the connection to it is lost, or it is absent."""
         view = self.machines.round.members.get(peer)
-        return view is None or view.lost_at is not None
+        return view is None or view.lost_at is not None or peer in self.machines.round.absent
 
     def _give_up(self, number: int, open_round: OpenRound, now: float) -> None:
         """Fold without Reductions that nobody gives; if those are here, without rows that nobody gives."""

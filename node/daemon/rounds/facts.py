@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.rounds import overlap_depth
+from atoll.node.daemon.rounds import absence, overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.leaps import came_late
 from atoll.node.daemon.rounds.participants import Members, RoundBook, rounds_entered, rounds_just_left
@@ -103,7 +103,7 @@ def collect(state: RoundState, number: int) -> RoundState:
         # Judged once, when the work is done: later the others go on in any case.
         state = replace(state, late=came_late(state, state.round))
     if number != state.collecting:
-        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None)
+        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None, awaited=frozenset())
     return replace(state, phase=Phase.COLLECT, since=state.now)
 
 
@@ -114,8 +114,7 @@ def _worker_ready(state: RoundState, event: round_types.WorkerReady) -> Out:
         if pending.round <= state.final:
             actions.append(round_types.Discard(pending))
         elif not contributed(state, pending.round):
-            # Saved before a crash and not in our feed: announced instead of trained again, so that a node never
-            # contributes twice to a round.
+            # Saved before a crash and not in our feed: announced, not trained again. So nobody contributes twice.
             actions.append(round_types.Announce(pending))
             state = replace(state, unannounced=(*_unannounced_but(state, pending.round), pending))
     # What the old worker was asked for will never be answered; what it folded is in no view any more.
@@ -195,7 +194,8 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
     if entry not in book.authors or entry in book.held:
         return state
     book = replace(book, held=book.held | {entry})
-    return replace(state, books={**state.books, number: book}, absent=state.absent - {book.authors[entry]})
+    state = replace(state, books={**state.books, number: book}, payload_at=state.now)
+    return absence.after_payload(state, book.authors[entry], number)
 
 
 def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundState:

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.rounds import overlap_depth
+from atoll.node.daemon.rounds import absence, overlap_depth
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.facts import Out, apply_event, collect, enter
 from atoll.node.daemon.rounds.leaps import is_ahead
 from atoll.node.daemon.rounds.participants import RoundBook, quorum_of, slot_of
 from atoll.node.daemon.rounds.queries import (
     attendance,
+    catches_up_until,
     closes_at,
     comes_too_late,
     few_members,
@@ -93,7 +94,7 @@ def _end_catch_up(state: RoundState) -> Out:
     if not state.ready:
         return state, []
     # Payloads of rounds beyond the open window count too: they show that finality is far ahead of this node.
-    if missing_payloads(state) and state.now - state.since < state.config.lease_s:
+    if missing_payloads(state) and state.now < catches_up_until(state):
         return state, []
     numbers = [*state.books, *state.saving, *(p.round for p in state.unannounced)]
     ours = [number for number in numbers if number > state.closed and worked_in(state, number)]
@@ -124,16 +125,15 @@ def _close(state: RoundState) -> Out:
         return state, []
     awaited, there = attendance(state)
     reached = len(there) >= quorum_of(len(awaited), state.config.quorum_256)
-    # The first time counts, even if more members appear and the quorum is missed again: otherwise a member that
-    # comes and goes would stop the grace each time.
+    # The first time counts, even if the quorum is missed again: else who comes and goes would stop the grace.
     if reached and state.quorum_at is None:
         state = replace(state, quorum_at=state.now)
+    if not awaited <= state.awaited:
+        state = replace(state, awaited=state.awaited | awaited)
     lacking = awaited - there
     if lacking and state.now < closes_at(state, lacking):
         return state, []
-    state = replace(
-        state, closed=state.collecting, absent=((state.absent | awaited) - there) & state.members.keys()
-    )
+    state = absence.after_close(state, awaited)
     return (state if in_flight(state) else enter(state, Phase.FOLD, state.round)), []
 
 

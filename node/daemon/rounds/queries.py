@@ -4,11 +4,12 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 """
 
 from collections.abc import Collection
-from statistics import median
+from statistics import median_high, median_low
 
 from atoll.node.daemon.rounds.leaps import is_ahead, newest_left, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected
 from atoll.node.daemon.rounds.state import (
+    CATCH_UP_ROUNDS,
     LATE_LEAST_S,
     LATE_ROUNDS,
     LOST_LEAST_S,
@@ -81,15 +82,18 @@ def own_set(state: RoundState, number: int) -> tuple[Digest, ...]:
 
 def attendance(state: RoundState) -> tuple[set[PeerId], frozenset[PeerId]]:
     """The authors that the collected round expects, and those of them whose contribution is held."""
-    book = awaited_book(state, state.collecting)
-    return expected(state.config.me, state.collecting, book, state.members, state.just_left), book.there
+    number = state.collecting
+    book = counted_book(state, number)
+    awaited = expected(state.config.me, number, book, state.members, state.just_left)
+    if not state.apart.isdisjoint(authors := awaited_book(state, number).authors):
+        # Who contributed what does not count trains the round no more; perhaps its payload is gone for good.
+        awaited -= {*authors.values()} - {*book.authors.values()}
+    return awaited, book.there
 
 
 def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
     """When the collected round closes without these authors, if they stay missing."""
-    # A member that lives and never delivers would hold up a round without quorum for ever. The limit counts in own
-    # round times, because only a slow swarm may take long.
-    closing = [state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s]
+    closing = [stalls_until(state)]
     if state.quorum_at is not None:
         closing.append(max(state.quorum_at, idle_at(state)) + state.config.grace_256 / 256 * state.train_s)
     # Two or three members have no quorum without each other. One that was killed must not cost a lease, which is
@@ -98,6 +102,13 @@ def closes_at(state: RoundState, lacking: Collection[PeerId]) -> float:
     if given_up is not None:
         closing.append(max(idle_at(state), given_up))
     return min(closing)
+
+
+def stalls_until(state: RoundState) -> float:
+    """Until when the collected round waits for a member that lives and is not absent."""
+    # One that never delivers would hold up a round without quorum for ever. The limit counts in own round times,
+    # because only a slow swarm may take long.
+    return state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s
 
 
 def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
@@ -112,20 +123,21 @@ def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
+    least_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
     for peer in lacking:
-        view = state.members.get(peer)
-        patience_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
+        view, ends = state.members.get(peer), []
+        # Its own work that this node announced and does not have any more is lost with the disk that it was on.
+        is_gone = peer == state.config.me and contributed(state, state.collecting)
+        if is_gone or peer in state.absent or (view is not None and view.untried):
+            ends.append(idle_at(state) + least_s)
         if view is not None and view.lost_at is not None:
-            since = view.lost_at
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
             # however short rounds are, that dial is over.
-            if view.is_unreachable and state.quorum_at is not None:
-                patience_s = UNREACHABLE_ROUNDS * state.train_s
-        elif peer in state.absent or (view is not None and view.untried):
-            since = idle_at(state)
-        else:
+            is_dead = view.is_unreachable and state.quorum_at is not None
+            ends.append(view.lost_at + (UNREACHABLE_ROUNDS * state.train_s if is_dead else least_s))
+        if not ends:
             return None
-        given_up.append(since + patience_s)
+        given_up.append(min(ends))
     return max(given_up, default=None)
 
 
@@ -155,14 +167,17 @@ def comes_too_late(state: RoundState, number: int) -> bool:
 
 
 def _at_work(state: RoundState, number: int) -> tuple[float, float, int]:
-    """Of the members that train a round: the median seconds that it takes them and since they began; how many."""
+    """Of the members that train a round: the seconds that it takes them and since half of all began; how many."""
     # Who says that it trains and shows no work is not looked at.
     shown = {peer: view for peer, view in state.members.items() if not (view.untried or peer in state.absent)}
-    at_work = {peer: view for peer, view in shown.items() if (view.activity, view.round) == ("training", number)}
-    took = [view.round_s for view in at_work.values() if view.round_s > 0]
+    here = {peer: view for peer, view in shown.items() if view.activity == "training"}
+    took = [view.round_s for view in here.values() if view.round == number and view.round_s > 0]
+    count = sum(view.round == number for view in here.values())
     if not took:
-        return 0.0, 0.0, len(at_work)
-    return median(took), state.now - median(state.entered[peer] for peer in at_work), len(at_work)
+        return 0.0, 0.0, count
+    # Who has not begun counts as one that begins now: nobody is late because a few say that they began long ago.
+    began = [state.entered[peer] if view.round >= number else state.now for peer, view in here.items()]
+    return median_low(took), state.now - median_high(began), count
 
 
 def idle_at(state: RoundState) -> float:
@@ -266,6 +281,17 @@ def worked_in(state: RoundState, number: int) -> bool:
 def missing_payloads(state: RoundState) -> int:
     """How many contributions to open rounds cannot be folded yet."""
     return sum(len(book.missing) for book in state.books.values())
+
+
+def catches_up_until(state: RoundState) -> float:
+    """Until when a node that has just started waits for payloads of open rounds, if none comes any more.
+
+    Without them its own sets would be narrow. But who withholds one must not hold up each start by a lease.
+    """
+    said = [view.round_s for view in state.members.values() if view.round_s > 0 and not view.untried]
+    round_s = state.train_s or (median_low(said) if said else state.config.lease_s)
+    newest = max(state.since, state.payload_at)
+    return min(state.since + state.config.lease_s, newest + max(LOST_LEAST_S, CATCH_UP_ROUNDS * round_s))
 
 
 def reason(state: RoundState) -> str:

@@ -26,6 +26,8 @@ UNREACHABLE_ROUNDS = 0.25
 """The same for a member that could not be dialled since, once a quorum is there."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
+CATCH_UP_ROUNDS = 2.0
+"""A node that starts waits for payloads of open rounds while one comes within so many round times."""
 LATE_ROUNDS = 0.1
 """Who begins a round later than the others by this share of it takes fewer steps, or waits for the next round."""
 LATE_LEAST_S = 0.25
@@ -130,6 +132,17 @@ FoldSet: TypeAlias = tuple[Digest, ...]
 """Entry ids of the contributions (and of the Reductions, in a reduced round) that are folded together, sorted."""
 
 
+class Absence(msgspec.Struct, frozen=True):
+    """What is remembered of a member that a round closed without (node/daemon/rounds/absence.py)."""
+
+    stalls: int = 0
+    """Rounds that it held up in vain."""
+    came: int = 0
+    """Rounds after the last of these in which its work came."""
+    newest: int = -1
+    """The newest round of both kinds."""
+
+
 class RoundState(msgspec.Struct, frozen=True):
     """Everything the round machine knows. `machine.begin` makes the first one."""
 
@@ -181,9 +194,15 @@ class RoundState(msgspec.Struct, frozen=True):
     entered: Mapping[PeerId, float] = msgspec.field(default_factory=dict)
     """When each member was first seen in the round of its lease; it began the round then or before."""
     absent: frozenset[PeerId] = frozenset()
-    """Members that a round closed without, and of whose payloads none came since.
-
-    An entry alone ends no absence: who announces and withholds would stall each round anew."""
+    """Members that a round closed without, and of whose payloads too few came since."""
+    missed: Mapping[PeerId, Absence] = msgspec.field(default_factory=dict)
+    """What is remembered of these, and of those that held up a round before."""
+    awaited: frozenset[PeerId] = frozenset()
+    """All that were waited for in the collected round at any time."""
+    waits: Mapping[int, float] = msgspec.field(default_factory=dict)
+    """Until when a closed round that is not final would have waited for a member that is not absent."""
+    payload_at: float = 0.0
+    """When the newest payload came."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
     apart: frozenset[Digest] = frozenset()

@@ -6,7 +6,7 @@ from statistics import median, median_high
 
 from msgspec import UNSET
 
-from atoll.node.daemon.rounds.arrival import round_seconds
+from atoll.node.daemon.steps.arrival import round_seconds
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.swarm.lease_survey import read_leases
 from atoll.protocols.identity import Identity

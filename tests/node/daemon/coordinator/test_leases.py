@@ -208,6 +208,7 @@ def test_who_only_observes_takes_no_place_in_a_trial(world, activity):
     observers = [PeerId(f"observer-{number}") for number in range(40)]
     world.net.began = dict.fromkeys([*observers, A, B], world.net.now)
     world.net.untried = {*observers, B}
+    world.net.connected = [*observers, A, B]
     world.net.activity = dict.fromkeys(observers, activity)
     world.later(1.0)
     assert world.leases.members[B].untried

@@ -19,6 +19,7 @@ from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ballot, Contribution, Proposal
+from atoll.protocols.ledger.registers import Activity, Lease
 
 OWNER, ANN, EVE = (PeerId(name) for name in ("owner", "ann", "eve"))
 CROWD = [PeerId(f"eve{number}") for number in range(40)]
@@ -26,6 +27,14 @@ CROWD = [PeerId(f"eve{number}") for number in range(40)]
 
 def work(number: int, what: bytes) -> Contribution:
     return Contribution(Round(number), digest(b"base"), digest(what), 1, 1, 64, 1.0)
+
+
+def lease(activity: Activity, number: int) -> Lease:
+    return Lease(activity, Round(number), Round(-1), b"", Round(-1), 0.0, 0.0, 0.0, "")
+
+
+def at_work(peers: list[PeerId]) -> dict[PeerId, Lease]:
+    return dict.fromkeys(peers, lease("training", 3))
 
 
 class Net:
@@ -40,30 +49,46 @@ class Net:
 
 def test_few_are_all_waited_for() -> None:
     trials = Trials(lambda peer: peer)
-    assert trials.choose(CROWD[:FEW], 0, [], 3) == {*CROWD[:FEW]}
-    assert trials.choose(CROWD, len(CROWD), [], 3) == {*CROWD}
+    assert trials.choose(at_work(CROWD[:FEW]), 0, [], 3) == {*CROWD[:FEW]}
+    assert trials.choose(at_work(CROWD), len(CROWD), [], 3) == {*CROWD}
+
+
+def test_few_that_never_work_are_waited_for_in_fewer_and_fewer_rounds() -> None:
+    """One that takes long to come has another trial, and one that still loads has its first one before it."""
+    trials = Trials(lambda peer: peer)
+
+    def is_awaited(activity: Activity, number: int) -> bool:
+        return bool(trials.choose({ANN: lease(activity, number)}, 2, [], number))
+
+    assert all(is_awaited("syncing", number) for number in range(20))
+    assert all(is_awaited("training", 20) for _ in range(20)), "it is in its first round"
+    awaited = [number for number in range(20, 220) if is_awaited("training", number)]
+    starts = [20 + TRIAL_ROUNDS * times for times in (0, 4, 8, 16, 32, 64)]
+    trial = [start + at for start in starts for at in range(TRIAL_ROUNDS)]
+    assert awaited == [number for number in trial if number < 220]
+    assert is_awaited("paused", 24), "it costs nobody anything"
 
 
 def test_of_many_a_few_connected_ones_have_their_turns() -> None:
     trials = Trials(lambda peer: peer, random.Random(1))
     near = CROWD[:10]
-    first = trials.choose(CROWD, 3, near, 5)
+    first = trials.choose(at_work(CROWD), 3, near, 5)
     assert len(first) == FEW
     assert first <= {*near}
-    assert trials.choose(CROWD, 3, near, 5 + TRIAL_ROUNDS - 1) == first
-    second = trials.choose(CROWD, 3, near, 5 + TRIAL_ROUNDS)
+    assert trials.choose(at_work(CROWD), 3, near, 5 + TRIAL_ROUNDS - 1) == first
+    second = trials.choose(at_work(CROWD), 3, near, 5 + TRIAL_ROUNDS)
     assert len(second) == FEW
     assert not second & first, "each has one trial"
-    third = trials.choose(CROWD, 3, near, 5 + 2 * TRIAL_ROUNDS)
+    third = trials.choose(at_work(CROWD), 3, near, 5 + 2 * TRIAL_ROUNDS)
     assert first | second | third == {*near}
-    assert trials.choose(CROWD, 3, near, 5 + 3 * TRIAL_ROUNDS) == set()
+    assert trials.choose(at_work(CROWD), 3, near, 5 + 3 * TRIAL_ROUNDS) == set()
 
 
 def test_a_block_does_not_keep_another_waiting() -> None:
     near = [*CROWD, ANN]
     for seed in range(20):
         trials = Trials(lambda peer: "here" if peer == ANN else "there", random.Random(seed))
-        assert ANN in trials.choose(near, 3, near, 0)
+        assert ANN in trials.choose(at_work(near), 3, near, 0)
 
 
 def test_what_is_pruned_is_forgotten_unless_it_is_held_or_named() -> None:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase, RoundState, config_of
-from atoll.node.daemon.rounds.step_budget import RoundStarts
 from atoll.node.daemon.rounds.stillness import (
     FETCH_S,
     FROZEN_ROUNDS,
@@ -22,6 +21,7 @@ from atoll.node.daemon.rounds.stillness import (
     marks_of,
     watch,
 )
+from atoll.node.daemon.steps.step_budget import RoundStarts
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId

@@ -13,7 +13,7 @@ from math import ceil, floor, isfinite
 from statistics import median, median_low
 from typing import NamedTuple
 
-from atoll.node.daemon.rounds.arrival import WHOLE_256, group_s, median_s
+from atoll.node.daemon.steps.arrival import WHOLE_256, group_s, median_s
 from atoll.protocols.local.durations import pace_s
 from atoll.protocols.run.run_spec import Arrival, RunSpec
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from atoll.node.daemon.rounds.step_budget import (
+from atoll.node.daemon.steps.step_budget import (
     AIM,
     LEAST_SHARE,
     PACE_LEAST,
@@ -23,7 +23,7 @@ from atoll.node.daemon.rounds.step_budget import (
     shortened,
     tempo_of,
 )
-from atoll.node.daemon.rounds.step_budget import least as least_of
+from atoll.node.daemon.steps.step_budget import least as least_of
 from atoll.node.runs.presets import NAMES, preset
 from tests.node.worker.session_home import ME, SPEC
 from tests.test_docs import ROOT, text_of

@@ -7,9 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from atoll.node.daemon.rounds.arrival import expected_seconds, group_s, median_s
-from atoll.node.daemon.rounds.step_budget import Tempo, choose, limit_s, measured, tempo_of
-from atoll.node.daemon.rounds.step_budget import least as least_of
+from atoll.node.daemon.steps.arrival import expected_seconds, group_s, median_s
+from atoll.node.daemon.steps.step_budget import Tempo, choose, limit_s, measured, tempo_of
+from atoll.node.daemon.steps.step_budget import least as least_of
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.registers import Lease
 from tests.node.worker.session_home import SPEC

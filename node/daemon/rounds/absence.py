@@ -1,0 +1,79 @@
+"""Members that rounds closed without: which of them are absent, and what ends that. Rule 4 of docs/rounds.md.
+
+For who is absent a round waits one own round time. Each time that a member holds up a round in vain, its work has
+to come in twice as many rounds before one waits longer for it. So a member that withholds its payloads, in any
+rounds that it likes, holds up few rounds of many. Pure.
+"""
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from atoll.node.daemon.rounds.participants import quorum_of
+from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, Absence, RoundState
+from atoll.protocols.ids import PeerId
+
+STALLED = 1.25
+"""A round is held up if it waited for so many times what it waits for a member that is absent."""
+MOST_ROUNDS = 64
+"""The most rounds in which the work of a member that was absent has to come."""
+REMEMBERED = 1024
+"""Members that held up rounds that a node remembers."""
+
+
+def needed(was: Absence) -> int:
+    """In how many rounds the member's work has to come until one waits for it as for others."""
+    return int(min(MOST_ROUNDS, 1 << max(0, was.stalls - 1)))
+
+
+def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
+    """The state in which the collected round is closed; `awaited`: whom it waited for at last."""
+    number, there = state.collecting, book_of(state, state.collecting).there
+    # Whoever was waited for at any time: else a lease that says "paused" just before the end would be no absence.
+    ever = (state.awaited | frozenset(awaited)) - {state.config.me}
+    patience_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
+    # Where a quorum of all is there, its grace bounds the wait for the others.
+    lacks_quorum = len(there) < quorum_of(len(ever) + 1, state.config.quorum_256)
+    held_up = lacks_quorum and state.now - idle_at(state) > STALLED * patience_s
+    missing = ever - there if held_up else {peer for peer in ever - there if _is_late(state, peer, awaited)}
+    missed = {peer: was for peer, was in state.missed.items() if was.stalls or peer in state.members}
+    for peer in missing:
+        was = missed.pop(peer, Absence())
+        missed[peer] = Absence(was.stalls + 1, newest=number) if held_up else was
+    for peer in [*missed][: max(0, len(missed) - REMEMBERED)]:
+        del missed[peer]
+    absent = (state.absent | missing) & missed.keys()
+    waits = {at: until for at, until in state.waits.items() if at > state.final}
+    if absent:
+        waits[number] = stalls_until(state)
+    state = replace(state, closed=number, absent=absent, missed=missed, waits=waits)
+    for peer in there & missed.keys():
+        state = _came(state, peer, number)
+    return state
+
+
+def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:
+    """Whether a member that was not waited for in vain for long is absent all the same: it lives, and was late."""
+    # One that is lost is waited for as before once it is back: it may be slow, and its start took its time.
+    view = state.members.get(peer)
+    return peer in awaited and view is not None and view.lost_at is None and not view.untried
+
+
+def after_payload(state: RoundState, author: PeerId, number: int) -> RoundState:
+    """The state after a payload of round `number` came: one that is late may show that its author works."""
+    # In time for a member that is not absent. Payloads of rounds that are not closed count when these close.
+    return _came(state, author, number) if state.now <= state.waits.get(number, state.now - 1.0) else state
+
+
+def _came(state: RoundState, author: PeerId, number: int) -> RoundState:
+    """The state after a round to which an author contributed in time, or while one would have waited for it."""
+    was = state.missed.get(author)
+    if was is None or number <= was.newest:
+        return state
+    was = replace(was, came=was.came + 1, newest=number)
+    if was.came < needed(was):
+        return replace(state, missed={**state.missed, author: was})
+    rest = {peer: other for peer, other in state.missed.items() if peer != author}
+    missed = {**rest, author: was} if was.stalls else rest
+    return replace(state, absent=state.absent - {author}, missed=missed)
