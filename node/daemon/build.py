@@ -82,7 +82,6 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     limited, routed, swarm = _build_network(plan, folder)
     me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
-    log.on_lost_end = plan.home.control_socket.touch  # as a kill leaves it: no success of `stop --wait`
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
@@ -118,6 +117,8 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     )
     measured = NodeMeasurements(plan, net, chain.goodput.durations, loggers.counts)
     site = Site(PageSource(plan, swarm.ledger, log, operator, samples), measured, PageControl(access, operator))
+    control = ControlServer(plan.home.control_socket, plan.home.log, operator)
+    log.on_closed = lambda is_end_lost: control.remove(is_end_lost=is_end_lost)
     log.listeners += chain.goodput.durations.on_event, loggers.on_event
     swarm.calls.on_answer = chain.goodput.durations.round_trips.add
     return NodeParts(
@@ -126,7 +127,7 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
         log=log,
         chain=chain,
         text=text,
-        control=ControlServer(plan.home.control_socket, plan.home.log, operator),
+        control=control,
         web=web,
         loggers=loggers,
         samples=samples,

@@ -42,6 +42,8 @@ class ControlServer:
 
     def __init__(self, socket_path: Path, log_path: Path, operator: Operator) -> None:
         self._socket_path = socket_path
+        self._ended = socket_path.with_suffix(".ended")
+        """What the socket is called from the end of `serve` to `remove`."""
         self._log_path = log_path
         self._operator = operator
         self._open = 0
@@ -64,7 +66,20 @@ class ControlServer:
                     server.close()
         finally:
             with suppress(OSError):  # a disk that became read-only keeps the file
-                self._socket_path.unlink()
+                self._socket_path.rename(self._ended)
+
+    def remove(self, *, is_end_lost: bool) -> None:
+        """Remove the socket at the end; if the disk refused the line that says how it ended, leave it.
+
+        Then it is as after a kill, so `stop --wait` is no success. A rename needs no room and no new inode.
+        """
+        with suppress(OSError):
+            if not is_end_lost:
+                self._ended.unlink(missing_ok=True)
+            elif self._ended.exists():
+                self._ended.rename(self._socket_path)
+            else:
+                self._socket_path.touch()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._group is None or not _same_user(writer):
