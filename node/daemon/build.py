@@ -118,9 +118,8 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     measured = NodeMeasurements(plan, net, chain.goodput.durations, loggers.counts)
     site = Site(PageSource(plan, swarm.ledger, log, operator, samples), measured, PageControl(access, operator))
     control = ControlServer(plan.home.control_socket, plan.home.log, operator)
-    log.on_closed = lambda is_end_lost: control.remove(is_end_lost=is_end_lost)
     log.listeners += chain.goodput.durations.on_event, loggers.on_event
-    swarm.calls.on_answer = chain.goodput.durations.round_trips.add
+    swarm.calls.on_answer, log.on_closed = chain.goodput.durations.round_trips.add, control.socket.remove
     return NodeParts(
         swarm=swarm,
         net=net,

@@ -50,8 +50,11 @@ class PayloadsAgain:
 
     async def _is_done(self, pending: Pending) -> bool:
         # Looked at in its turn: beside this the worker adopts a model, and sweeps the files of rounds before it.
-        is_back = self.shelf.has_blob(pending.payload)
-        if is_back or not self.is_open(pending):
+        if not self.is_open(pending):
+            return True
+        if self.shelf.has_blob(pending.payload):
+            # Perhaps since a moment ago: a thread that put it back outlives the driver that began it.
+            self.on_back(pending.payload)
             return True
         try:
             # Each is synced to the disk four times, and after a long cut there are more than a hundred.

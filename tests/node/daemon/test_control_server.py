@@ -59,7 +59,7 @@ class Operator:
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[Path, Operator]]:
     async with serving(folder) as (server, operator):
-        yield server._socket_path, operator
+        yield server.socket.path, operator
 
 
 @asynccontextmanager
@@ -118,14 +118,14 @@ async def test_a_disk_that_takes_no_new_file_can_still_show_that_the_last_line_i
         path = tmp_path / "control.sock"
         made = path.stat().st_ino
     assert not path.exists()
-    server.remove(is_end_lost=True)
+    server.socket.remove(is_end_lost=True)
     assert path.stat().st_ino == made, "as after a kill: `stop --wait` is no success"
 
 
 async def test_nothing_of_the_socket_stays_after_an_end_that_was_written(tmp_path):
     async with serving(tmp_path) as (server, _):
         pass
-    server.remove(is_end_lost=False)
+    server.socket.remove(is_end_lost=False)
     assert list(tmp_path.iterdir()) == []
 
 

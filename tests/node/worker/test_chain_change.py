@@ -19,7 +19,6 @@ from atoll.node.ipc.chain_mark import ASIDE, ChainMark
 from atoll.node.runs.capacity import open_rounds
 from atoll.node.worker import error_feedback
 from atoll.node.worker.local_weights import LocalWeights
-from atoll.node.worker.schedule import async_save
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of, size_of

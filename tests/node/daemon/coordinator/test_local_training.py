@@ -266,7 +266,7 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
 def put_back(one, *trained):
     """What is told of payloads that are put back."""
     told = []
-    asyncio.run(one.training.again(told.append).put_back(trained))
+    asyncio.run(one.training.payloads_again(told.append).put_back(trained))
     return told
 
 
@@ -285,7 +285,16 @@ def test_the_loop_goes_on_while_payloads_are_put_back(rig):
     assert put_back(one, one.pending) == [one.pending.payload], "who took it for missing is told"
     assert one.net.has_blob(one.pending.payload)
     assert threads != [threading.get_ident()]
-    assert put_back(one, one.pending) == [], "it is there"
+
+
+def test_one_that_a_thread_of_the_driver_before_put_back_is_told(rig):
+    """The thread ended after this driver had read the ledger, and the one that it told has ended."""
+    one = rig()
+    one.training.announce(one.pending)
+    assert one.net.has_blob(one.pending.payload)
+    assert put_back(one, one.pending) == [one.pending.payload]
+    one.training.applied = lambda: one.pending.round
+    assert put_back(one, one.pending) == [], "its round is in the worker's model"
 
 
 def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
@@ -301,7 +310,7 @@ def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
             return add(path)
 
         one.net.add_blob = add_later
-        await one.training.again(told.append).put_back((one.pending,))
+        await one.training.payloads_again(told.append).put_back((one.pending,))
         assert one.training.guard.trouble
         assert told == [one.pending.payload]
         assert asyncio.get_running_loop().time() >= 2 * DISK_RETRY_S
