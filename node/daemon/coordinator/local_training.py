@@ -120,7 +120,7 @@ class LocalTraining:
     def _add_blob(self, pending: worker_messages.Pending) -> bool:
         """Put a payload into the blob store; whether it is there, as it was."""
         try:
-            return self._is_whole(pending, self.net.add_blob(Path(pending.path)))
+            return self._is_whole(pending, self.net.add_blob(Path(pending.path), is_synced=True))
         except DiskFault as error:
             self.guard.on_disk_fault(error)
             return False

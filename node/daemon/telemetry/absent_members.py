@@ -118,8 +118,8 @@ def lost_work(state: FinalityState, lost: Container[int]) -> str:
     if not present_of(state, state.voters) <= {author for author, _ in known.values()}:
         return ""
     return (
-        f"round {state.deciding} cannot become final: this node lost its own work on it, and nobody here has other; "
-        "if nobody comes back who has: `atoll checkpoint save`, and a new run from it"
+        f"round {state.deciding} cannot become final: this node lost its own work on it, and nobody here has "
+        "other; if nobody comes back who has: `atoll checkpoint save`, and a new run from it"
     )
 
 

@@ -76,7 +76,8 @@ class Net:
     def has_blob(self, blob):
         return blob in self.blobs
 
-    def add_blob(self, path, *, move=False):
+    def add_blob(self, path, *, move=False, is_synced=False):
+        assert is_synced, "the worker made it durable"
         with disk(path):
             self.blobs.add(blob := manifest_of_bytes(path.read_bytes()).id)
         return blob
@@ -277,9 +278,9 @@ def test_the_loop_goes_on_while_payloads_are_put_back(rig):
     one.net.blobs.clear()
     add = one.net.add_blob
 
-    def add_in(path):
+    def add_in(path, **given):
         threads.append(threading.get_ident())
-        return add(path)
+        return add(path, **given)
 
     one.net.add_blob = add_in
     assert put_back(one, one.pending) == [one.pending.payload], "who took it for missing is told"
@@ -304,10 +305,10 @@ def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
         one.net.blobs.clear()
         add, refusals = one.net.add_blob, [DiskFault("the disk is full")] * 2
 
-        def add_later(path):
+        def add_later(path, **given):
             if refusals:
                 raise refusals.pop()
-            return add(path)
+            return add(path, **given)
 
         one.net.add_blob = add_later
         await one.training.payloads_again(told.append).put_back((one.pending,))
