@@ -116,10 +116,9 @@ class Credentials:
 async def test_a_disk_that_takes_no_new_file_can_still_show_that_the_last_line_is_lost(tmp_path):
     async with serving(tmp_path) as (server, _):
         path = tmp_path / "control.sock"
-        made = path.stat().st_ino
     assert not path.exists()
     server.socket.remove(is_end_lost=True)
-    assert path.stat().st_ino == made, "as after a kill: `stop --wait` is no success"
+    assert path.is_socket(), "as after a kill: `stop --wait` is no success"
 
 
 async def test_nothing_of_the_socket_stays_after_an_end_that_was_written(tmp_path):
