@@ -58,7 +58,7 @@ class NodeView:
     waiting: str
     """What a round that has begun waits for before its first step."""
     trouble: str
-    """Why this node is excluded from the run, or what the disk refused."""
+    """Why this node is excluded from the run, what the disk refused, or that work on a round is lost."""
     excluded: tuple[Exclusion, ...]
     votes_against: tuple[VotesAgainst, ...]
     """Members that some voters, or this node, voted to exclude."""
