@@ -26,7 +26,7 @@ from atoll.node.daemon.app import Daemon
 from atoll.node.daemon.host_factory import host_group
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
 from atoll.node.daemon.telemetry.logfile import log_handler
-from atoll.node.ipc.chain_mark import first_left, news_of
+from atoll.node.ipc.chain_mark import ChainMark, news_of
 from atoll.node.ipc.worker_pipe import EarlyWorker
 from atoll.node.runs.capacity.join_preview import preview_of
 from atoll.node.runs.capacity.machine_fit import (
@@ -124,7 +124,7 @@ async def _run(
         plan.store()
         _begin_log(home, plan.config)
         folder = home.run(plan.run.spec.id)
-        if (first := first_left(folder)) is not None:
+        if (first := ChainMark(folder).first()) is not None:
             _report(news_of(folder, first))
         daemon = Daemon(plan, worker=worker, report=_report)
         signals.stop = daemon.stop

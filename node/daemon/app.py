@@ -103,11 +103,8 @@ class Daemon:
                 self._begin(group, "finish", self._stop_after_round())
                 await self._stop.wait()
                 await self._shut_down()
-        except Exception as bug:
-            # A bug in some part ends the group, and its worker, without that order: unsaved work is done again.
+        except Exception as bug:  # in some part; the group ended without that order
             self._parts.log.event("crashed", error=f"{bug!r:.500}")
-            async with _deadline("the worker", WORKER_S):
-                await self._parts.chain.trainer.stop()
             raise
         finally:
             self._parts.log.close()
@@ -175,8 +172,7 @@ class Daemon:
         self._parts.log.event(how, **facts)
         self._is_told_to_stop = self._fault is None
         await self._end("start-up", "finish", "host")
-        async with _deadline("the worker", WORKER_S):
-            await self._parts.chain.trainer.stop()
+        await self._end_worker()
         await self._end(*OF_CHAIN)
         # The last entry of this node, so it comes after everything that writes has ended. After a fault there is
         # none: a node that finds its identity in use elsewhere must not write into that one's feed.
@@ -193,7 +189,7 @@ class Daemon:
         await begin_hand_over(parts.chain.driver, neighbours, parts.text.shards_here(SHARDS_ASKED)).run()
 
     def _begin(self, group: asyncio.TaskGroup, name: str, work: Coroutine[Any, Any, None]) -> None:
-        self._tasks[name] = group.create_task(self._guarded(work), name=name)
+        self._tasks[name] = group.create_task(self._after_save(self._guarded(work)), name=name)
 
     async def _begin_ready(
         self, group: asyncio.TaskGroup, name: str, serve: Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
@@ -204,7 +200,7 @@ class Daemon:
         await ready.wait()
 
     async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """A part's fault ends the whole node in good order; a bug in it ends the node at once."""
+        """A part's fault ends the whole node in good order; a bug in it goes out."""
         try:
             await work
         except* AtollError as faults:
@@ -213,6 +209,18 @@ class Daemon:
                 self._is_told_to_stop = False
                 self._parts.log.event("failed", error=self._fault.line())
             self._stop.set()
+
+    async def _after_save(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let a bug of a part out once the worker was asked to save: it ends the group, and the worker with it."""
+        try:
+            await work
+        except Exception:
+            await self._end_worker()
+            raise
+
+    async def _end_worker(self) -> None:
+        async with _deadline("the worker", WORKER_S):
+            await self._parts.chain.trainer.stop()
 
     async def _end(self, *names: str) -> None:
         """Cancel these parts at once and wait until they have ended. The deadline cuts their clean-up off."""

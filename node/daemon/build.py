@@ -82,7 +82,6 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     limited, routed, swarm = _build_network(plan, folder)
     me, config = plan.identity.peer_id, plan.config
     log = RoundLog(folder, me, time.time)
-    log.on_lost_end = plan.home.control_socket.touch  # as a kill leaves it: no success of `stop --wait`
     for member in plan.members:
         swarm.discovery.learn(member.peer, member.maddrs, "dht")
     net = SwarmNetwork(swarm, routed, me, opening=opening_entry(plan.run.spec, me, plan.invite), folder=folder)
@@ -118,15 +117,16 @@ def build(plan: JoinPlan, stop: StopDaemon, on_other_chain: Callable[[Round | No
     )
     measured = NodeMeasurements(plan, net, chain.goodput.durations, loggers.counts)
     site = Site(PageSource(plan, swarm.ledger, log, operator, samples), measured, PageControl(access, operator))
+    control = ControlServer(plan.home.control_socket, plan.home.log, operator)
     log.listeners += chain.goodput.durations.on_event, loggers.on_event
-    swarm.calls.on_answer = chain.goodput.durations.round_trips.add
+    swarm.calls.on_answer, log.on_closed = chain.goodput.durations.round_trips.add, control.socket.remove
     return NodeParts(
         swarm=swarm,
         net=net,
         log=log,
         chain=chain,
         text=text,
-        control=ControlServer(plan.home.control_socket, plan.home.log, operator),
+        control=control,
         web=web,
         loggers=loggers,
         samples=samples,

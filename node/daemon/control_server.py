@@ -10,11 +10,11 @@ import os
 import socket
 import struct
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
 
-from atoll.node.config.home import socket_address
 from atoll.node.daemon.telemetry.logfile import LogTail
+from atoll.node.ipc.control_socket import ControlSocket
 from atoll.p2p.host.framing import check_open
 from atoll.protocols.errors import AtollError, LocalFault
 from atoll.protocols.local import control_messages
@@ -41,7 +41,7 @@ class ControlServer:
     """Owns the socket. `serve` runs it."""
 
     def __init__(self, socket_path: Path, log_path: Path, operator: Operator) -> None:
-        self._socket_path = socket_path
+        self.socket = ControlSocket(socket_path)
         self._log_path = log_path
         self._operator = operator
         self._open = 0
@@ -52,7 +52,7 @@ class ControlServer:
 
         The caller holds the home's lock, so a socket file that is there already belongs to a dead node.
         """
-        listener = _bind(self._socket_path)
+        listener = self.socket.bind(MAX_CONNECTIONS)
         try:
             async with asyncio.TaskGroup() as self._group:
                 server = await asyncio.start_unix_server(self._accept, sock=listener, limit=REQUEST_MAX_BYTES)
@@ -61,10 +61,10 @@ class ControlServer:
                     await asyncio.Event().wait()
                 finally:
                     self._group = None  # a group that ends takes no task, and a connection may still arrive
+                    self.socket.put_aside()  # Python 3.13 would remove it
                     server.close()
         finally:
-            with suppress(OSError):  # a disk that became read-only keeps the file
-                self._socket_path.unlink()
+            self.socket.put_aside()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._group is None or not _same_user(writer):
@@ -148,26 +148,6 @@ async def _log_lines(
             yield control_messages.LogLines(())
         for start in range(0, len(fresh), LINES_PER_ANSWER):
             yield control_messages.LogLines(fresh[start : start + LINES_PER_ANSWER])
-
-
-def _bind(path: Path) -> socket.socket:
-    """A listening socket that only its owner may connect to, from its first moment."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    mask = os.umask(0o177)
-    try:
-        path.unlink(missing_ok=True)
-        with socket_address(path) as address:
-            listener.bind(address)
-        listener.listen(MAX_CONNECTIONS)
-    except OSError as error:
-        listener.close()
-        raise LocalFault(
-            f"cannot open the control socket {path}: {error.strerror}", hint="choose another --home"
-        ) from error
-    finally:
-        os.umask(mask)
-    listener.setblocking(False)
-    return listener
 
 
 def _same_user(writer: asyncio.StreamWriter) -> bool:

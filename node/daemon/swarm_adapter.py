@@ -132,9 +132,9 @@ class SwarmNetwork:
         """The ledger's cursor after the newest entry that the driver read."""
         return max(self._carried, self._replayed)
 
-    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
+    def add_blob(self, path: Path, *, move: bool = False, is_synced: bool = False) -> Digest:
         """See BlobStore.add_file."""
-        return self._swarm.blobs.store.add_file(path, move=move)
+        return self._swarm.blobs.store.add_file(path, move=move, is_synced=is_synced)
 
     def blobs_above(self, size_bytes: int) -> list[Digest]:
         """All complete blobs larger than `size_bytes`."""

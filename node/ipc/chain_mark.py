@@ -1,5 +1,8 @@
-"""The file by which the daemon tells the next worker that its state belongs to a chain that the node leaves."""
+"""The mark by which the daemon tells the next worker that its state belongs to a chain that the node leaves."""
 
+import os
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.p2p.system.atomic_files import disk, read_whole, sync_folder, write_whole
@@ -8,35 +11,64 @@ from atoll.protocols.errors import CorruptFault
 ASIDE = "state-aside"
 """Folder of the newest state whose chain this node left."""
 MARK = "leaving-chain"
-"""Name of the file, in the run's folder."""
+"""Name of the file, in the run's folder. The daemon writes it."""
+TAKEN = "leaving-chain.taken"
+"""A mark that a worker took away and may not have obeyed. Only workers write it, and one lives at a time."""
 _MAX_BYTES = 32
 
 
-def mark_left(run_folder: Path, first: int) -> None:
-    """Write durably that the state in this folder must not go on from round `first` on.
+@dataclass(frozen=True, slots=True)
+class ChainMark:
+    """The mark in the folder of a run."""
 
-    Raises DiskFault, CorruptFault.
-    """
-    before = first_left(run_folder)  # no worker has read it yet
-    write_whole(run_folder / MARK, b"%d\n" % (first if before is None else min(first, before)))
+    folder: Path
 
+    def first(self) -> int | None:
+        """The first round that another chain decides; None without a mark. Raises DiskFault, CorruptFault."""
+        found = [first for name in (MARK, TAKEN) if (first := _read(self.folder / name)) is not None]
+        return min(found, default=None)
 
-def put_back(run_folder: Path, before: int | None) -> None:
-    """Let a mark say what it said before this node tried to leave, and could not. Raises DiskFault."""
-    if before is None:
-        remove_mark(run_folder)
-    else:
-        write_whole(run_folder / MARK, b"%d\n" % before)
+    def is_there(self) -> bool:
+        """Whether there is one, sound or not."""
+        return any((self.folder / name).exists() for name in (MARK, TAKEN))
 
+    def put(self, first: int) -> int | None:
+        """Write durably that the state in this folder must not go on from round `first` on.
 
-def first_left(run_folder: Path) -> int | None:
-    """The first round that another chain decides; None without a mark. Raises DiskFault, CorruptFault."""
-    data = read_whole(run_folder / MARK, max_bytes=_MAX_BYTES)
-    if data is None:
-        return None
-    if data.strip() and not data.strip().isdigit():
-        raise CorruptFault(f"{run_folder / MARK} does not hold a number", hint="write the number 0 into it")
-    return int(data or b"0")
+        Returns what the mark said before, to a worker that has not read it yet. Raises DiskFault, CorruptFault.
+        """
+        before = self.first()
+        self._write(first if before is None else min(first, before))
+        return before
+
+    def put_back(self, before: int | None) -> None:
+        """Let it say what it said before this node tried to leave, and could not. Raises DiskFault."""
+        if before is not None:
+            self._write(before)
+        with disk(self.folder):
+            for name in (MARK,) * (before is None) + (TAKEN,):
+                (self.folder / name).unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def remove(self, obeyed: int) -> None:
+        """A worker obeyed it from round `obeyed` on. One that names an earlier round stays: it came meanwhile.
+
+        Raises DiskFault, CorruptFault.
+        """
+        taken = self.folder / TAKEN
+        with disk(self.folder):
+            taken.unlink(missing_ok=True)
+            # Read under a name of its own: the daemon may write the mark between a look at it and its end.
+            with suppress(FileNotFoundError):
+                os.rename(self.folder / MARK, taken)
+        newest = _read(taken)
+        if newest is not None and newest >= obeyed:
+            with disk(self.folder):
+                taken.unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def _write(self, first: int) -> None:
+        write_whole(self.folder / MARK, b"%d\n" % first)
 
 
 def news_of(run_folder: Path, first: int) -> str:
@@ -47,8 +79,10 @@ def news_of(run_folder: Path, first: int) -> str:
     )
 
 
-def remove_mark(run_folder: Path) -> None:
-    """The state belongs to no chain that the node left. Raises DiskFault."""
-    with disk(run_folder):
-        (run_folder / MARK).unlink(missing_ok=True)
-    sync_folder(run_folder)
+def _read(path: Path) -> int | None:
+    data = read_whole(path, max_bytes=_MAX_BYTES)
+    if data is None:
+        return None
+    if data.strip() and not data.strip().isdigit():
+        raise CorruptFault(f"{path} does not hold a number", hint="write the number 0 into it")
+    return int(data or b"0")

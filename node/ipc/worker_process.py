@@ -313,6 +313,10 @@ class Trainer:
                 raise
             self._deaths_in_a_row = 0  # a disk that filled up while we ran may have room again
             raise WorkerDied(error.line()) from error
+        except (errors.ConfigError, errors.CorruptFault) as error:
+            if not asked:
+                raise
+            raise WorkerDied(error.line()) from error  # `restart` asked before the run's files were looked at
         self._is_started, self._trained, self._saved = True, -1, -1
         self._clock.end(is_whole=True)
         await self.on_started(started)

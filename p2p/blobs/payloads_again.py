@@ -7,6 +7,7 @@ the worker's spool.
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +23,8 @@ class Shelf(Protocol):
     def has_blob(self, blob: Digest) -> bool:
         """Return whether a blob is there, complete."""
 
-    def add_blob(self, path: Path) -> Digest:
-        """Store a file durably; it is called in a thread. Raises DiskFault."""
+    def add_blob(self, path: Path, *, is_synced: bool) -> Digest:
+        """Store a file durably, whose bytes are on the disk; it is called in a thread. Raises DiskFault."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,12 +51,16 @@ class PayloadsAgain:
 
     async def _is_done(self, pending: Pending) -> bool:
         # Looked at in its turn: beside this the worker adopts a model, and sweeps the files of rounds before it.
-        is_back = self.shelf.has_blob(pending.payload)
-        if is_back or not self.is_open(pending):
+        if not self.is_open(pending):
+            return True
+        if self.shelf.has_blob(pending.payload):
+            # Perhaps since a moment ago: a thread that put it back outlives the driver that began it.
+            self.on_back(pending.payload)
             return True
         try:
-            # Each is synced to the disk four times, and after a long cut there are more than a hundred.
-            blob = await asyncio.get_running_loop().run_in_executor(None, self.shelf.add_blob, Path(pending.path))
+            # Each is two syncs, and after a long cut there are more than a hundred. The worker synced the bytes.
+            add = partial(self.shelf.add_blob, Path(pending.path), is_synced=True)
+            blob = await asyncio.get_running_loop().run_in_executor(None, add)
         except DiskFault as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return True

@@ -70,9 +70,10 @@ class BlobStore:
             self._complete(manifest, new)
         return blob
 
-    def add_file(self, path: Path, *, move: bool = False) -> Digest:
+    def add_file(self, path: Path, *, move: bool = False, is_synced: bool = False) -> Digest:
         """Store a file's bytes durably; return the blob id. `move`: the file may be moved instead of linked.
 
+        `is_synced`: its bytes are on the disk already, though perhaps not its name.
         The file must not be changed in place afterwards: on the same file system it is hard-linked.
         """
         with disk(path), open(path, "rb") as source:
@@ -81,11 +82,11 @@ class BlobStore:
             if blob in self._manifests:
                 return blob
             new = self._new_file(blob)
-            if _linked(path, new, move):
-                os.fsync(source.fileno())
-            else:
+            if not _linked(path, new, move):
                 source.seek(0)
                 _copy(source, new)
+            elif not is_synced:
+                os.fsync(source.fileno())
         self._complete(manifest, new)
         return blob
 
@@ -191,7 +192,9 @@ class BlobStore:
     def _complete(self, manifest: BlobManifest, source: Path) -> None:
         """Give `source`, which is whole and durable, the name of the blob."""
         blob = manifest.id
-        write_whole(self._file(blob, "manifest"), codec.encode(manifest))
+        # The folder is synced once, after both names: a power loss between them leaves a blob that `_load`
+        # removes, or a manifest like that of a download.
+        write_whole(self._file(blob, "manifest"), codec.encode(manifest), syncs_folder=False)
         target = self._file(blob, "blob")
         with disk(target):
             os.replace(source, target)

@@ -49,8 +49,11 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace `path` by `data`; after a power loss it holds the old bytes or the new. Raises DiskFault."""
+def write_whole(path: Path, data: bytes, *, mode: int = 0o600, syncs_folder: bool = True) -> None:
+    """Replace `path` by `data`; after a power loss it holds the old bytes or the new. Raises DiskFault.
+
+    `syncs_folder`: whether the new ones are durable when it returns; if not, the caller syncs the folder.
+    """
     temp = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}.tmp")
     with disk(path):
         try:
@@ -63,7 +66,8 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         except OSError:
             temp.unlink(missing_ok=True)
             raise
-    sync_folder(path.parent)
+    if syncs_folder:
+        sync_folder(path.parent)
 
 
 def open_file(path: Path) -> BinaryIO:

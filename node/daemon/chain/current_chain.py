@@ -4,11 +4,9 @@ Host, connections, ledger, registers and blobs are the same on every chain, so a
 leaves its neighbours. What follows from the chain begins anew: rounds, votes, sets, and who counts in the ledger.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from atoll.node.daemon.assets.run_text import RunText
@@ -20,7 +18,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.collector import GoodputCollector
-from atoll.node.ipc.chain_mark import MARK, first_left, mark_left, put_back
+from atoll.node.ipc.chain_mark import ChainMark
 from atoll.node.ipc.worker_pipe import WORKER_LOG
 from atoll.node.ipc.worker_process import Trainer
 from atoll.node.runs.capacity.free_resources import passes_of
@@ -99,10 +97,9 @@ class CurrentChain:
             ),
             open_rounds=open_rounds_of(spec, config.open_rounds_bytes),
         )
-        way_out = self.driver.chain_exit
-        way_out.mark, way_out.marked = partial(mark_left, self._folder), partial(first_left, self._folder)
-        way_out.put_back, way_out.begin_again = partial(put_back, self._folder), self.on_other_chain
-        self.driver.finalizer.left_chain = os.path.exists(self._folder / MARK)
+        mark, way_out = ChainMark(self._folder), self.driver.chain_exit
+        way_out.mark, way_out.begin_again = mark, self.on_other_chain
+        self.driver.finalizer.left_chain = mark.is_there()
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")
 

@@ -38,7 +38,7 @@ from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
-from atoll.node.daemon.telemetry.absent_members import missing, missing_model
+from atoll.node.daemon.telemetry.absent_members import lost_work, missing, missing_model
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
@@ -194,18 +194,18 @@ class Driver:
     def view(self) -> NodeView:
         final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
         waiting = self.training.waiting or missing_model(final, self.finalizer.applied, self.net.leases)
-        why = waiting or reason(self.round)
+        why, stuck = waiting or reason(self.round), lost_work(self.finality, self.training.lost)
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,
             experts=self.assignment.trained,
             progress=self.training.progress,
             waiting=waiting,
-            trouble=self.removals.trouble or self.guard.trouble,
+            trouble=self.removals.trouble or self.guard.trouble or stuck,
             excluded=self.removals.shown(),
             votes_against=votes_against(self.finality),
             missing=gone,
-            frozen=frozen(self.still, self.round, self.training.starts.expected_s, missing=gone, why=why),
+            frozen=frozen(self.still, self.round, self.training.starts.expected_s, missing=gone or stuck, why=why),
             still_s=self.still.still_s,
             validated=self.evaluator.validated,
             standings=self.standings,
@@ -289,7 +289,7 @@ class Driver:
         self.worker.on_started()
         self.training.recover(started)
         self.finalizer.on_worker_started(started)
-        again = self.training.again(lambda one: self.queue.post(partial(self.on_payload_resolved, one)))
+        again = self.training.payloads_again(lambda one: self.queue.post(partial(self.on_payload_resolved, one)))
         self.queue.start_task(again.put_back(started.pending), "payloads again")
 
     def on_worker_gone(self, why: str) -> None:
@@ -445,11 +445,11 @@ class Driver:
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""
-        if not self.reducer.is_reduced(number):
+        if not (is_reduced := self.reducer.is_reduced(number)):
             self.sets.fetch_payloads(entries)
-            return
         for entry in entries:
-            self.queue.post(partial(self.machines.feed_finality, finality_types.EntryPayloadHeld(entry)))
+            if is_reduced or self.contributions.is_held(entry):  # fetched by nobody, so nobody tells of it
+                self.queue.post(partial(self.machines.feed_finality, finality_types.EntryPayloadHeld(entry)))
 
     async def _fold(self, number: Round, names: tuple[Digest, ...]) -> None:
         request_of = partial(worker_messages.FoldRequest, number)

@@ -58,7 +58,7 @@ class NodeView:
     waiting: str
     """What a round that has begun waits for before its first step."""
     trouble: str
-    """Why this node is excluded from the run, or what the disk refused."""
+    """Why this node is excluded from the run, what the disk refused, or that work on a round is lost."""
     excluded: tuple[Exclusion, ...]
     votes_against: tuple[VotesAgainst, ...]
     """Members that some voters, or this node, voted to exclude."""
@@ -131,8 +131,8 @@ class BlobSource(Protocol):
 class BlobShelf(BlobSource, Protocol):
     """A `BlobSource` that also stores files of this node."""
 
-    def add_blob(self, path: Path, *, move: bool = False) -> Digest:
-        """Store a file as a blob; with `move` the file may be gone afterwards. Raises DiskFault."""
+    def add_blob(self, path: Path, *, move: bool = False, is_synced: bool = False) -> Digest:
+        """Store a file as a blob; with `move` it may be gone afterwards. See BlobStore. Raises DiskFault."""
 
     def blobs_above(self, size_bytes: int) -> list[Digest]:
         """Return all complete blobs that are larger than `size_bytes`."""

@@ -52,6 +52,8 @@ class LocalTraining:
     """Mean training loss of the newest round since the start, for others; 0: none, or a run with privacy."""
     uses: int | None = None
     """Most steps of this node that used one sequence, in a run with privacy; None before its worker said it."""
+    lost: frozenset[Round] = frozenset()
+    """Rounds of own contributions that may be open and whose payloads this node's worker has not."""
     starts: step_budget.RoundStarts = field(default_factory=step_budget.RoundStarts)
     """When its newest rounds began."""
     _tempo: step_budget.Tempo = field(init=False)
@@ -90,11 +92,12 @@ class LocalTraining:
         self.machines.feed_round(TrainingSaved(done.pending, self.context.now()))
 
     def recover(self, started: worker_messages.StartReply) -> None:
-        """Report how often the data were used, and a change of chain."""
-        self.uses = started.uses
+        """Report how often the data were used, what is lost, and a change of chain."""
+        self.uses, here = started.uses, {pending.round for pending in started.pending}
+        self.lost = frozenset(self.contributions.own_rounds(started.final)) - here
         self.context.log.chain_changed(started, self.contributions.own_rounds(started.settled))
 
-    def again(self, on_back: Callable[[Digest], None]) -> PayloadsAgain:
+    def payloads_again(self, on_back: Callable[[Digest], None]) -> PayloadsAgain:
         """How payloads of rounds that are open again get back into the blob store, which dropped them."""
         return PayloadsAgain(
             shelf=self.net,
@@ -117,7 +120,7 @@ class LocalTraining:
     def _add_blob(self, pending: worker_messages.Pending) -> bool:
         """Put a payload into the blob store; whether it is there, as it was."""
         try:
-            return self._is_whole(pending, self.net.add_blob(Path(pending.path)))
+            return self._is_whole(pending, self.net.add_blob(Path(pending.path), is_synced=True))
         except DiskFault as error:
             self.guard.on_disk_fault(error)
             return False

@@ -1,6 +1,6 @@
 """Who or which model a node misses, why a member is away, and what happens next: lines for its user. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -104,6 +104,23 @@ def _next(state: FinalityState, leases: Leases) -> str:
         names = ", ".join(f"…{peer[-6:]}" for peer in sorted(signers)[:_SHOWN])
         return f"{names} may go on without them now, others in {left_s:.0f} s if that does not happen"
     return "those that are here go on without them now"
+
+
+def lost_work(state: FinalityState, lost: Container[int]) -> str:
+    """That nobody here has work of the oldest open round, and this node lost its own; empty: it is not so.
+
+    `lost`: the rounds of this node's contributions whose payloads are on no disk of it. Its feed holds one each.
+    """
+    known = state.book.contributions
+    if state.deciding not in lost or not state.held.isdisjoint(known):
+        return ""
+    # Others may train it yet, if they have not.
+    if not present_of(state, state.voters) <= {author for author, _ in known.values()}:
+        return ""
+    return (
+        f"round {state.deciding} cannot become final: this node lost its own work on it, and nobody here has "
+        "other; if nobody comes back who has: `atoll checkpoint save`, and a new run from it"
+    )
 
 
 def missing_model(newest: int, applied: int, leases: Leases) -> str:

@@ -54,8 +54,8 @@ class RoundLog:
         """Tokens that this daemon's worker trained on, in rounds that it finished."""
         self.listeners: list[Callable[[str, Mapping[str, Any]], None]] = []
         """Receive each event of the journal, once the rows have it. They neither wait nor raise."""
-        self.on_lost_end: Callable[[], None] = lambda: None
-        """Called by `close` if the disk refused the line that says what went wrong at the end."""
+        self.on_closed: Callable[[bool], None] = lambda is_end_lost: None
+        """Called by `close` with whether the disk refused the line that says what went wrong at the end."""
         self._is_end_lost = False
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
@@ -75,12 +75,12 @@ class RoundLog:
             self._save(self._current)
             self._current = None
         self.rows.close()
-        with contextlib.suppress(OSError):
-            try:
-                self._events_file.close()  # which writes what was refused before, if it can
-            except OSError:
-                if self._is_end_lost:
-                    self.on_lost_end()
+        try:
+            self._events_file.close()  # which writes what was refused before, if it can
+        except OSError:
+            self.on_closed(self._is_end_lost)
+        else:
+            self.on_closed(False)
 
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts."""

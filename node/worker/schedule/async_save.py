@@ -29,7 +29,7 @@ from atoll.node.checkpoint.local import (
 )
 from atoll.node.checkpoint.mapped_arrays import MappedArrays
 from atoll.node.checkpoint.tensorfile import all_finite
-from atoll.node.ipc.chain_mark import ASIDE, MARK, first_left, remove_mark
+from atoll.node.ipc.chain_mark import ASIDE, ChainMark
 from atoll.node.learning.compress.feedback.memory import MEMORY
 from atoll.node.learning.outer.average import StateAverage
 from atoll.node.learning.outer.fixed import state_digest, state_header
@@ -40,7 +40,6 @@ from atoll.node.worker.local_weights import carries
 from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.node.worker.schedule.moment_saves import MomentSaves
-from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import AtollError, CorruptFault
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.local.worker_messages import TrainReply
@@ -221,8 +220,7 @@ class WorkerState:
         # Who trained before finds its unsent work again when it trains again.
         is_kept = found is not None and self.learner.weights.are_in(found.tensors)
         self.learner.weights.is_scratch = not (self.trains or is_kept)
-        with disk(home):
-            first = first_left(home) if (home / MARK).exists() else None
+        first = (mark := ChainMark(home)).first()
         if found is None:
             self.learner.weights.start(self.fold.view_C4096)
         else:
@@ -236,7 +234,7 @@ class WorkerState:
             self.begin_generation().finish()
         if found is not None and self.fold.final_round < 0:
             generations.move_older(self.folder, home / ASIDE)
-        remove_mark(home)
+        mark.remove(first)
 
     def _load(self, found: LocalState, first: int | None) -> None:
         """Load a generation, without its Θ_final if the chain is left at round `first` or before."""

@@ -59,7 +59,7 @@ class Operator:
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[Path, Operator]]:
     async with serving(folder) as (server, operator):
-        yield server._socket_path, operator
+        yield server.socket.path, operator
 
 
 @asynccontextmanager
@@ -95,7 +95,7 @@ async def test_socket_is_private_and_goes_away(tmp_path):
 async def test_a_disk_that_became_read_only_keeps_the_socket_and_ends_nothing_else(tmp_path, monkeypatch):
     async with served(tmp_path) as (path, _):
         refuses = OSError(errno.EROFS, "Read-only file system")
-        monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(refuses))
+        monkeypatch.setattr(Path, "rename", lambda *_, **__: (_ for _ in ()).throw(refuses))
     assert path.exists()
 
 
@@ -111,6 +111,21 @@ class Credentials:
         pid, _, gid = struct.Struct("3i").unpack(raw)
         assert pid == os.getpid()
         return pid, self.uid, gid
+
+
+async def test_a_disk_that_takes_no_new_file_can_still_show_that_the_last_line_is_lost(tmp_path):
+    async with serving(tmp_path) as (server, _):
+        path = tmp_path / "control.sock"
+    assert not path.exists()
+    server.socket.remove(is_end_lost=True)
+    assert path.is_socket(), "as after a kill: `stop --wait` is no success"
+
+
+async def test_nothing_of_the_socket_stays_after_an_end_that_was_written(tmp_path):
+    async with serving(tmp_path) as (server, _):
+        pass
+    server.socket.remove(is_end_lost=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_another_user_is_hung_up_even_if_the_file_lets_it_in(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from atoll.node.daemon.build import build
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.host_factory import NodeHost
 from atoll.node.daemon.join_plan import JoinPlan, read_plan
-from atoll.node.ipc.chain_mark import first_left
+from atoll.node.ipc.chain_mark import ChainMark
 from atoll.node.runs.capacity.memory_model import Free
 from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
@@ -286,7 +286,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     trainer.restart = lambda: asked.append(parts.chain.driver)
     assert not before.finalizer.left_chain
     before.chain_exit.leave(Round(7))
-    assert first_left(parts.chain._folder) == 7, "the next session reads it, also after a kill from now on"
+    assert ChainMark(parts.chain._folder).first() == 7, "the next session reads it, also after a kill from now on"
     assert left == [7]
     parts.chain.change("on battery")
     parts.log.close()
@@ -304,7 +304,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     for event in now.queue._events:
         event()
     assert now.round.held == "on battery", "what holds the node holds it on any chain"
-    parts.log.on_lost_end()
+    parts.log.on_closed(True)
     assert home.control_socket.exists(), "as after a kill: `stop --wait` is no success"
 
 

@@ -76,6 +76,8 @@ while (request := inbox.receive()) is not None:
     match ask:
         case StartRequest(home="filled") if starts == 2:
             say(FailureReply("DiskFault", "no space", ""))
+        case StartRequest(home="damaged") if starts == 2:
+            say(FailureReply("CorruptFault", "the base is damaged", "delete it; the node fetches it again"))
         case StartRequest(home="broken"):
             say(FailureReply("ConfigError", "no such data", "give --data"))
         case StartRequest(home="mute"):
@@ -374,6 +376,16 @@ async def test_a_disk_that_is_full_at_a_change_of_chain_ends_nothing(rig):
         await one.life(2)
         assert one.pid != pid, "another one is asked once the disk may have room"
         assert one.trainer.statistics().restarts == 1
+
+
+async def test_a_file_that_is_damaged_at_a_change_of_chain_ends_nothing(rig):
+    """A worker that is kept is asked before the run's files are looked at; the next one starts with whole ones."""
+    one = rig("damaged")
+    pid = await kept(one)
+    one.trainer.restart()
+    async with served(one):
+        await one.life(2)
+        assert one.pid != pid
 
 
 async def test_a_worker_that_loads_is_not_kept(rig):

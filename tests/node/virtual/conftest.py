@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from atoll.node.config.roles import TRAINS, Work
 from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.certificates.history import LedgerHistory
+from atoll.node.daemon.consensus.chains.chain_exit import StateMark
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
@@ -471,6 +472,13 @@ class FakeWorker:
         assert ours - {ask.after} <= set(self.open), (ask, ours, set(self.open))
 
 
+class MarkOf(StateMark):
+    """A mark that is put by a function."""
+
+    def __init__(self, put: Callable[[int], None]) -> None:
+        self.put = put
+
+
 class Node:
     """A node of the virtual swarm; its worker's disk survives `kill`."""
 
@@ -553,7 +561,7 @@ class Node:
             ),
             open_rounds=self.open_rounds,
         )
-        driver.chain_exit.mark, driver.chain_exit.begin_again = self._mark, self._leave_chain
+        driver.chain_exit.mark, driver.chain_exit.begin_again = MarkOf(self._mark), self._leave_chain
         net.listen(driver)
         return driver
 
@@ -578,7 +586,7 @@ class Node:
         self.outranked.set()
 
     def _mark(self, first: int) -> None:
-        """As `mark_left`: the next session of the worker reads it."""
+        """As `ChainMark`: the next session of the worker reads it."""
         self.left = [min(first, *self.left)] if self.left else [first]
 
     async def _change_chain(self, context: RunContext, swarm: Swarm, net: SwarmNetwork) -> None:

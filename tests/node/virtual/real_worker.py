@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from atoll.node.ipc.chain_mark import mark_left
+from atoll.node.ipc.chain_mark import ChainMark
 from atoll.node.ipc.time_budget import TimeBudget
 from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.worker.session import Session
@@ -89,7 +89,7 @@ class RealWorker:
         """The daemon marks the state as one of a chain that it left, and ends."""
         if self.session is not None:
             self.session.close()
-        mark_left(self._home, first)
+        ChainMark(self._home).put(first)
         self.lives += 1
 
     def wake(self) -> None:

@@ -179,3 +179,28 @@ def authors_of(node, numbers) -> set[str]:
     found = {frozenset(entries[name] for name in applied[number].contributions) for number in numbers}
     assert len(found) == 1, found
     return set(found.pop())
+
+
+def test_a_side_whose_old_work_is_gone_says_so_once_the_others_are_gone_too(world):
+    """It was further ahead than payloads are kept: no round that only it worked on can be final any more."""
+
+    async def story() -> None:
+        async with world(1000, 1) as w:
+            # The fake worker keeps no payload of a chain that it leaves.
+            nodes = [w.start(number, pace) for number, pace in enumerate((ROUND_S, ROUND_S, 0.3 * ROUND_S))]
+            await w.until(lambda: w.all_final(4))
+            w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
+            await asyncio.sleep(w.spec.pace.lease_s + 6 * ROUND_S)
+            assert nodes[2].driver.round.round > nodes[0].driver.round.round + 6
+            w.network.heal()
+            await w.until(lambda: bool(w.changes) and nodes[2].worker.final >= 4)
+            final = nodes[2].worker.final
+            assert not nodes[2].driver.view().trouble, "the others train these rounds"
+            for number in range(2):
+                await w.kill(number)
+            await asyncio.sleep(2 * w.spec.pace.lease_s)
+            view = nodes[2].driver.view()
+            assert view.trouble.startswith(f"round {final + 1} cannot become final: this node lost its own work")
+            assert view.trouble in view.frozen, "to restart it would not help"
+
+    run_virtual(story())

@@ -16,6 +16,7 @@ from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.records import Body, Entry, Follow
+from tests.node.virtual.conftest import MarkOf
 
 ROUND_S, SHORT_S = 10.0, 0.5
 OWNER = Identity(bytes([1]) * 32).peer_id
@@ -138,7 +139,7 @@ def killed_at_the_mark(w, group: asyncio.TaskGroup, mark) -> list[int]:
         group.create_task(die(node.number))
 
     for node in w.nodes.values():
-        node.driver.chain_exit.mark = partial(mark_and_die, node)
+        node.driver.chain_exit.mark = MarkOf(partial(mark_and_die, node))
     return died
 
 
@@ -199,7 +200,7 @@ def test_a_node_whose_disk_refuses_the_mark_lives_and_changes_its_chain_once_it_
                 node._mark(first)
 
             for node in w.nodes.values():
-                node.driver.chain_exit.mark = partial(mark, node)
+                node.driver.chain_exit.mark = MarkOf(partial(mark, node))
             await changed_once(w, tries, refusals)
 
     run_virtual(story())

@@ -15,11 +15,10 @@ import torch
 
 from atoll.node.checkpoint import generations
 from atoll.node.ipc import chain_mark
-from atoll.node.ipc.chain_mark import ASIDE, first_left, mark_left
+from atoll.node.ipc.chain_mark import ASIDE, ChainMark
 from atoll.node.runs.capacity import open_rounds
 from atoll.node.worker import error_feedback
 from atoll.node.worker.local_weights import LocalWeights
-from atoll.node.worker.schedule import async_save
 from atoll.protocols.errors import CorruptFault, DiskFault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.coverage import cover_of, size_of
@@ -99,7 +98,7 @@ class Side:
     def leave(self, first: int) -> None:
         """The daemon says so and ends; the next one starts a worker."""
         self.home.session.close()
-        mark_left(self.home.path, first)
+        ChainMark(self.home.path).put(first)
         self.home.restart()
 
     def adopt(self, number: int, other: "Side", counted: dict[int, tuple[Span, ...]]) -> None:
@@ -228,7 +227,7 @@ def test_a_state_of_the_common_past_stays_whole(tmp_path):
     ours.leave(6)
     assert (ours.home.session._fold.final_round, ours.home.session._fold.state_digest()) == (5, state)
     assert not (ours.home.path / ASIDE).exists()
-    assert first_left(ours.home.path) is None
+    assert ChainMark(ours.home.path).first() is None
 
 
 def test_a_payload_that_is_gone_is_left_out_and_nothing_else(tmp_path):
@@ -284,7 +283,7 @@ def dies(what: Callable[..., object], when: str) -> Callable[..., object]:
         (generations.Unfinished, "finish"),
         (generations, "move_older"),
         (generations, "remove_tree"),
-        (async_save, "remove_mark"),
+        (ChainMark, "remove"),
     ],
 )
 def test_a_kill_at_any_durable_step_is_repeated_without_a_trace(tmp_path, monkeypatch, place, name, when):
@@ -295,9 +294,9 @@ def test_a_kill_at_any_durable_step_is_repeated_without_a_trace(tmp_path, monkey
         with monkeypatch.context() as patch:
             patch.setattr(place, name, dies(getattr(place, name), when))
             with pytest.raises(Killed):
-                ours.leave(FORK) if first_left(ours.home.path) is None else ours.home.restart()
+                ours.leave(FORK) if ChainMark(ours.home.path).first() is None else ours.home.restart()
     ours.home.restart()
-    assert first_left(ours.home.path) is None
+    assert ChainMark(ours.home.path).first() is None
     assert len(list((ours.home.path / ASIDE).iterdir())) == 1
     ours.check({0, 1, 2, 3, 4, 5, 6})
     ours.adopt(4, theirs, {0: ours.whole(0), 1: ours.whole(1), 3: ours.whole(3)})
@@ -319,7 +318,7 @@ def test_payloads_that_return_are_not_in_memory_together(tmp_path):
 def test_a_disk_that_refuses_is_tried_again(tmp_path, monkeypatch):
     ours, _ = parted(tmp_path, spec_of("plain"))
     ours.home.session.close()
-    mark_left(ours.home.path, FORK)
+    ChainMark(ours.home.path).put(FORK)
     with monkeypatch.context() as patch:
         patch.setattr(chain_mark.Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "EIO")))
         with pytest.raises(DiskFault):
@@ -328,13 +327,31 @@ def test_a_disk_that_refuses_is_tried_again(tmp_path, monkeypatch):
     ours.check({0, 1, 2, 3, 4, 5, 6})
 
 
+def test_a_second_change_of_chain_while_a_worker_starts_is_not_forgotten(tmp_path, monkeypatch):
+    """The daemon marks the state again before the worker has obeyed the first mark."""
+    ours, _ = parted(tmp_path, spec_of("plain"))
+    move, mark = generations.move_older, ChainMark(ours.home.path)
+
+    def moved(*given: Path) -> None:
+        mark.put(FORK - 1)
+        move(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generations, "move_older", moved)
+        ours.leave(FORK)
+    assert ours.home.session.started().settled == FORK - 1
+    assert mark.first() == FORK - 1
+    ours.home.restart()
+    assert mark.first() is None
+
+
 def test_marks(tmp_path):
-    assert first_left(tmp_path) is None
-    mark_left(tmp_path, 7)
-    mark_left(tmp_path, 9)
-    assert first_left(tmp_path) == 7, "no worker has read the first one"
+    assert ChainMark(tmp_path).first() is None
+    ChainMark(tmp_path).put(7)
+    ChainMark(tmp_path).put(9)
+    assert ChainMark(tmp_path).first() == 7, "no worker has read the first one"
     (tmp_path / "leaving-chain").write_bytes(b"")
-    assert first_left(tmp_path) == 0, "as an older version wrote it: all that is kept is looked at again"
+    assert ChainMark(tmp_path).first() == 0, "as an older version wrote it: all that is kept is looked at again"
     (tmp_path / "leaving-chain").write_bytes(b"x")
     with pytest.raises(CorruptFault):
-        first_left(tmp_path)
+        ChainMark(tmp_path).first()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.ipc.chain_mark import MARK, mark_left
+from atoll.node.ipc.chain_mark import MARK, ChainMark
 from atoll.node.learning.data import corpus
 from atoll.node.worker import main
 from atoll.node.worker.loop import GIVEN_BACK_S, Worker
@@ -198,7 +198,7 @@ class Again(Busy):
         self._is_training = True
         yield TrainRequest(Round(1), 0, 1, 1000, -1)
         yield ReportRequest()
-        mark_left(Path(home), 0)
+        ChainMark(Path(home)).put(0)
         yield StartRequest(codec.encode(SPEC), ME, home, "", 1, "cpu")
         self._is_training = False
         yield TrainRequest(Round(1), 0, 1, 2, -1)

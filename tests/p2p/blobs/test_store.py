@@ -239,6 +239,28 @@ def test_a_blob_is_on_the_disk_before_it_has_its_name(
     order.check(f"{MANIFEST.id.hex()}.blob", f"{MANIFEST.id.hex()}.manifest")
 
 
+@pytest.mark.parametrize(("is_synced", "syncs"), [(False, 3), (True, 2)])
+def test_what_is_on_the_disk_is_stored_with_two_syncs(tmp_path, monkeypatch, is_synced, syncs):
+    """Of the manifest and of the folder. After a change of chain a hundred payloads go back into the store."""
+    store, fsync, given, synced = BlobStore(tmp_path / "store"), os.fsync, tmp_path / "given", []
+    given.write_bytes(DATA)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (synced.append(descriptor), fsync(descriptor))[1])
+    store.add_file(given, is_synced=is_synced)
+    assert len(synced) == syncs
+
+
+@pytest.mark.parametrize("lost", ["manifest", "blob"])
+def test_a_power_loss_between_the_two_names_of_a_blob_leaves_none(tmp_path, lost):
+    store, given = BlobStore(tmp_path / "store"), tmp_path / "given"
+    given.write_bytes(DATA)
+    store.add_file(given)
+    (tmp_path / "store" / f"{MANIFEST.id.hex()}.{lost}").unlink()
+    again = BlobStore(tmp_path / "store")
+    assert not again.has(MANIFEST.id)
+    assert again.add_file(given) == MANIFEST.id, "it can be stored again"
+    assert again.is_whole(MANIFEST.id)
+
+
 def test_open_downloads_are_shared_without_a_gap(tmp_path: Path) -> None:
     store = BlobStore(tmp_path)
     assert store.share(MANIFEST.id) is None

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +24,25 @@ class DiskGuard(Protocol):
         """Report that the disk works again, if it did not."""
 
 
+class StateMark(Protocol):
+    """Tells the next worker, durably, that its state is of a chain that this node leaves. None: no mark."""
+
+    def put(self, first: int) -> int | None:
+        """Mark it from this round on. Returns what a mark says that no worker has read.
+
+        Raises DiskFault, CorruptFault. The bodies are those of a node whose state nobody keeps.
+        """
+        return None
+
+    def put_back(self, before: int | None) -> None:
+        """Let the mark say that again. Raises DiskFault."""
+        return
+
+
+class NoMark(StateMark):
+    """No worker will read one."""
+
+
 @dataclass(kw_only=True, slots=True)
 class ChainExit:
     """The way out of one chain. It is gone once, and the next chain has its own."""
@@ -32,12 +51,7 @@ class ChainExit:
     now: Callable[[], float]
     event: Callable[..., None]
     """Called with the round once the node has left."""
-    mark: Callable[[Round], None] = lambda first: None
-    """Write durably that the worker's state is of the chain that is left. Raises DiskFault, CorruptFault."""
-    marked: Callable[[], int | None] = lambda: None
-    """Return what a mark says that no worker has read; None without one. Raises DiskFault, CorruptFault."""
-    put_back: Callable[[int | None], None] = lambda before: None
-    """Let the mark say that again. Raises DiskFault."""
+    mark: StateMark = field(default_factory=NoMark)
     begin_again: Callable[[Round], None] = lambda first: None
     """Begin again on the other chain, which decides the rounds from this one on."""
     has_left: bool = False
@@ -66,8 +80,7 @@ class ChainExit:
 
     def _does_mark(self, first: Round) -> bool:
         def mark() -> None:
-            self._before = self.marked()
-            self.mark(first)
+            self._before = self.mark.put(first)
 
         return self.guard.does(mark)
 
@@ -75,5 +88,5 @@ class ChainExit:
         if self.guard.publish(choice) is not None:
             return True
         # A worker that starts meanwhile, perhaps where the others are away by then, would drop the only model.
-        self.guard.does(partial(self.put_back, self._before))
+        self.guard.does(partial(self.mark.put_back, self._before))
         return False

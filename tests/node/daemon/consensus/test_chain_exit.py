@@ -1,11 +1,9 @@
 """A node leaves its chain: what a disk that refuses in the middle leaves behind."""
 
-from functools import partial
-
 import pytest
 
 from atoll.node.daemon.consensus.chains.chain_exit import ChainExit
-from atoll.node.ipc.chain_mark import first_left, mark_left, put_back
+from atoll.node.ipc.chain_mark import ChainMark
 from atoll.p2p.system.disk_reports import DISK_RETRY_S
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import Round, digest
@@ -43,9 +41,7 @@ def way_out(folder, guard, clock):
         guard=guard,
         now=lambda: clock[0],
         event=lambda **facts: None,
-        mark=partial(mark_left, folder),
-        marked=partial(first_left, folder),
-        put_back=partial(put_back, folder),
+        mark=ChainMark(folder),
     )
 
 
@@ -53,13 +49,13 @@ def way_out(folder, guard, clock):
 def test_a_mark_does_not_stay_while_the_ledger_refuses(tmp_path, before):
     """A worker that starts meanwhile would drop the only model that this node has."""
     if before is not None:
-        mark_left(tmp_path, before)
+        ChainMark(tmp_path).put(before)
     guard, clock = Guard(2), [0.0]
     left = way_out(tmp_path, guard, clock)
     for _ in range(2):
         assert not left.leave(Round(7), CHOICE)
-        assert first_left(tmp_path) == before
+        assert ChainMark(tmp_path).first() == before
         clock[0] += DISK_RETRY_S
     assert left.leave(Round(7), CHOICE)
     assert guard.published == [CHOICE]
-    assert first_left(tmp_path) == (7 if before is None else 3)
+    assert ChainMark(tmp_path).first() == (7 if before is None else 3)

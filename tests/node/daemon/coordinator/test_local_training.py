@@ -76,7 +76,8 @@ class Net:
     def has_blob(self, blob):
         return blob in self.blobs
 
-    def add_blob(self, path, *, move=False):
+    def add_blob(self, path, *, move=False, is_synced=False):
+        assert is_synced, "the worker made it durable"
         with disk(path):
             self.blobs.add(blob := manifest_of_bytes(path.read_bytes()).id)
         return blob
@@ -266,7 +267,7 @@ def test_work_of_rounds_that_are_open_again_can_be_fetched_again(rig, tmp_path):
 def put_back(one, *trained):
     """What is told of payloads that are put back."""
     told = []
-    asyncio.run(one.training.again(told.append).put_back(trained))
+    asyncio.run(one.training.payloads_again(told.append).put_back(trained))
     return told
 
 
@@ -277,15 +278,24 @@ def test_the_loop_goes_on_while_payloads_are_put_back(rig):
     one.net.blobs.clear()
     add = one.net.add_blob
 
-    def add_in(path):
+    def add_in(path, **given):
         threads.append(threading.get_ident())
-        return add(path)
+        return add(path, **given)
 
     one.net.add_blob = add_in
     assert put_back(one, one.pending) == [one.pending.payload], "who took it for missing is told"
     assert one.net.has_blob(one.pending.payload)
     assert threads != [threading.get_ident()]
-    assert put_back(one, one.pending) == [], "it is there"
+
+
+def test_one_that_a_thread_of_the_driver_before_put_back_is_told(rig):
+    """The thread ended after this driver had read the ledger, and the one that it told has ended."""
+    one = rig()
+    one.training.announce(one.pending)
+    assert one.net.has_blob(one.pending.payload)
+    assert put_back(one, one.pending) == [one.pending.payload]
+    one.training.applied = lambda: one.pending.round
+    assert put_back(one, one.pending) == [], "its round is in the worker's model"
 
 
 def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
@@ -295,13 +305,13 @@ def test_a_payload_that_the_disk_refuses_is_put_back_once_it_takes_it(rig):
         one.net.blobs.clear()
         add, refusals = one.net.add_blob, [DiskFault("the disk is full")] * 2
 
-        def add_later(path):
+        def add_later(path, **given):
             if refusals:
                 raise refusals.pop()
-            return add(path)
+            return add(path, **given)
 
         one.net.add_blob = add_later
-        await one.training.again(told.append).put_back((one.pending,))
+        await one.training.payloads_again(told.append).put_back((one.pending,))
         assert one.training.guard.trouble
         assert told == [one.pending.payload]
         assert asyncio.get_running_loop().time() >= 2 * DISK_RETRY_S

@@ -1,0 +1,53 @@
+"""The mark of a chain that a node leaves: the daemon writes it, a worker obeys it and takes it away."""
+
+import os
+
+import pytest
+
+from atoll.node.ipc import chain_mark
+from atoll.node.ipc.chain_mark import ChainMark
+
+
+def test_one_that_names_no_earlier_round_is_obeyed_with_the_one_before(tmp_path):
+    mark = ChainMark(tmp_path)
+    mark.put(10)
+    mark.put(12)
+    mark.remove(10)
+    assert mark.first() is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_mark_that_comes_while_a_worker_starts_stays_for_the_next(tmp_path, monkeypatch, when):
+    """Just before, or just after the worker takes the first one away."""
+    mark, rename = ChainMark(tmp_path), os.rename
+    mark.put(10)
+
+    def beside(source, target) -> None:
+        if when == "before":
+            mark.put(8)
+        rename(source, target)
+        if when == "after":
+            mark.put(8)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(chain_mark.os, "rename", beside)
+        mark.remove(10)
+    assert mark.first() == 8
+    assert mark.is_there()
+    mark.put(9)
+    assert mark.first() == 8, "nobody has obeyed it"
+    mark.remove(8)
+    assert not mark.is_there()
+
+
+@pytest.mark.parametrize("before", [None, 10])
+def test_one_that_a_worker_took_meanwhile_is_put_back_too(tmp_path, before):
+    mark = ChainMark(tmp_path)
+    if before is not None:
+        mark.put(before)
+    assert mark.put(8) == before
+    mark.remove(10)
+    assert mark.first() == 8
+    mark.put_back(before)
+    assert mark.first() == before
