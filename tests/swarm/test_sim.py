@@ -90,6 +90,7 @@ def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     words = f"-n 3 --rounds {ROUNDS} --steps 6 --seed 5 --data synthetic:markov --kill --late-join"
+    words += " --set inner.batch=4"
     report = simulated(tmp_path, words)
     names = [check["name"] for check in report["checks"]]
     assert names[:4] == PROMISES
