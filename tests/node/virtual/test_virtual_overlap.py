@@ -131,7 +131,10 @@ def test_kills_pauses_and_a_partition_with_overlap(world, overlap_steps):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("seed", range(4))
+MORE = pytest.mark.slow(slice="test_a_worker_may_die_at_any_point_with_a_round_in_flight")
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=MORE) for seed in (2, 3))])
 def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
     async def story() -> None:
         luck = random.Random(seed)
