@@ -16,7 +16,7 @@ from tests.waiting import poll
 pytestmark = [pytest.mark.swarm, pytest.mark.xdist_group("checkpoint")]
 MIXTURE = (
     *("--preset", "moe-smoke", "--data", "synthetic:markov"),
-    *("--set", "outer.holders=1", "--set", "pace.lease_s=30"),
+    *("--set", "outer.holders=1", "--set", "pace.lease_s=30", "--set", "model.layers=1"),
 )
 
 
