@@ -24,6 +24,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("atoll", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atoll")
 
+# Until all tests are collected: a quarter of the time that takes went into looks at what stays anyway.
+gc.disable()
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts `make test &` like that, and every node of a test would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,6 +66,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def shares_fixtures(item: pytest.Item) -> bool:

@@ -194,6 +194,13 @@ def test_quick_calls(atoll, tmp_path):
         assert rows[f"{label}: atoll / lattica"]["bar"] == ">= 2"
 
 
+@pytest.mark.slow(
+    slice=(
+        "test_quick_calls, "
+        "tests/p2p/blobs/test_blob_exchange.py::test_several_holders_share_the_work, "
+        "tests/p2p/blobs/test_blob_exchange.py::test_a_liar_is_blamed_and_the_others_finish"
+    )
+)
 @pytest.mark.network
 def test_quick_blobs(atoll, tmp_path):
     rows = quick(atoll, tmp_path, "blobs")

@@ -73,7 +73,7 @@ CASES = [
             *DENSE,
             "outer.alpha_256=256",
             "outer.overlap_steps=0",
-            "outer.stages=[[0,10]]",
+            "outer.stages=[[0,4]]",
             "pace.probation=1",
             GOSSIP,
         ),

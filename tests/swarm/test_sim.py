@@ -90,6 +90,7 @@ def test_no_node_outlives_its_simulation(tmp_path: Path, how: int, code: int):
 @pytest.mark.timeout(LIMIT_S + 60.0)
 def test_three_nodes_a_kill_and_a_late_joiner(tmp_path: Path):
     words = f"-n 3 --rounds {ROUNDS} --steps 6 --seed 5 --data synthetic:markov --kill --late-join"
+    words += " --set inner.batch=4"
     report = simulated(tmp_path, words)
     names = [check["name"] for check in report["checks"]]
     assert names[:4] == PROMISES
@@ -129,7 +130,7 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
 
 @pytest.mark.slow(
     slice=(
-        "tests/e2e/test_checkpoint.py::test_two_nodes_save_and_three_go_on, "
+        "tests/node/import_export/test_join_shards.py::test_any_number_goes_on_with_the_same_bits, "
         "tests/node/virtual/test_virtual_experts.py::"
         "test_each_expert_is_trained_by_one_of_four_and_shares_are_even, "
         "tests/node/virtual/test_virtual_merging.py::"

@@ -22,6 +22,8 @@ from tests.node.virtual.test_virtual_audits import (
 )
 
 ROUNDS, EACH = 30, 3
+FEW = 18
+"""Enough to trust an evaluator, and for some rounds after it lies or is gone."""
 EVALUATES = Work(trains=False, evaluates=True)
 
 
@@ -90,14 +92,14 @@ def test_an_evaluator_that_begins_to_lie_is_dropped_and_takes_nobodys_weight(wor
     """It takes the weight of all that work, and gives one that is idle all of it."""
 
     async def story() -> None:
-        async with world(ROUNDS, NODES, worker=AuditedWorker, adjust=by_muon) as w:
+        async with world(FEW, NODES, worker=AuditedWorker, adjust=by_muon) as w:
             evaluator = begun(w)
             idle = mark_idle(w)
             await w.until(lambda: trusted(w))
             evaluator.worker.lie = lambda author: MAX_EXCESS if author == idle else -MAX_EXCESS
             await w.until(lambda: all(auditor(node).adoption.liars for node in trainers(w)))
             dropped = {node.peer: auditor(node).adopted for node in trainers(w)}
-            await w.until(lambda: all(node.worker.final >= ROUNDS - 1 for node in trainers(w)))
+            await w.until(lambda: all(node.worker.final >= FEW - 1 for node in trainers(w)))
             w.check_agreement()
             for node in trainers(w):
                 assert list(auditor(node).adoption.liars) == [evaluator.peer]
@@ -111,13 +113,13 @@ def test_an_evaluator_that_begins_to_lie_is_dropped_and_takes_nobodys_weight(wor
 
 def test_an_evaluator_that_flatters_is_dropped_at_the_first_check(world):
     async def story() -> None:
-        async with world(ROUNDS, NODES, worker=AuditedWorker, adjust=by_muon) as w:
+        async with world(FEW, NODES, worker=AuditedWorker, adjust=by_muon) as w:
             evaluator = begun(w)
             await w.until(lambda: trusted(w))
             evaluator.worker.lie = lambda author: MAX_EXCESS
             await w.until(lambda: all(auditor(node).adoption.liars for node in trainers(w)))
             dropped = {node.peer: auditor(node).adopted for node in trainers(w)}
-            await w.until(lambda: all(node.worker.final >= ROUNDS - 1 for node in trainers(w)))
+            await w.until(lambda: all(node.worker.final >= FEW - 1 for node in trainers(w)))
             for node in trainers(w):
                 assert auditor(node).adopted == dropped[node.peer]
                 truth = node.worker.truth
@@ -131,21 +133,21 @@ def test_an_evaluator_that_flatters_is_dropped_at_the_first_check(world):
 
 def test_an_evaluator_that_vanishes_costs_no_round_anything(world):
     async def story() -> None:
-        async with world(ROUNDS, NODES, worker=AuditedWorker, adjust=by_muon) as w:
+        async with world(FEW, NODES, worker=AuditedWorker, adjust=by_muon) as w:
             begun(w)
             await w.until(lambda: trusted(w))
             await w.kill(NODES)
             gone_at = w.newest()
             await w.until(lambda: all(node.worker.final >= gone_at + 2 for node in trainers(w)))
             adopted = [auditor(node).adopted for node in trainers(w)]
-            await w.until(lambda: all(node.worker.final >= ROUNDS - 1 for node in trainers(w)))
+            await w.until(lambda: all(node.worker.final >= FEW - 1 for node in trainers(w)))
             w.check_agreement()
             assert [auditor(node).adopted for node in trainers(w)] == adopted
             for node in trainers(w):
-                audits = [row for row in events(node, "audited") if row["round"] < ROUNDS - 2]
+                audits = [row for row in events(node, "audited") if row["round"] < FEW - 2]
                 drawn = {row["round"] for row in audits}
-                assert drawn >= set(range(gone_at - 1, ROUNDS - 2)), "each round is audited"
-                assert sum(row["round"] >= gone_at - 1 for row in audits) == EACH * (ROUNDS - 2 - gone_at + 1)
+                assert drawn >= set(range(gone_at - 1, FEW - 2)), "each round is audited"
+                assert sum(row["round"] >= gone_at - 1 for row in audits) == EACH * (FEW - 2 - gone_at + 1)
                 times = [row["time"] for row in events(node, "closed")]
                 assert max(after - before for before, after in list(pairwise(times))[2:]) < 12.5
 

@@ -21,7 +21,14 @@ class SlowChecks(FakeWorker):
         return await super()._answer(ask)
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["trained_in_the_lease", "trained_in_the_epochs"])
+LEASE = "test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side[trained_in_the_lease]"
+CASES = [
+    pytest.param(False, id="trained_in_the_lease"),
+    pytest.param(True, id="trained_in_the_epochs", marks=pytest.mark.slow(slice=LEASE)),
+]
+
+
+@pytest.mark.parametrize("long", CASES)
 def test_rounds_that_are_open_at_the_heal_hold_the_work_of_one_side(world, long):
     """Presets' pace, but for checks. `long`: all that is open at the heal was trained after the epochs began."""
 

@@ -51,7 +51,7 @@ def large_steps(spec):
     return msgspec.structs.replace(spec, inner=msgspec.structs.replace(spec.inner, batch=BATCH))
 
 
-def ran(world, times_s, warm=WARM, **pace) -> Ran:
+def ran(world, times_s, warm=WARM, rounds=ROUNDS, **pace) -> Ran:
     async def story():
         async with world(4000, len(times_s), adjust=large_steps, **pace) as w:
             for number, train_s in enumerate(times_s):
@@ -59,13 +59,13 @@ def ran(world, times_s, warm=WARM, **pace) -> Ran:
             await w.until(lambda: w.nodes[0].worker.final >= warm, limit_s=40_000.0)
             loop, first, nodes = asyncio.get_running_loop(), w.newest(), w.nodes
             began_s, busy_s = loop.time(), [nodes[number].worker.busy_s for number in range(len(times_s))]
-            await w.until(lambda: w.newest() >= first + ROUNDS, limit_s=400_000.0, look_s=0.1)
+            await w.until(lambda: w.newest() >= first + rounds, limit_s=400_000.0, look_s=0.1)
             took_s = loop.time() - began_s
             worked_s = [nodes[at].worker.busy_s - before for at, before in enumerate(busy_s)]
-            await w.until(lambda: nodes[0].worker.final >= first + ROUNDS, limit_s=40_000.0)
+            await w.until(lambda: nodes[0].worker.final >= first + rounds, limit_s=40_000.0)
             w.check_agreement()
             await w.check_feeds()
-            counted = range(first, first + ROUNDS)
+            counted = range(first, first + rounds)
             rows = {row.round: row.contributors for row in nodes[0].driver.context.log.rows.values()}
             said = {}
             for _, entry in nodes[0].swarm.ledger.since(0, 1 << 20):
@@ -75,10 +75,10 @@ def ran(world, times_s, warm=WARM, **pace) -> Ran:
             tokens = sum(said[peer, at] for at in counted for peer in rows[at])
             most = sum(STEPS * BATCH * CONTEXT / each for each in times_s)
             return Ran(
-                [sum(peer in rows[at] for at in counted) / ROUNDS for peer in peers],
+                [sum(peer in rows[at] for at in counted) / rounds for peer in peers],
                 # A step may end after the last look.
                 [max(0.0, 1 - worked / took_s) for worked in worked_s],
-                took_s / ROUNDS,
+                took_s / rounds,
                 tokens / took_s / most,
             )
 
@@ -91,7 +91,7 @@ def say(capsys, name: str, found: Ran) -> None:
 
 
 def test_a_group_arrives_together_and_the_slowest_is_in_it(world, capsys):
-    found = ran(world, UNEVEN_S, **GROUP)
+    found = ran(world, UNEVEN_S, rounds=15, **GROUP)
     say(capsys, "group", found)
     assert min(found.in_sets) >= 0.9
     assert max(found.idle[:3]) <= 0.15, "the fast do not wait"

@@ -46,7 +46,10 @@ def test_short_rounds_are_final_three_round_times_after_the_lease(world):
     run_virtual(story())
 
 
-@pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), (4, 2), (4, 3)])
+HALF = pytest.param(4, 2, marks=pytest.mark.slow(slice="test_the_others_go_on_when_members_leave_for_good"))
+
+
+@pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), HALF, (4, 3)])
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_the_others_go_on_when_members_leave_for_good(world, count, gone, way):
     async def story() -> None:
@@ -72,7 +75,18 @@ def test_the_others_go_on_when_members_leave_for_good(world, count, gone, way):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)])
+TWO_AND_TWO = pytest.param(
+    (2, 2),
+    marks=pytest.mark.slow(
+        slice=(
+            "test_both_sides_of_a_cut_go_on_and_meet, "
+            "test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace[sizes1]"
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), TWO_AND_TWO])
 def test_both_sides_of_a_cut_go_on_and_meet(world, sizes):
     async def story() -> None:
         count = sum(sizes)
@@ -206,7 +220,18 @@ def test_a_node_whose_disk_refuses_the_mark_lives_and_changes_its_chain_once_it_
     run_virtual(story())
 
 
-@pytest.mark.parametrize("refusals", [1, 8])
+EIGHT = pytest.param(
+    8,
+    marks=pytest.mark.slow(
+        slice=(
+            "test_a_node_whose_ledger_refuses_stays_in_its_chain_until_it_says_that_it_leaves[1], "
+            "test_a_node_whose_disk_refuses_the_mark_lives_and_changes_its_chain_once_it_takes_it[8]"
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("refusals", [1, EIGHT])
 def test_a_node_whose_ledger_refuses_stays_in_its_chain_until_it_says_that_it_leaves(world, refusals):
     """A limit of the size of files refuses the ledger and not the mark, whose file is new."""
 
@@ -268,13 +293,15 @@ def is_one_chain(w):
     return len(rows) == len(w.nodes) and len({each.get(common) for each in rows}) == 1
 
 
-TWO_AND_ONE = pytest.param(
-    (2, 1),
-    marks=pytest.mark.slow(slice="test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace"),
+HEALED = pytest.mark.slow(
+    slice=(
+        "test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace, "
+        "test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals"
+    )
 )
 
 
-@pytest.mark.parametrize("sizes", [TWO_AND_ONE, (2, 2), (3, 1)])
+@pytest.mark.parametrize("sizes", [pytest.param((2, 1), marks=HEALED), (2, 2), pytest.param((3, 1), marks=HEALED)])
 def test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace(world, sizes):
     async def story() -> None:
         count, pace = sum(sizes), msgspec.structs.asdict(preset("tiny", OWNER, 1).pace)
@@ -297,7 +324,12 @@ def test_healed_sides_have_one_digest_within_three_rounds_at_the_presets_pace(wo
     run_virtual(story())
 
 
-@pytest.mark.parametrize("moment_s", [0.0, 0.7, 1.3, 2.0])
+MOMENTS = pytest.mark.slow(slice="test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals")
+
+
+@pytest.mark.parametrize(
+    "moment_s", [0.0, pytest.param(0.7, marks=MOMENTS), 1.3, pytest.param(2.0, marks=MOMENTS)]
+)
 def test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals(world, moment_s):
     """As `make chaos` plays it: leases of 6 s, rounds of about two, a cut of 30 s."""
 

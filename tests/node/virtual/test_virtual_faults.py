@@ -19,7 +19,10 @@ from tests.node.virtual.conftest import HALF
 Worlds = Callable[[int, int], object]
 
 
-@pytest.mark.parametrize("seed", range(4))
+MORE = pytest.mark.slow(slice="test_a_worker_may_die_at_any_point")
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=MORE) for seed in (2, 3))])
 def test_a_worker_may_die_at_any_point(world, seed):
     async def story() -> None:
         luck = random.Random(seed)

@@ -165,7 +165,19 @@ PLACES = 24
 """Accepted authors of which each ledger has room here, so that a short flood takes all places."""
 
 
-@pytest.mark.parametrize("bringer", ["a member", "a block"])
+BLOCK = pytest.param(
+    "a block",
+    marks=pytest.mark.slow(
+        slice=(
+            "test_noise_of_legal_size_closes_no_run_and_decides_nothing[a member], "
+            "tests/node/virtual/test_virtual_many_blocks.py::"
+            "test_a_newcomer_gets_into_a_run_that_many_blocks_flood[3000-60.0]"
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize("bringer", ["a member", BLOCK])
 def test_noise_of_legal_size_closes_no_run_and_decides_nothing(world, monkeypatch, bringer):
     """Made-up identities, each with a payload of its own that nobody trained: all of it counts as work.
 

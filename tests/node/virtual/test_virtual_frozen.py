@@ -109,7 +109,10 @@ def test_a_node_whose_worker_hangs_says_so_and_the_others_do_not(world):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("way", ["stop", "kill"])
+STOP = pytest.param("stop", marks=pytest.mark.slow(slice="test_survivors_that_go_on_by_themselves_are_not_frozen"))
+
+
+@pytest.mark.parametrize("way", [STOP, "kill"])
 def test_survivors_that_go_on_by_themselves_are_not_frozen(world, way):
     async def story() -> None:
         async with world(60, 4) as w, watched(w) as found:

@@ -37,8 +37,15 @@ MIXTURE = pytest.param(
     marks=pytest.mark.slow(slice="test_a_guarded_run_trains_with_all_that_it_can_have[tiny-0-3]"),
 )
 
+SLICES = pytest.param(
+    "tiny",
+    5,
+    0,
+    marks=pytest.mark.slow(slice="test_a_guarded_run_trains_with_all_that_it_can_have[tiny-0-3]"),
+)
 
-@pytest.mark.parametrize(("name", "slices", "each"), [("tiny", 0, 3), MIXTURE, ("tiny", 5, 0)])
+
+@pytest.mark.parametrize(("name", "slices", "each"), [("tiny", 0, 3), MIXTURE, SLICES])
 def test_a_guarded_run_trains_with_all_that_it_can_have(world, name, slices, each):
     torch.set_num_threads(1)
     seen, losses = Seen({}, {}, {}, {}), []

@@ -51,7 +51,10 @@ async def snapshot_as_payload(w, kind: type[Body], limit_s: float) -> None:
     w.check_agreement()
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 10])
+WITH_OVERLAP = pytest.mark.slow(slice="test_a_snapshot_that_is_announced_as_a_payload_is_void")
+
+
+@pytest.mark.parametrize("overlap_steps", [0, pytest.param(10, marks=WITH_OVERLAP)])
 def test_a_snapshot_that_is_announced_as_a_payload_is_void(world, overlap_steps):
     """Everybody holds that blob already: being on disk is not enough to be held as a payload."""
 

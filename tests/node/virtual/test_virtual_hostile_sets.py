@@ -57,8 +57,12 @@ def final_sets(node) -> list[set]:
     return [set(rows[number].contributors) for number in sorted(rows) if rows[number].final]
 
 
+TWO_LIARS = pytest.mark.slow(slice="test_members_that_propose_themselves_alone_do_not_get_the_run")
+
+
 @pytest.mark.parametrize(
-    ("members", "liars", "sulk", "rounds"), [(2, 1, False, 8), (3, 1, True, 9), (4, 1, True, 9), (6, 2, True, 8)]
+    ("members", "liars", "sulk", "rounds"),
+    [(2, 1, False, 8), (3, 1, True, 9), (4, 1, True, 9), pytest.param(6, 2, True, 8, marks=TWO_LIARS)],
 )
 def test_members_that_propose_themselves_alone_do_not_get_the_run(world, members, liars, sulk, rounds):
     """At most a third of the members; of two, one that does not stop finality as well.

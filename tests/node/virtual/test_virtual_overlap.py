@@ -131,7 +131,10 @@ def test_kills_pauses_and_a_partition_with_overlap(world, overlap_steps):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("seed", range(4))
+MORE = pytest.mark.slow(slice="test_a_worker_may_die_at_any_point_with_a_round_in_flight")
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=MORE) for seed in (2, 3))])
 def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
     async def story() -> None:
         luck = random.Random(seed)
@@ -152,7 +155,10 @@ def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
     run_virtual(story())
 
 
-@pytest.mark.parametrize("overlap_steps", [0, SOME])
+SLOW_SOME = pytest.mark.slow(slice="test_a_slow_member_takes_fewer_steps_and_is_in_time")
+
+
+@pytest.mark.parametrize("overlap_steps", [0, pytest.param(SOME, marks=SLOW_SOME)])
 def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
     """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
     speeds_s = [10.0, 10.0, 10.0, 30.0]

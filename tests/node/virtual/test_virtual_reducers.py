@@ -13,7 +13,12 @@ SPARE = ReduceSpec(above=1, gap=2, k=128, sample_256=0)
 CAREFUL = ReduceSpec(above=1, gap=2, k=128, sample_256=1 << 16)
 
 
-@pytest.mark.parametrize(("lies_about", "seed"), [(1, 1), (None, 1), (1, 2), (1, 4)])
+MORE = pytest.mark.slow(slice="test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without")
+
+
+@pytest.mark.parametrize(
+    ("lies_about", "seed"), [(1, 1), (None, 1), pytest.param(1, 2, marks=MORE), pytest.param(1, 4, marks=MORE)]
+)
 def test_a_reducer_that_does_not_open_what_it_lied_about_is_done_without(world, lies_about, seed):
     """In some of these runs it owns the first attempt of a round: finality is slow, plans are known too late."""
 

@@ -152,7 +152,12 @@ def test_a_reducer_that_is_killed_in_the_middle_of_a_round_and_comes_back(world,
     run_virtual(story())
 
 
-@pytest.mark.parametrize("overlap_steps", [0, 10])
+WITHOUT_OVERLAP = pytest.param(
+    0, marks=pytest.mark.slow(slice="test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw[10]")
+)
+
+
+@pytest.mark.parametrize("overlap_steps", [WITHOUT_OVERLAP, 10])
 def test_a_lying_reducer_is_proven_wrong_and_its_slice_is_raw(world, overlap_steps):
     async def story() -> None:
         async with world(10, 4, reduce=CAREFUL, overlap_steps=overlap_steps) as w:

@@ -195,7 +195,13 @@ def test_nobody_excludes_itself_or_the_owner(world):
 # --- work that is taken out of final rounds -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["plain", "overlap"])
+PLAIN = pytest.param(
+    "plain",
+    marks=pytest.mark.slow(slice="test_the_work_of_the_excluded_is_taken_out_by_all_in_one_round[overlap]"),
+)
+
+
+@pytest.mark.parametrize("mode", [PLAIN, "overlap"])
 def test_the_work_of_the_excluded_is_taken_out_by_all_in_one_round(world, mode):
     """By those that are there, one that restarts before and after it, and newcomers before and after it."""
     more = {"plain": {}, "overlap": {"overlap_steps": 10}}[mode]

@@ -45,7 +45,12 @@ def waits_s(node):
     return [after - before for before, after in pairwise(times)]
 
 
-@pytest.mark.parametrize("work", [EVALUATES, SEEDS, RELAYS], ids=["evaluate", "seed", "relay"])
+SEED = pytest.param(
+    SEEDS, id="seed", marks=pytest.mark.slow(slice="test_no_round_waits_for_a_node_that_does_not_train")
+)
+
+
+@pytest.mark.parametrize("work", [pytest.param(EVALUATES, id="evaluate"), SEED, pytest.param(RELAYS, id="relay")])
 def test_no_round_waits_for_a_node_that_does_not_train(world, work):
     async def story() -> None:
         async with world(ROUNDS, TRAINERS) as w:

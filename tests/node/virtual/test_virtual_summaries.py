@@ -163,10 +163,12 @@ def test_a_newcomer_needs_nobody_who_keeps_all_records(world, reduce):
     run_virtual(story())
 
 
-def test_peers_that_serve_false_or_old_summaries_mislead_no_newcomer(world):
+def test_peers_that_serve_false_or_old_summaries_mislead_neither_a_newcomer_nor_who_was_away(world):
+    """The one that was away was so for longer than records are kept."""
+
     async def story() -> None:
         async with world(400, 4, adjust=certifying) as w:
-            await grow_without_the_owner(w)
+            owner = await grow_without_the_owner(w)
             liar, old = (w.nodes[number].swarm.ledger.history for number in (1, 2))
             first, last = liar.links
             full = decode_full(last.summary)
@@ -176,14 +178,6 @@ def test_peers_that_serve_false_or_old_summaries_mislead_no_newcomer(world):
             late = await join(w, 4)
             assert late.swarm.ledger.history.links[-1].name not in (first.name, mine.blob)
             assert late.driver.finality.tally.rounds == late.driver.finality.deciding
-
-    run_virtual(story())
-
-
-def test_a_member_that_was_away_for_longer_than_records_are_kept_comes_back(world):
-    async def story() -> None:
-        async with world(400, 4, adjust=certifying) as w:
-            owner = await grow_without_the_owner(w)
             last, feed = owner.worker.final, owner.swarm.ledger.vector()[owner.peer]
             w.nodes[0] = owner
             await join(w, 0)

@@ -221,11 +221,11 @@ def window(monkeypatch):
     ("probation", "excludes", "kind"),
     [
         pytest.param(1, False, CertNode, marks=MORE),
-        (4, False, CertNode),
+        pytest.param(4, False, CertNode, marks=MORE),
         pytest.param(1, True, CertNode, marks=MORE),
         (8, True, CertNode),
         (4, False, ShownCertNode),
-        (8, True, ShownCertNode),
+        pytest.param(8, True, ShownCertNode, marks=MORE),
     ],
 )
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=MORE), pytest.param(2, marks=MORE)])

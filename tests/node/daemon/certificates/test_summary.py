@@ -149,11 +149,11 @@ def shaken(seed, probation, excludes, node=CutNode):
     ("probation", "excludes", "kind"),
     [
         (1, False, CutNode),
-        (4, False, CutNode),
-        (1, True, CutNode),
+        pytest.param(4, False, CutNode, marks=MORE),
+        pytest.param(1, True, CutNode, marks=MORE),
         (8, True, CutNode),
         (4, False, ShownCutNode),
-        (8, True, ShownCutNode),
+        pytest.param(8, True, ShownCutNode, marks=MORE),
     ],
 )
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=MORE), pytest.param(2, marks=MORE)])

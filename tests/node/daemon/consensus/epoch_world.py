@@ -134,14 +134,14 @@ class Node:
         """What was found once is what is found now. Before a first look, there is nothing to compare."""
         # A look costs as much as a step. Where a vote was overlooked, the steps after it show it as well.
         is_rare = isinstance(event, EntrySeen) and not isinstance(event.body, OF_ROUNDS)
-        if self.state.unrivalled and (is_rare or self.steps % 4 == 0):
+        if self.state.unrivalled and (is_rare or self.steps % 8 == 0):
             _, again = look_for_better_chain(replace(self.state, unrivalled=()))
             assert look_for_better_chain(self.state)[1] == again, "it looked at too little"
 
     def check_settled(self) -> None:
-        """Nothing moves in a settled state. Every fourth step, because it costs as much as a step."""
+        """Nothing moves in a settled state. Every eighth step, because it costs as much as a step."""
         self.steps += 1
-        if self.state.settled and self.steps % 4 == 0 and not isinstance(self.events[0], AppendRefused):
+        if self.state.settled and self.steps % 8 == 0 and not isinstance(self.events[0], AppendRefused):
             fresh = replace(self.state, settled=(), unrivalled=())
             moved, actions = finality.step(fresh)
             assert (replace(moved, settled=(), unrivalled=()), actions) == (fresh, []), "it was not settled"

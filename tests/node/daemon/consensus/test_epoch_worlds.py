@@ -20,9 +20,24 @@ from tests.node.daemon.consensus.epoch_world import (
 MORE_LIARS = pytest.mark.slow(slice="test_liars_below_a_third_exclude_nobody_and_may_only_join_the_others")
 MORE_UNDONE = pytest.mark.slow(slice="test_what_a_side_that_loses_voted_is_undone_with_its_chain")
 MORE_FAULTS = pytest.mark.slow(slice="test_random_faults")
+LARGE = pytest.mark.slow(slice="test_the_others_go_on_when_any_number_leaves_for_good")
+LONG_CUTS = pytest.mark.slow(slice="test_both_sides_of_a_cut_go_on_and_meet")
+MORE_LIARS_BESIDE = pytest.mark.slow(slice="test_members_that_keep_back_their_votes_stop_nobody")
+MORE_STAYED = pytest.mark.slow(slice="test_what_those_that_stayed_did_is_not_undone_when_the_others_come_back")
+SIZES = [(1, 1), (2, 2), (3, 3), (2, 1), (3, 2), (7, 1), (5, 3), (4, 4)]
+"""Of the two sides of a cut."""
+CUTS = [
+    pytest.param(
+        length,
+        sizes,
+        marks=() if length == 30 or sum(sizes) <= 3 or (length, sizes) == (400, (3, 2)) else LONG_CUTS,
+    )
+    for length in (30, 100, 400)
+    for sizes in SIZES
+]
 
 
-@pytest.mark.parametrize("count", range(2, 9))
+@pytest.mark.parametrize("count", [*range(2, 7), pytest.param(7, marks=LARGE), pytest.param(8, marks=LARGE)])
 @pytest.mark.parametrize("way", ["stop", "vanish"])
 def test_the_others_go_on_when_any_number_leaves_for_good(count, way):
     for gone in range(1, count):
@@ -47,8 +62,7 @@ def test_the_others_go_on_when_any_number_leaves_for_good(count, way):
         world.agree()
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (2, 2), (3, 3), (2, 1), (3, 2), (7, 1), (5, 3), (4, 4)])
-@pytest.mark.parametrize("length", [30, 100, 400])
+@pytest.mark.parametrize(("length", "sizes"), CUTS)
 def test_both_sides_of_a_cut_go_on_and_meet(sizes, length):
     world = World(sum(sizes) + length, sum(sizes))
     world.run(60)
@@ -200,8 +214,15 @@ WITHHELD = {
 }
 
 
-@pytest.mark.parametrize("what", WITHHELD)
-@pytest.mark.parametrize(("count", "gone", "liars"), [(4, 1, 1), (4, 2, 1), (5, 1, 1), (8, 2, 2)])
+KEPT_BACK = [
+    pytest.param(*counts, what, marks=() if (counts == (4, 1, 1)) != (what == "all") else MORE_LIARS_BESIDE)
+    for counts in ((4, 1, 1), (4, 2, 1), (5, 1, 1), (8, 2, 2))
+    for what in WITHHELD
+]
+"""In `make test` each kind with four members, and all kinds at once with other numbers of them."""
+
+
+@pytest.mark.parametrize(("count", "gone", "liars", "what"), KEPT_BACK)
 def test_members_that_keep_back_their_votes_stop_nobody(what, count, gone, liars):
     """They renew their leases and train along. Beside others that are gone, the rest are no quorum."""
     world = World(count, count)
@@ -257,7 +278,7 @@ def come_back(world, nodes):
 
 
 @pytest.mark.parametrize(("count", "gone"), [(2, 1), (3, 2), (3, 1), (4, 3), (5, 4), (6, 4)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=MORE_STAYED) for seed in (1, 2))])
 def test_what_those_that_stayed_did_is_not_undone_when_the_others_come_back(count, gone, seed):
     """Two of three were a quorum, and could decide the round again in which they went down."""
     world = World(seed, count)

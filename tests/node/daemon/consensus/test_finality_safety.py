@@ -227,7 +227,7 @@ class World:
 MORE = pytest.mark.slow(slice="test_never_two_final_sets_and_always_one_in_the_end")
 
 
-@pytest.mark.parametrize("block", [*range(5), *(pytest.param(block, marks=MORE) for block in range(5, 10))])
+@pytest.mark.parametrize("block", [*range(3), *(pytest.param(block, marks=MORE) for block in range(3, 10))])
 def test_never_two_final_sets_and_always_one_in_the_end(block):
     for seed in range(block * 30, block * 30 + 30):
         rng = random.Random(seed)

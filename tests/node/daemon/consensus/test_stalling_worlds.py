@@ -70,6 +70,8 @@ PLANS = ("turns", "turns unsigned", "votes", "votes unsigned", "own", "own unsig
 MOST = 13 * LEASE
 """Seconds until one more round is final; without tries, half of the plans stopped it for ever."""
 FLAPS = {"short": (LEASE - 3, 2), "long": (PATIENCE, PATIENCE / 2)}
+EIGHT = pytest.mark.slow(slice="test_no_plan_of_two_liars_stops_the_others")
+MORE_FLAPS = pytest.mark.slow(slice="test_leases_that_end_and_begin_again_stop_nobody")
 
 
 def plotted(seed, count, liars, plan):
@@ -99,14 +101,21 @@ def steps_of(world, honest, most):
 
 
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize(("count", "seed"), [(7, 3), (8, 1)])
+@pytest.mark.parametrize(("count", "seed"), [(7, 3), pytest.param(8, 1, marks=EIGHT)])
 def test_no_plan_of_two_liars_stops_the_others(plan, count, seed):
     world, honest = plotted(seed, count, 2, plan)
     steps_of(world, honest, MOST)
 
 
-@pytest.mark.parametrize("plan", ["mute unsigned", "turns unsigned"])
-@pytest.mark.parametrize("flaps", FLAPS)
+@pytest.mark.parametrize(
+    ("flaps", "plan"),
+    [
+        ("short", "mute unsigned"),
+        ("long", "turns unsigned"),
+        pytest.param("short", "turns unsigned", marks=MORE_FLAPS),
+        pytest.param("long", "mute unsigned", marks=MORE_FLAPS),
+    ],
+)
 def test_leases_that_end_and_begin_again_stop_nobody(flaps, plan):
     world, honest = plotted(0, 7, 2, plan)
     world.flaps = FLAPS[flaps]

@@ -12,7 +12,7 @@ from atoll.protocols.ledger.records import Exclude
 from tests.node.daemon.consensus.epoch_world import FAULTS, PEERS
 from tests.node.daemon.consensus.twin_world import TwinWorld, goes_on
 
-BLOCK = 5
+BLOCK = 3
 MORE_HALVES = pytest.mark.slow(slice="test_two_halves_with_a_twin_in_each_meet")
 
 
@@ -86,7 +86,7 @@ def test_chains_meet_whatever_a_twin_and_faults_did(block):
 
 
 @pytest.mark.slow(slice="test_chains_meet_whatever_a_twin_and_faults_did")
-@pytest.mark.parametrize("block", range(1, 40))
+@pytest.mark.parametrize("block", range(1, 67))
 def test_chains_meet_whatever_a_twin_and_faults_did_in_more_worlds(block):
     shake(block)
 

@@ -380,9 +380,8 @@ class World:
     ("seed", "overlap"),
     [
         (0, BLOCKING),
-        (1, SOME),
         (2, ALL),
-        *(pytest.param(*case, marks=MORE) for case in [(1, BLOCKING), (2, BLOCKING), (0, SOME)]),
+        *(pytest.param(*case, marks=MORE) for case in [(1, BLOCKING), (2, BLOCKING), (0, SOME), (1, SOME)]),
     ],
 )
 def test_twenty_nodes_with_crashes_newcomers_and_a_partition(seed, overlap):
