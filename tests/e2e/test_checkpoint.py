@@ -55,7 +55,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.slow(
     slice=(
-        "tests/node/import_export/test_join_shards.py::test_any_number_goes_on_with_the_same_bits, "
+        "test_two_nodes_save_and_three_go_on, "
         "tests/node/virtual/test_virtual_restored.py::test_who_lost_its_ledger_goes_on_in_its_own_feed, "
         "tests/node/virtual/test_virtual_restored.py::test_an_identity_that_is_in_use_is_refused"
     )
@@ -86,12 +86,6 @@ def test_a_node_that_lost_its_home_goes_back_and_its_twin_is_refused(nodes, unti
         node.stop()
 
 
-@pytest.mark.slow(
-    slice=(
-        "tests/node/import_export/test_join_shards.py::test_any_number_goes_on_with_the_same_bits, "
-        "tests/e2e/test_given_start.py::test_two_nodes_begin_where_the_folder_ended"
-    )
-)
 def test_two_nodes_save_and_three_go_on(nodes, until, tmp_path, saved):
     _, folder, joined = saved
     assert {tuple(sorted(shard["steps"])) for shard in joined["shards"]} != {()}

@@ -130,7 +130,7 @@ def test_reduced_rounds_of_real_processes_with_a_kill(tmp_path: Path):
 
 @pytest.mark.slow(
     slice=(
-        "tests/node/import_export/test_join_shards.py::test_any_number_goes_on_with_the_same_bits, "
+        "tests/e2e/test_checkpoint.py::test_two_nodes_save_and_three_go_on, "
         "tests/node/virtual/test_virtual_experts.py::"
         "test_each_expert_is_trained_by_one_of_four_and_shares_are_even, "
         "tests/node/virtual/test_virtual_merging.py::"

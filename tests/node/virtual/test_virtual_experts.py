@@ -83,7 +83,7 @@ def test_one_dies_for_good_and_only_its_experts_move(world):
 @pytest.mark.slow(
     slice=(
         "test_one_dies_for_good_and_only_its_experts_move, "
-        "tests/node/import_export/test_join_shards.py::test_any_number_goes_on_with_the_same_bits"
+        "tests/e2e/test_checkpoint.py::test_two_nodes_save_and_three_go_on"
     )
 )
 def test_who_comes_back_gets_its_share_again_and_who_comes_late_too(world):

@@ -155,10 +155,7 @@ def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
     run_virtual(story())
 
 
-SLOW_SOME = pytest.mark.slow(slice="test_a_slow_member_takes_fewer_steps_and_is_in_time")
-
-
-@pytest.mark.parametrize("overlap_steps", [0, pytest.param(SOME, marks=SLOW_SOME)])
+@pytest.mark.parametrize("overlap_steps", [0, SOME])
 def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
     """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
     speeds_s = [10.0, 10.0, 10.0, 30.0]
