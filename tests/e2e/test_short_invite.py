@@ -19,13 +19,6 @@ def refused(ended, code: int, *said: str) -> None:
         assert words in last
 
 
-@pytest.mark.slow(
-    slice=(
-        "tests/p2p/swarm/test_invite_fetch.py::test_a_node_gives_the_invite_that_is_named, "
-        "tests/cli/commands/test_start.py::"
-        "test_who_agreed_once_is_not_asked_again_even_when_the_invite_has_expired"
-    )
-)
 def test_a_short_invite_joins_the_run_of_its_node(nodes, until):
     owner, guest, late = nodes("owner"), nodes("guest"), nodes("late")
     owner.new_run("--admission", "invite", "--data", "synthetic:markov", *TWO)
