@@ -339,7 +339,7 @@ def test_a_step_that_sees_nothing_new_would_have_done_nothing(monkeypatch):
     """The finality machine passes over such steps. The trace has every entry that a node writes, and when."""
     seeds = range(6)
     traces = [play(draw(seed, 8, 12.0)).digest for seed in seeds]
-    monkeypatch.setattr(finality_machine, "seen_by_moves", lambda _: [object()])
+    monkeypatch.setattr(finality_machine, "_seen_by_moves", lambda _: [object()])
     monkeypatch.setattr(finality_machine, "_waits_for_votes", lambda _: False)
     monkeypatch.setattr(Member, "_may_move", lambda _, body: True)
     assert [play(draw(seed, 8, 12.0)).digest for seed in seeds] == traces

@@ -20,7 +20,7 @@ from atoll.protocols.ledger.records import Follow
 
 _NO_ENTRIES = Book()
 MEETINGS_KEPT = 8
-"""Answers of `meetings_of` that are remembered with the epochs that they follow from."""
+"""Answers of `_meetings_of` that are remembered with the epochs that they follow from."""
 
 
 class _Fork(NamedTuple):
@@ -53,7 +53,7 @@ def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     # Of the votes only their progress: each voter has a new one in each round.
     known = state.epochs.unvoted, state.epochs.progress
     # Who lives counts only where others work in a chain that leaves ours at a round that we decided (`_waiting`).
-    live = state.members if meetings_of(state) else None
+    live = state.members if _meetings_of(state) else None
     # Where the others work counts only while this node may have been away (`went_on`).
     is_away = may_have_been_away(state)
     books = decided_before(state)
@@ -111,12 +111,12 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
         yield _Fork(segment.first, before.epoch, weighing, (authors - liars) or authors, segment.epoch)
     # Epochs that deciders entered at a round that our chain decided without them. One that all of these left again
     # outranks nothing, and of others anybody can open as many as it likes: none of these is looked at.
-    for parent, number in meetings_of(state):
+    for parent, number in _meetings_of(state):
         weighing, authors = state.electorate(number).without(liars), state.decided[number][1]
         yield _Fork(number, parent, weighing, (authors - liars) or authors, parent)
 
 
-def meetings_of(state: finality_types.FinalityState) -> list[tuple[EpochId, int]]:
+def _meetings_of(state: finality_types.FinalityState) -> list[tuple[EpochId, int]]:
     """Where deciders left our chain at rounds that it decided: the epoch and the round; sorted."""
     # Asked at nearly every event, and votes change nothing of this. A chain is known by its newest epoch.
     known, place = state.epochs.meetings, (state.epoch, int(state.deciding))

@@ -13,6 +13,8 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
+from collections.abc import Set
+from operator import attrgetter, is_
 from typing import cast, get_args
 
 from msgspec.structs import astuple, replace
@@ -21,16 +23,16 @@ from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
-from atoll.node.daemon.consensus.forks import change_chain, deciders_of, look_for_better_chain
+from atoll.node.daemon.consensus.forks import change_chain, decided_before, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part, note_standstill
 from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
-from atoll.node.daemon.consensus.seen import NOW, seen_by_moves
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.succession import (
     enter_epoch,
     follow,
     may_enter,
+    may_have_been_away,
     open_epoch,
     waits_for_epoch,
 )
@@ -41,6 +43,7 @@ from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
     add_orphan,
+    but_acks,
     decided_proposal,
     has_votes,
     is_quorum,
@@ -98,26 +101,22 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     actions: list[finality_types.Action] = []
     is_refused = False
     for event in events:
-        if type(event) is finality_types.EntrySeen:  # most events
-            state, more = _entry_seen(state, event)
-        else:
-            state, more = _apply_event(state, event)
-        if more:
-            actions += more
+        state, more = _apply_event(state, event)
+        actions += more
         is_refused = is_refused or type(event) is finality_types.AppendRefused
     # The disk refused: asking again at once would spin. The next event (a tick) asks again.
     if is_refused or (not state.live and _waits_for_votes(state)):
         return state, actions
-    seen = seen_by_moves(state)
-    if seen == state.settled:
+    facts, seen = _facts_of(state), _seen_by_moves(state)
+    if (facts, seen) == state.settled:
         return state, actions
     state, found = _decide(state)
-    # What was decided is so: only the other moves look at the state after it, here and in the next step.
-    seen = seen_by_moves(state) if found else seen
+    # The other moves look at the state after it, now and in the next step.
+    facts, seen = (_facts_of(state), _seen_by_moves(state)) if found else (facts, seen)
     moved, more = _move(state)
     # Moves change no book of a round, and nothing else that they look at, without a change of these facts.
-    is_still = not more and (moved is state or astuple(moved)[:NOW] == astuple(state)[:NOW])
-    return replace(moved, settled=seen if is_still else ()), actions + found + more
+    is_still = not more and (moved is state or _facts_of(moved) == facts)
+    return replace(moved, settled=(facts, seen) if is_still else ()), actions + found + more
 
 
 def _move(state: finality_types.FinalityState) -> Out:
@@ -147,6 +146,90 @@ def _move(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
+_FACTS = finality_types.FinalityState.__struct_fields__.index("now")
+_OF_BALLOTS = "prepares", "promises", "proposals", "votes", "epochs", "orphans", "other_votes"
+_ballots_of, _but_work_of = attrgetter(*_OF_BALLOTS), attrgetter(*_OF_BALLOTS, "reductions", "bound")
+
+
+def _facts_of(state: finality_types.FinalityState) -> tuple[object, ...]:
+    """With `_seen_by_moves` all that the moves look at. While it is the same, what moved nothing does so again."""
+    # Most entries are contributions, acks and payloads that change none of it, and each is an event.
+    return astuple(state)[:_FACTS]
+
+
+def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
+    """What the moves look at of the books, the epochs, and the payloads that are held."""
+    book = state.books.get(number := state.deciding, _NO_ENTRIES)
+    if not state.live:
+        return _seen_by_replay(state, book)
+    # Until there is a ballot, or a set of our own, contributions and acks of the round wait for one.
+    is_open = bool(book.epochs) or number in state.views
+    # Of the votes in other rounds only what the order of chains depends on: many come when their round is final.
+    seen: list[object] = [_work_seen(state, book, number) if is_open else None]
+    seen += [state.epochs.unvoted, state.epochs.progress]
+    if state.equivocators or state.orphans_asked or is_stuck(state):
+        seen += [but_acks(state.books.get(segment.first, _NO_ENTRIES)) for segment in state.chain[1:]]
+    else:
+        seen += decided_before(state)
+    if is_open:
+        seen += [state.epochs.votes_against, state.epochs.excise_votes]
+        seen += _but_work_of(book)
+        # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
+        owner = owner_of(state.voters, state.attempt)
+        if owner == state.me or owner in state.lost or owner not in able_voters(state):
+            seen.append(book.acks)
+    # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
+    is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
+    begins = state.epochs.places and (may_have_been_away(state) or state.epochs.children(state.epoch, number))
+    is_moved = is_short or bool(begins)
+    if is_moved:
+        seen += [(at, each.contributors) for at, each in state.books.items()]
+    # Every wait is for a ballot, for a set of our own, or for one of these.
+    if is_moved or state.still.tries:
+        seen.append(state.now)
+    elif book.prepares or number in state.views or state.stable_since is not None:
+        seen.append(_time_seen(state, book))
+    return seen
+
+
+class _Work:
+    """The contributions that a step looks at, and how many of them are held."""
+
+    def __init__(self, source: tuple[object, ...], held: frozenset[Digest], names: Set[Digest]) -> None:
+        """`source`: the objects that `names` follows from. While they are the same ones, so is what follows."""
+        self.source, self.held, self.names = source, held, names
+        self._here = len(held & names)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Work) and (self._here, self.names) == (other._here, other.names)
+
+
+def _work_seen(state: finality_types.FinalityState, book: Book, number: int) -> _Work:
+    """What proposals and the own set name may come later. An idle node has no set but what it holds."""
+    ours = state.views.get(number, ())
+    source = book.contributions, book.proposals, ours, state.idle
+    before = state.settled[1][0] if state.settled else None
+    if isinstance(before, _Work) and all(map(is_, before.source, source)):
+        return before if before.held is state.held else _Work(source, state.held, before.names)
+    named = book.contributions.keys() if state.idle and not ours else book.in_proposals
+    return _Work(source, state.held, named | (book.contributions.keys() & {*ours}))
+
+
+def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
+    """What the moves look at of the time while all voters take part: it itself, or only which waits are over."""
+    if book.prepares and any(ballot.attempt > state.attempt for ballot in book.prepares):
+        return state.now  # each has a wait of its own (`_is_due`)
+    waited_s = state.now - state.since
+    over = may_have_been_away(state), waited_s >= state.patience_s / 2  # voter.py: `_all_answered`
+    if state.stable_since is None:
+        return over
+    # Nobody opens a later ballot for want of time before the round stood still for a patience (proposer.py).
+    rested_s = state.now - state.stable_since
+    if min(waited_s, rested_s) >= state.patience_s:
+        return state.now
+    return *over, rested_s >= state.patience_s
+
+
 def _waits_for_votes(state: finality_types.FinalityState) -> bool:
     """Whether nothing can move in a replay: no epoch may begin, no proposal has the votes, no ballot is due."""
     # Most entries of a feed are votes and promises of which each changes what is looked at, and only some make a
@@ -155,6 +238,15 @@ def _waits_for_votes(state: finality_types.FinalityState) -> bool:
         return not may_enter(state)
     book = state.books.get(state.deciding, _NO_ENTRIES)
     return not (has_votes(book, len(state.voters)) or (book.prepares and _due(state)))
+
+
+def _seen_by_replay(state: finality_types.FinalityState, book: Book) -> list[object]:
+    """The same before this node takes part: then it decides, enters epochs that it chose, and counts ballots."""
+    others = state.epochs
+    seen: list[object] = [state.now, others.left, others.back, *_ballots_of(book)]
+    # A set that is final waits for the contributions that it names, an epoch for its signatures.
+    seen += [others.signers] if state.planned else []
+    return [*seen, book.contributions, book.reductions] if state.missing else seen
 
 
 # --- events become facts ------------------------------------------------------------------------
@@ -223,7 +315,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
             return state, []
         if state.epochs.has_left(event.author, given.round, given.ballot.epoch):
             return _orphan_seen(state, event) if kind is Vote else (state, [])
-    if not state.last_final < body.round < state.rounds and not _is_looked_at(state, body.round):
+    if not _is_looked_at(state, body.round):
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
@@ -258,15 +350,13 @@ def _without(state: finality_types.FinalityState, author: PeerId) -> finality_ty
 
 def _may_count(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
     """Whether the author may be a voter of the ballot's round and epoch. Of all others any number cost nothing."""
-    number = state.deciding
-    if body.round == number and body.ballot.epoch == state.epoch:
+    if body.round == (number := state.deciding) and body.ballot.epoch == state.epoch:
         return author in state.voters
     # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
     # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
     if body.round >= number:
         return True
-    forks = [segment.electorate.voters for segment in state.chain[1:] if segment.first == body.round]
-    return any(author in voters for voters in forks)
+    return any(author in part.electorate.voters for part in state.chain[1:] if part.first == body.round)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:

@@ -3,7 +3,7 @@
 Times `now` are seconds of one monotonic clock, as floats.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -377,6 +377,10 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Epochs that this node chose before it restarted, to be entered in order."""
     decided: Mapping[int, tuple[tuple[PeerId, ...], frozenset[PeerId]]] = msgspec.field(default_factory=dict)
     """Voters of the newest rounds that are final, and proven authors of their sets, by round."""
+    members: frozenset[PeerId] = frozenset()
+    """Peers with a live lease (`MembersSeen`)."""
+    lost: frozenset[PeerId] = frozenset()
+    """Of these, those to which the connection is lost: at first nobody waits for their ballots."""
     equivocators: frozenset[PeerId] = frozenset()
     """Proven to have signed two histories: each node may hold another one (orphans.py)."""
     orphans_asked: Mapping[int, Wanted] = msgspec.field(default_factory=dict)
@@ -397,54 +401,49 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """When this node signed its newest epoch."""
     patience_s: float = PATIENCE_S
     """Seconds before another owner opens a ballot. May be replaced at any time (msgspec.structs.replace)."""
+    applied: int = -1
+    """Newest round that the worker folded into Θ_final."""
+    closed: int = -1
+    """Newest round that our round machine closed."""
     live: bool = False
     """The replay of our own feed is over (`ReplayDone`)."""
+    idle: bool = False
+    """This node trains no further rounds (`Idle`)."""
     stable_since: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
     since: float = 0.0
     """When the newest ballot of the round, or its proposal, began to count, or the round came up."""
     attempt: int = 0
     """Highest attempt of this round that was due."""
-    appending: Body | None = None
-    """The entry that is on its way into our feed."""
-    summary_every: int = 0
-    """Rounds between two certified summaries (RunSpec); 0: none is certified."""
-    excise_rounds: int = 0
-    """Newest final rounds that work can be taken out of (RunSpec)."""
-    window: Mapping[int, Mapping[Digest, PeerId]] = msgspec.field(default_factory=dict)
-    """The contributions that count in each of these rounds, with their authors."""
-    excised: Mapping[PeerId, Excision] = msgspec.field(default_factory=dict)
-    """Members whose work the state of a final round of our chain took out."""
-    # From here on: counts only where there is a ballot, or a set of our own (machine.py).
-    applied: int = -1
-    """Newest round that the worker folded into Θ_final."""
-    idle: bool = False
-    """This node trains no further rounds (`Idle`)."""
+    views: Mapping[int, tuple[Digest, ...]] = msgspec.field(default_factory=dict)
+    """Our own set of each closed round."""
     apart: frozenset[Digest] = frozenset()
     """Contributions that were made in another chain."""
     checked: Mapping[Choice, Digest] = msgspec.field(default_factory=dict)
     """State digest of each choice that the worker checked, for this round; without exclusions (`folded`)."""
     checking: frozenset[Choice] = frozenset()
     """Sets that the worker was asked for and has not answered."""
+    appending: Body | None = None
+    """The entry that is on its way into our feed."""
     refuted: frozenset[Digest] = frozenset()  # Reductions that are not believed
     proven: frozenset[Digest] = frozenset()  # of these, what a proof shows to be wrong
     reported: frozenset[Digest] = frozenset()
     """Proposals that were reported as narrow or divergent."""
     missing: Mapping[PeerId | None, FetchMissing] = msgspec.field(default_factory=dict)
     """The last FetchMissing of this round, for each proposer."""
+    summary_every: int = 0
+    """Rounds between two certified summaries (RunSpec); 0: none is certified."""
     summary: tuple[int, Digest] | None = None
     """The newest summary of this node: its newest round, and its blob id."""
+    excise_rounds: int = 0
+    """Newest final rounds that work can be taken out of (RunSpec)."""
+    window: Mapping[int, Mapping[Digest, PeerId]] = msgspec.field(default_factory=dict)
+    """The contributions that count in each of these rounds, with their authors."""
+    excised: Mapping[PeerId, Excision] = msgspec.field(default_factory=dict)
+    """Members whose work the state of a final round of our chain took out."""
     retrievable: frozenset[PeerId] = frozenset()
     """Members whose work this node could take out now (`CorrectionsHeld`)."""
-    # From here on: machine.py looks at it in part.
-    members: frozenset[PeerId] = frozenset()
-    """Peers with a live lease (`MembersSeen`)."""
-    lost: frozenset[PeerId] = frozenset()
-    """Of these, those to which the connection is lost: at first nobody waits for their ballots."""
-    closed: int = -1
-    """Newest round that our round machine closed."""
-    views: Mapping[int, tuple[Digest, ...]] = msgspec.field(default_factory=dict)
-    """Our own set of each closed round."""
+    # From here on what machine.py looks at in part. It compares all of the above.
     now: float = 0.0
     """Time of the newest event that has one; never runs backwards."""
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
@@ -454,7 +453,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Contributions whose payload is held."""
     unrivalled: tuple[object, ...] = ()
     """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
-    settled: Sequence[object] = ()
+    settled: tuple[tuple[object, ...], list[object]] | tuple[()] = ()
     """What the newest step looked at, if it moved nothing (machine.py). Changes no action."""
 
     @property
