@@ -231,11 +231,9 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
     after, fault = _with_entry(book, entry, author, body)
     if after is book:
         return after, fault
-    after = replace(after, written={**book.written, author: seen + 1})
     epoch = cast(records.BallotBody, body).ballot.epoch
-    if epoch not in after.epochs:
-        after = replace(after, epochs=after.epochs | {epoch})
-    return after, fault
+    epochs = book.epochs if epoch in book.epochs else book.epochs | {epoch}
+    return replace(after, written={**book.written, author: seen + 1}, epochs=epochs), fault
 
 
 def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
@@ -372,8 +370,8 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tupl
     if known is not None and known[0] == entry:
         return book, ""
     # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
-    later = (given for at, given in book.promises.items() if at.epoch == ballot.epoch and at > ballot)
-    above = any(author in given for given in later)
+    mine = [at for at, given in book.promises.items() if author in given]
+    above = any(at.epoch == ballot.epoch and at > ballot for at in mine)
     if known is None and not above:
         given = {**book.votes.get(ballot, {}), author: (entry, body)}
         return replace(book, votes={**book.votes, ballot: given}), ""
@@ -466,8 +464,10 @@ def _find_decided(
 def has_votes(book: Book, count: int) -> bool:
     """Whether as many votes as a quorum of `count` voters are in a ballot with a proposal, whoever wrote them."""
     needed = quorum(count) - len(book.other_votes)
-    many = [len(book.votes.get(proposal.ballot, ())) for proposal in book.proposals.values()]
-    return bool(many) and max(many) >= needed
+    # To look up a ballot costs more than to count its votes, and mostly no ballot has enough.
+    if needed > 0 and max(map(len, book.votes.values()), default=0) < needed:
+        return False
+    return any(len(book.votes.get(proposal.ballot, ())) >= needed for proposal in book.proposals.values())
 
 
 def votes_for(

@@ -110,15 +110,18 @@ def step(state: finality_types.FinalityState, *events: finality_types.Event) -> 
     facts, seen = _facts_of(state), _seen_by_moves(state)
     if (facts, seen) == state.settled:
         return state, actions
+    state, found = _decide(state)
+    # The other moves look at the state after it, now and in the next step.
+    facts, seen = (_facts_of(state), _seen_by_moves(state)) if found else (facts, seen)
     moved, more = _move(state)
     # Moves change no book of a round, and nothing else that they look at, without a change of these facts.
     is_still = not more and (moved is state or _facts_of(moved) == facts)
-    return replace(moved, settled=(facts, seen) if is_still else ()), actions + more
+    return replace(moved, settled=(facts, seen) if is_still else ()), actions + found + more
 
 
 def _move(state: finality_types.FinalityState) -> Out:
-    """Everything that follows from the facts."""
-    state, actions = _decide(state)
+    """Everything that follows from the facts, once what they decide is decided."""
+    actions: list[finality_types.Action] = []
     state = _admit(state)
     if state.live:
         state, is_outranked = look_for_better_chain(state)
@@ -149,10 +152,8 @@ _ballots_of, _but_work_of = attrgetter(*_OF_BALLOTS), attrgetter(*_OF_BALLOTS, "
 
 
 def _facts_of(state: finality_types.FinalityState) -> tuple[object, ...]:
-    """With `_seen_by_moves` all that the moves look at. While it is the same, what moved nothing does so again.
-
-    Most entries are contributions, acks and payloads that change none of it, and each is an event.
-    """
+    """With `_seen_by_moves` all that the moves look at. While it is the same, what moved nothing does so again."""
+    # Most entries are contributions, acks and payloads that change none of it, and each is an event.
     return astuple(state)[:_FACTS]
 
 
@@ -179,8 +180,8 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
             seen.append(book.acks)
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
-    is_short = is_short or bool(state.epochs.places and may_have_been_away(state))
-    is_moved = is_short or bool(state.epochs.children(state.epoch, number))
+    begins = state.epochs.places and (may_have_been_away(state) or state.epochs.children(state.epoch, number))
+    is_moved = is_short or bool(begins)
     if is_moved:
         seen += [(at, each.contributors) for at, each in state.books.items()]
     # Every wait is for a ballot, for a set of our own, or for one of these.
@@ -349,14 +350,13 @@ def _without(state: finality_types.FinalityState, author: PeerId) -> finality_ty
 
 def _may_count(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
     """Whether the author may be a voter of the ballot's round and epoch. Of all others any number cost nothing."""
-    if (body.round, body.ballot.epoch) == (state.deciding, state.epoch):
+    if body.round == (number := state.deciding) and body.ballot.epoch == state.epoch:
         return author in state.voters
     # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
     # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
-    if body.round >= state.deciding:
+    if body.round >= number:
         return True
-    forks = [segment.electorate.voters for segment in state.chain[1:] if segment.first == body.round]
-    return any(author in voters for voters in forks)
+    return any(author in part.electorate.voters for part in state.chain[1:] if part.first == body.round)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:

@@ -1,6 +1,7 @@
 """The proposer's part of finality: when this node opens a ballot, and which set it proposes in it. Pure."""
 
 from collections.abc import Collection
+from itertools import cycle, islice
 
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.exclusion import outvoted
@@ -100,7 +101,9 @@ def waits(state: FinalityState, attempt: int) -> int:
     # others would else cut off each other's ballots for ever.
     if state.attempt < len(state.voters):
         there = {*there} - state.lost
-    return sum(owner_of(state.voters, at) in there for at in range(state.attempt, attempt))
+    first = state.attempt % len(state.voters)
+    owners = islice(cycle(state.voters), first, first + attempt - state.attempt)
+    return sum(map(there.__contains__, owners))
 
 
 def able_voters(state: FinalityState) -> Collection[PeerId]:

@@ -123,8 +123,8 @@ def rounds_just_left(
     """The round that a peer left, and so contributed to, for each peer that went on to the very next round."""
     # With overlap a peer goes on before its contribution arrives. A peer that leapt over rounds, or that was not
     # seen before, contributed to none that this node could wait for.
-    found: dict[PeerId, int] = {}
-    for peer, view in now.items():
+    found = {peer: left for peer, left in just_left.items() if peer in now and now[peer] is before.get(peer)}
+    for peer, view in _renewed(before, now):
         was = before.get(peer)
         if was is None:
             continue
@@ -142,10 +142,18 @@ def rounds_entered(
     before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView], entered: Mapping[PeerId, float]
 ) -> dict[PeerId, float]:
     """When each peer was first seen in its round: its lease is renewed within the round, too."""
-    return {
-        peer: entered[peer] if peer in before and before[peer].round == view.round else view.heard
-        for peer, view in now.items()
-    }
+    found = {peer: at for peer, at in entered.items() if peer in now} if entered.keys() - now else {**entered}
+    for peer, view in _renewed(before, now):
+        found[peer] = entered[peer] if peer in before and before[peer].round == view.round else view.heard
+    return found
+
+
+def _renewed(
+    before: Mapping[PeerId, MemberView], now: Mapping[PeerId, MemberView]
+) -> list[tuple[PeerId, MemberView]]:
+    """The leases that are new: those of all others are the same objects, and say the same."""
+    was = before.get
+    return [(peer, view) for peer, view in now.items() if was(peer) is not view]
 
 
 def expected(
@@ -153,8 +161,10 @@ def expected(
 ) -> set[PeerId]:
     """The authors whose contributions round `number` waits for, this node included."""
     # A payload that is missing is awaited while its author lives: after that perhaps no peer can serve it.
-    awaited = {me, *book.there, *taking_part(members, number)}
-    awaited.update(filter(members.__contains__, book.authors.values()))
+    awaited = taking_part(members, number) | book.there
+    awaited.add(me)
+    if len(book.held) < len(book.authors):
+        awaited.update(filter(members.__contains__, book.authors.values()))
     if just_left:
         awaited.update([peer for peer, left in just_left.items() if left == number and peer in members])
     return awaited

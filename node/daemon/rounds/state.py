@@ -39,6 +39,7 @@ NO_RUN = RunId(NO_DIGEST)
 class Phase(Enum):
     """What the node does. The value is the word that people see."""
 
+    __hash__ = object.__hash__  # each is one object, and each step looks its activity up
     SYNC = "syncing"
     CATCH_UP = "catching up"
     GATHER = "gathering"

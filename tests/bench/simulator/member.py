@@ -18,7 +18,17 @@ from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.ledger.records import Ack, BallotBody, Body, Contribution, Follow, Leave, Promise, Vote
+from atoll.protocols.ledger.records import (
+    Ack,
+    BallotBody,
+    Body,
+    Contribution,
+    Exclude,
+    Follow,
+    Leave,
+    Promise,
+    Vote,
+)
 from atoll_bench.simulator.feeds import FeedEntry, Feeds, entry_after
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.leases import Leases
@@ -37,6 +47,7 @@ SLOT_S = 1.0
 RETRY_S = 5.0
 _BALLOTS = frozenset(get_args(BallotBody))
 _OTHERS = frozenset([Ack, Vote, Promise])
+_STILL = frozenset([Ack, Follow, Exclude])
 
 
 class Member:
@@ -108,11 +119,12 @@ class Member:
 
     def _may_move(self, body: Body) -> bool:
         """Whether a replayed entry may move anything: what moves nothing is handled with the next one that may."""
-        # Before the replay is over an Ack moves nothing, a ballot only the round that is decided, a contribution
-        # only a set that waits for it.
+        # Before the replay is over an Ack, a Follow and a vote against a member move nothing, a ballot only the
+        # round that is decided, a contribution only a set that waits for it.
         if type(body) in _BALLOTS:
             return body.round == self.finality.deciding
-        return type(body) is not Ack and (type(body) is not Contribution or bool(self.finality.missing))
+        kind = type(body)
+        return kind not in _STILL and (kind is not Contribution or bool(self.finality.missing))
 
     def crash(self) -> None:
         """End at once, as by SIGKILL."""
@@ -238,10 +250,11 @@ class Member:
         box.append(item)
 
     def _open_box(self, slot: int) -> None:
+        feeds = self.feeds.by_author
         for item in self._boxes.pop(slot):
             if not isinstance(item, FeedEntry):
                 self._end_fetch(item)
-            elif item.seq > self.feeds.next(item.author):
+            elif item.seq > len(feeds.get(item.author, ())):
                 # The store asks the sender for what is missing.
                 sender = self.world.by_peer[item.author]
                 if self.world.is_reachable(self, sender):
@@ -251,12 +264,15 @@ class Member:
 
     def _read(self, entry: FeedEntry) -> None:
         if self.feeds.insert(entry):
-            if type(entry.body) in _OTHERS:  # most entries: nothing else looks at them
+            kind = type(entry.body)
+            if kind in _OTHERS:  # most entries: nothing else looks at them
                 self._finality_events.append(entry.seen)
                 return
             self._feed_to_finality(entry)
-            self._feed_to_round(entry)
-            self.removals.on_entry(entry)
+            if kind is Contribution:
+                self._feed_to_round(entry)
+            else:
+                self.removals.on_entry(entry)
 
     def _feed_to_finality(self, entry: FeedEntry, *, is_orphan: bool = False) -> None:
         seen = replace(entry.seen, is_orphan=True) if is_orphan else entry.seen

@@ -56,9 +56,8 @@ def draw(seed: int, nodes: int, minutes: float, liars: int | None = None) -> Set
 
 def play(setting: Setting) -> Result:
     """Run it, and judge it."""
-    # All that a world makes dies with its last reference, but for the world itself: looking for circles meanwhile
-    # finds none, and takes a tenth of the time.
-    gc.collect()
+    # All that a world makes dies with its last reference, but for the world itself (`forget`): looking for circles
+    # meanwhile finds none, and takes a tenth of the time.
     gc.disable()
     try:
         return _play(setting)
@@ -78,7 +77,7 @@ def _play(setting: Setting) -> Result:
     world.clock.run(end_s)
     members = [member for member in world.members if member.is_up and not member.is_liar]
     chains = [len(member.finality.chain) for member in members]
-    return Result(
+    result = Result(
         setting=setting,
         verdict=verdict_of(world),
         digest=world.digest(),
@@ -88,6 +87,8 @@ def _play(setting: Setting) -> Result:
         still_rounds=longest_still([m.history() for m in members], nemesis.last_s, end_s) / setting.train_s,
         cpu_s=time.process_time() - began,
     )
+    world.forget()
+    return result
 
 
 def longest_still(histories: Sequence[History], since: float, end: float) -> float:

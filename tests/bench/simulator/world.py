@@ -105,6 +105,12 @@ class World:
         for member in self.members[1 : self.setting.nodes - late]:
             self.clock.after(self.rng.uniform(2.0, START_S), member.boot)
 
+    def forget(self) -> None:
+        """End the world: without the circles that hold it, it dies with its last reference."""
+        for member in self.members:
+            vars(member).clear()
+        vars(self).clear()
+
     def trace(self, what: str, number: int, *facts: object) -> None:
         """Add something that happened to the trace."""
         self._trace.update(f"{self.clock.now:.4f} {what} {number} {facts}\n".encode())
@@ -135,7 +141,7 @@ class World:
     def is_connected(self, member: Member, peer: PeerId) -> bool:
         """Whether this node believes that its connection to a peer stands: a cut shows only after a while."""
         other, links = self.by_peer[peer], self.links
-        if links.are_whole or not other.is_up:
+        if not other.is_up or links.are_whole:
             return other.is_up
         fresh = self.clock.now - links.blocked_since < links.LOST_AFTER_S
         return fresh or links.joins(member.number, other.number)

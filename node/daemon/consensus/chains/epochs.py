@@ -190,9 +190,10 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         after = replace(self, voted={**self.voted, author: number})
         # Votes are most of what comes here, and say of nobody where it works.
         self._tell(after)
-        before = self.voted.get(author, -1)
-        if "progress" in vars(self) and self._progress_of(before) == self._progress_of(number):
-            vars(after).update(progress=self.progress)
+        if "progress" in vars(self):
+            old, new = self._progress_of(self.voted.get(author, -1)), self._progress_of(number)
+            gone, come = {(at, author, many) for at, many in old}, {(at, author, many) for at, many in new}
+            vars(after).update(progress=self.progress if old == new else self.progress - gone | come)
         return after
 
     def _tell(self, after: "EpochBook") -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.proposer import waits
 from atoll.node.daemon.consensus.types import (
     LEASE_S,
     Append,
@@ -820,3 +821,13 @@ def test_votes_for_a_set_of_reductions_alone_bind_nobody():
     for author, voted in ((FIRST, (vote,)), (SECOND, ()), (THIRD, ())):
         node.hear(author, Promise(Round(1), ballot, voted))
     assert node.check(ALL).appends()[-1] == proposal(SECOND, 1)
+
+
+@pytest.mark.parametrize("newest", range(9))
+def test_a_ballot_waits_for_the_owners_between_the_newest_one_and_it(newest):
+    lost = frozenset([ORDER[2]])
+    state = replace(finality.begin(RUN, PEERS[0], 9, PEERS[0]), voters=ORDER, attempt=newest, lost=lost)
+    for attempt in range(newest, newest + 9):
+        owners = [owner_of(ORDER, at) for at in range(newest, attempt)]
+        # A connection that is lost counts only the first time round.
+        assert waits(state, attempt) == sum(newest >= len(ORDER) or owner not in lost for owner in owners)

@@ -12,6 +12,7 @@ from atoll.node.daemon.rounds.participants import (
     expected,
     frontier,
     quorum_of,
+    rounds_entered,
     rounds_just_left,
     slot_of,
     taking_part,
@@ -133,6 +134,15 @@ def test_a_walk_is_remembered_until_the_next_one():
     assert rounds_just_left({A: view(3, "syncing")}, {A: view(4)}, {}) == {}, "who synced trained nothing"
     killed = {A: view(4, speed=0.0)}
     assert rounds_just_left({A: view(3)}, killed, {}) == {}, "who has no speed has trained nothing since its start"
+
+
+def test_leases_that_are_the_same_objects_say_what_equal_ones_say():
+    before = {A: view(4), B: view(4), C: view(4)}
+    now = {A: before[A], B: view(5)}  # C is gone
+    equal = {A: view(4), B: view(5)}
+    just_left, entered = {A: 3, C: 3}, {A: 1.0, B: 1.0, C: 1.0}
+    assert rounds_just_left(before, now, just_left) == rounds_just_left(before, equal, just_left) == {A: 3, B: 4}
+    assert rounds_entered(before, now, entered) == rounds_entered(before, equal, entered) == {A: 1.0, B: 0.0}
 
 
 def test_with_overlap_slots_count_members_that_are_a_round_ahead():
