@@ -64,13 +64,12 @@ def _leaves_soon(state: RoundState, others: dict[PeerId, MemberView], number: in
 
 
 def came_late(state: RoundState, number: int) -> bool:
-    """With overlap: whether half of the others had closed round `number` before our work on it was done."""
-    others = counted_others(state)
-    # A member one round further may still collect `number`; one round can be in flight, so two further it is
-    # closed. Half of the others are enough, because this only says that this node folds before it trains on: of
-    # three members the middle one often leaves the round in the moment at which the slowest is done.
-    closed = sum(view.round > number + 1 for view in others.values())
-    return state.config.overlap_steps > 0 and closed > 0 and 2 * closed >= len(others)
+    """With overlap: whether half of all went over the round after `number` before our work on `number` was done.
+
+    Then this node folds before it trains on, and goes where they are. A member one round further may still collect
+    `number`.
+    """
+    return state.config.overlap_steps > 0 and newest_left(state, number + 1) > number
 
 
 def is_ahead(state: RoundState, number: int) -> bool:

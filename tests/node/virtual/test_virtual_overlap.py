@@ -86,18 +86,18 @@ def test_overlap_hides_what_varies_between_members(world):
 
 
 def test_members_four_times_slower_do_not_hold_up_the_others(world):
-    """Half of three are two: the slowest is waited for by nobody, as three quarters would."""
+    """Half of three are two: the slowest is waited for by nobody, as three quarters would.
+
+    It has work in no final set while it begins each round too late, so it is on trial: then rounds close without it.
+    """
     speeds_s = [10.0, 20.0, 40.0]
     blocking, some, every = (ran(world, speeds_s, overlap_steps=steps, **HALF) for steps in (0, SOME, ALL))
+    assert blocking.took_s < 0.75 * ROUNDS * speeds_s[-1]
     for overlapped in (some, every):
-        assert overlapped.took_s < blocking.took_s
-        assert overlapped.mean_idle < blocking.mean_idle
-    # In 10 to 30 rounds 1.03 to 1.13 times as often with some steps of overlap, and 0.88 to 1.1 times with all.
-    often, beside = (each.included[2] / each.took_s for each in (some, every))
-    assert often > blocking.included[2] / blocking.took_s
-    assert beside > 0.85 * blocking.included[2] / blocking.took_s
-    # Of ten rounds 1 to 6, over eight ids of the run, from which the order of proposers follows.
-    assert blocking.included[2] >= 1, "it begins with the others' next round, not late in each"
+        # The slowest member's rounds are the last to end; what counts is what all do until then.
+        assert sum(overlapped.included) / overlapped.took_s > sum(blocking.included) / blocking.took_s
+        assert overlapped.included[2] >= 3, "with overlap it goes where the others will be"
+    assert every.mean_idle < blocking.mean_idle
 
 
 @pytest.mark.parametrize("overlap_steps", [SOME, pytest.param(ALL, marks=SLOW_FAULTS)])
@@ -159,10 +159,12 @@ def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
 def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
     """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
     speeds_s = [10.0, 10.0, 10.0, 30.0]
-    # Rounds that wait for others for a round time: so they show what the slow one's fewer steps save.
+    # Rounds that wait for others for a round time: so they show what the slow one's fewer steps save. Of whole rounds
+    # it has work in no final set; after three of its own nobody waits for it any more, so the most is in these.
     whole = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF)
     shared = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF, least_256=64)
-    assert shared.took_s < 0.75 * whole.took_s
+    assert shared.took_s < 0.9 * whole.took_s
+    assert whole.included[3] == 0
     assert shared.included[3] >= ROUNDS - 2
     assert shared.included[:3] == [ROUNDS] * 3
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import stalls_until
+from atoll.node.daemon.rounds.queries import idle_at, stalls_until
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Absence, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -265,6 +265,16 @@ def test_each_stall_doubles_the_rounds_of_which_work_must_come():
 def stalled() -> Node:
     node = Node(rounds=20).ready().leases(a=0).train(0)
     return node.tick(STALL_ROUNDS * TRAIN_S + LEASE_S).fold()
+
+
+def test_a_round_that_closes_by_its_grace_was_not_held_up():
+    """Those that were awaited were a quorum, though all that ever were are none."""
+    state = Node(rounds=20, quorum_256=128).ready().leases(a=0, b=0).train(0).state
+    began = idle_at(state)
+    late = replace(state, now=began + 2 * TRAIN_S, awaited=frozenset({A, B}))
+    for quorum_at, stalls in [(began, 0), (began + 1.5 * TRAIN_S, 1), (None, 1)]:
+        closed = absence.after_close(replace(late, quorum_at=quorum_at), {ME, A})
+        assert closed.missed[A].stalls == stalls
 
 
 def test_an_absence_lasts_while_the_member_is_away():

@@ -138,12 +138,15 @@ def test_where_few_decide_the_others_lead_nobody():
 
 
 def test_who_comes_late_folds_before_it_trains_on():
-    """Half of the others tell it, because nothing is skipped by that."""
-    assert came_late(overlapped(state_of(a=at(9), b=at(7))), 7)
-    assert not came_late(overlapped(state_of(a=at(8), b=at(8))), 7)
-    assert not came_late(overlapped(state_of(a=at(9), b=at(7), c=at(7))), 7)
+    """Half of all tell it: one of three that says it is far ahead ends nobody's overlap."""
+    both = {8: book(PeerId("a"), PeerId("b"))}
+    far = overlapped(replace(state_of(a=at(9), b=at(9)), books=both))
+    assert came_late(far, 7)
+    assert not came_late(far, 8), "they may still collect it"
+    assert not came_late(replace(far, books={8: book(PeerId("a"))}), 7)
+    assert not came_late(overlapped(replace(state_of(a=at(9), b=at(7)), books=both)), 7)
     assert not came_late(overlapped(state_of()), 7)
-    assert not came_late(state_of(a=at(9), b=at(9)), 7)
+    assert not came_late(replace(far, config=state_of().config), 7)
 
 
 @pytest.mark.parametrize(
