@@ -64,6 +64,8 @@ def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bo
 
 def after_payload(state: RoundState, author: PeerId, number: int) -> RoundState:
     """The state after a payload of round `number` came: one that is late may show that its author works."""
+    if author != state.config.me:
+        state = replace(state, payload_at=state.now)
     # In time for a member that is not absent. Payloads of rounds that are not closed count when these close.
     return _came(state, author, number) if state.now <= state.waits.get(number, state.now - 1.0) else state
 

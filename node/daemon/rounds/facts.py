@@ -194,7 +194,7 @@ def _payload_held(state: RoundState, entry: Digest, number: int) -> RoundState:
     if entry not in book.authors or entry in book.held:
         return state
     book = replace(book, held=book.held | {entry})
-    state = replace(state, books={**state.books, number: book}, payload_at=state.now)
+    state = replace(state, books={**state.books, number: book})
     return absence.after_payload(state, book.authors[entry], number)
 
 

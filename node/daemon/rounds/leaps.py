@@ -5,8 +5,6 @@ others: so a few members that run ahead pull nobody over rounds, which would be 
 after a cut no side stays ahead of the other one. Rules in words: docs/rounds.md.
 """
 
-from statistics import median
-
 from atoll.node.daemon.rounds.participants import MemberView, frontier
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, RoundState
 from atoll.protocols.ids import PeerId
@@ -15,13 +13,15 @@ FAR_IN = 0.5
 """A member did most of a round after this share of the time that it says it needs."""
 
 
-def counted_others(state: RoundState) -> dict[PeerId, MemberView]:
-    """Leases of the others that say where the run is: they train, or trained all rounds, and showed work."""
+def counted_others(state: RoundState, *, with_starting: bool) -> dict[PeerId, MemberView]:
+    """Leases of the others that say where the run is: they train or trained all rounds, and showed work.
+
+    `with_starting`: those that catch up, or wait for others, are counted, too.
+    """
     # Who came too late to the end goes to the end. Keys without work cost nothing, so they are nowhere.
+    activities = ("training", "done", "syncing") if with_starting else ("training", "done")
     shown = {
-        peer: view
-        for peer, view in state.members.items()
-        if view.activity in ("training", "done") and not view.untried
+        peer: view for peer, view in state.members.items() if view.activity in activities and not view.untried
     }
     # In a run with probation legal noise is no work yet: who decides says where the run is, if one is here.
     return {peer: shown[peer] for peer in shown.keys() & state.set_rules.order.voters} or shown
@@ -34,7 +34,9 @@ def are_at_least_half(count: int, others: int) -> bool:
 
 def newest_left(state: RoundState, first: int) -> int:
     """The newest round from `first` on for which this node comes too late, by half of all; else first - 1."""
-    others = counted_others(state)
+    # After a start a node goes to those that train, and waits for nobody else that starts. Later it is not pulled
+    # over rounds by a few because the others have ended and start again.
+    others = counted_others(state, with_starting=state.train_s > 0)
     newest = frontier(first, state.config.rounds - 1, state.books, others.keys())
     # While the others still collect a round it is not too late to take part in it, even if half contributed
     # already.
@@ -82,21 +84,24 @@ def _behind(state: RoundState, number: int) -> list[MemberView]:
     # Where work may be of an older base members need not be together.
     if state.config.most_age:
         return []
-    others = counted_others(state)
-    # Of a member whose connection is lost nobody knows whether it goes on: it may be killed.
-    behind = {
-        peer: view
+    # Whoever waits like this node is counted: else all could wait for a few, and see only these.
+    others = counted_others(state, with_starting=True)
+    behind = [
+        view
         for peer, view in others.items()
-        if view.activity == "training" and view.round < number - 1 and view.lost_at is None
-    }
-    if 2 * len(behind) <= len(others) + 1:
-        return []
-    # As long as they go on, however many rounds they are behind; who stands still is no longer waited for than in
-    # a round.
-    took_s = max(state.train_s, median(view.round_s for view in behind.values()))
-    patience_s = STALL_ROUNDS * took_s + state.config.lease_s
-    moves = any(state.now < state.entered.get(peer, 0.0) + patience_s for peer in behind)
-    return [*behind.values()] if moves else []
+        if view.activity == "training" and view.round < number - 1 and _goes_on(state, peer, view)
+    ]
+    return behind if 2 * len(behind) > len(others) + 1 else []
+
+
+def _goes_on(state: RoundState, peer: PeerId, view: MemberView) -> bool:
+    """Whether a member may be waited for: it began its round not too long ago, and work of others comes."""
+    patience_s = STALL_ROUNDS * state.train_s + state.config.lease_s
+    # By its own pace: so a slow one has its time, and what one says keeps nobody waiting for another one.
+    its_own_s = STALL_ROUNDS * max(state.train_s, view.round_s) + state.config.lease_s
+    # Of one whose connection is lost nobody knows whether it goes on: it may be killed.
+    is_here = view.lost_at is None and state.now < state.entered.get(peer, 0.0) + its_own_s
+    return is_here and state.now < state.payload_at + patience_s
 
 
 def why_ahead(state: RoundState) -> str:

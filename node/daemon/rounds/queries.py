@@ -17,6 +17,7 @@ from atoll.node.daemon.rounds.state import (
     STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
     WORKING,
+    Absence,
     Phase,
     RoundState,
 )
@@ -30,6 +31,9 @@ REST_TICK_S = 1.0
 """Time between two ticks in a pause and after the last round: only leases are due, and an event ends the rest."""
 SOON_S = 0.01
 """The least time between two ticks: of two times that are nearly equal no clock passes the later one at once."""
+AGAIN = 4
+"""Half of the rounds after which a member that held up one round in vain is waited for again."""
+MOST_DOUBLINGS = 40
 _AT_REST = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
@@ -120,6 +124,15 @@ def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
     return max(SOON_S, closes_s) if 0 < closes_s < tick_s else tick_s
 
 
+def _is_absent(state: RoundState, peer: PeerId) -> bool:
+    """Whether the collected round waits one round time only for a member, because rounds closed without it."""
+    was = state.missed.get(peer, Absence())
+    # Where rounds are final before its work comes, a slow member cannot show that it works. So it is waited for
+    # again after 8, 16, 32 … rounds: a liar holds up as many rounds as these fit in, and no more.
+    tries_again = was.stalls > 0 and state.collecting >= was.newest + (AGAIN << min(was.stalls, MOST_DOUBLINGS))
+    return peer in state.absent and not tries_again
+
+
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
@@ -128,7 +141,7 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
         view, ends = state.members.get(peer), []
         # Its own work that this node announced and does not have any more is lost with the disk that it was on.
         is_gone = peer == state.config.me and contributed(state, state.collecting)
-        if is_gone or peer in state.absent or (view is not None and view.untried):
+        if is_gone or _is_absent(state, peer) or (view is not None and view.untried):
             ends.append(idle_at(state) + least_s)
         if view is not None and view.lost_at is not None:
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and

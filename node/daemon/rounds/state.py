@@ -203,7 +203,7 @@ class RoundState(msgspec.Struct, frozen=True):
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)
     """Until when a closed round that is not final would have waited for a member that is not absent."""
     payload_at: float = 0.0
-    """When the newest payload came."""
+    """When the newest payload of another member came."""
     excluded: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """The first round without an author that is excluded."""
     apart: frozenset[Digest] = frozenset()

@@ -88,7 +88,8 @@ def test_overlap_hides_what_varies_between_members(world):
 def test_members_four_times_slower_do_not_hold_up_the_others(world):
     """Half of three are two: the slowest is waited for by nobody, as three quarters would.
 
-    It has work in no final set while it begins each round too late, so it is on trial: then rounds close without it.
+    It has work in no final set while it begins each round too late, so it is on trial, and rounds close
+    without it.
     """
     speeds_s = [10.0, 20.0, 40.0]
     blocking, some, every = (ran(world, speeds_s, overlap_steps=steps, **HALF) for steps in (0, SOME, ALL))
@@ -159,8 +160,8 @@ def test_a_worker_may_die_at_any_point_with_a_round_in_flight(world, seed):
 def test_a_slow_member_takes_fewer_steps_and_is_in_time(world, overlap_steps):
     """Three times slower than the others: with its share of the steps it holds nobody up, and misses nothing."""
     speeds_s = [10.0, 10.0, 10.0, 30.0]
-    # Rounds that wait for others for a round time: so they show what the slow one's fewer steps save. Of whole rounds
-    # it has work in no final set; after three of its own nobody waits for it any more, so the most is in these.
+    # Rounds that wait for others for a round time: so they show what the slow one's fewer steps save. Of whole
+    # rounds it has work in no final set, and after three of its own nobody waits for it any more.
     whole = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF)
     shared = ran(world, speeds_s, overlap_steps=overlap_steps, **HALF, least_256=64)
     assert shared.took_s < 0.9 * whole.took_s

@@ -105,6 +105,7 @@ def at(number: int, activity: Activity = "training", **more: Any) -> MemberView:
         (False, {"a": at(7), "b": at(7, lost_at=1.0)}),  # it may be killed
         (False, {"a": at(7), "b": at(7, untried=True)}),
         (False, {"a": at(7), "b": at(7, "syncing")}),
+        (False, {"a": at(7), "b": at(7), "c": at(7, "syncing"), "d": at(9)}),
         (False, {"a": at(7), "b": at(7), "c": at(9, "done"), "d": at(9)}),
         (False, {}),
     ],
@@ -117,12 +118,30 @@ def test_a_node_is_ahead_of_more_than_half_of_all(waits, members):
 
 
 def test_members_that_begin_no_round_are_waited_for_no_longer_than_in_a_round():
-    members = {"a": at(3, round_s=1.0), "b": at(3, round_s=6.0)}
-    patience_s = STALL_ROUNDS * 3.5 + 60.0
-    assert is_ahead(state_of(patience_s - 0.1, **members), 9)
-    assert not is_ahead(state_of(patience_s + 0.1, **members), 9)
-    moved = replace(state_of(patience_s + 0.1, **members), entered={PeerId("a"): 1.0, PeerId("b"): 0.0})
-    assert is_ahead(moved, 9)
+    """Each by its own pace; and none where no work comes, so that leases alone hold nobody up."""
+    slow = {"a": at(3, round_s=6.0), "b": at(3, round_s=6.0)}
+    patience_s = STALL_ROUNDS * 2.0 + 60.0
+    works = replace(state_of(patience_s + 0.1, **slow), payload_at=1.0)
+    assert is_ahead(works, 9)
+    assert not is_ahead(replace(works, payload_at=0.0), 9), "nothing came"
+    assert not is_ahead(replace(works, members=works.members | {PeerId("b"): at(3, round_s=1.0)}), 9), "b hangs"
+    late = replace(works, now=STALL_ROUNDS * 6.0 + 60.1, payload_at=99.0)
+    assert not is_ahead(late, 9)
+    assert is_ahead(replace(late, entered=dict.fromkeys(late.members, 1.0)), 9), "they began another round"
+
+
+def test_who_waits_or_starts_is_counted_by_those_that_are_ahead():
+    """Two of five may be anywhere: the others see each other, though all of them wait."""
+    few = {"a": at(3), "b": at(3)}
+    assert is_ahead(state_of(**few), 9)
+    assert not is_ahead(state_of(**few, c=at(9, "syncing"), d=at(9, "syncing")), 9)
+
+
+def test_a_node_that_trained_is_not_pulled_by_one_while_the_others_start_again():
+    members = {"a": at(9, "done"), "b": at(4, "syncing")}
+    state = replace(state_of(**members), closed=3, books={n: book(PeerId("a")) for n in range(4, 9)})
+    assert newest_left(state, 4) == 3
+    assert newest_left(replace(state, train_s=0.0), 4) == 8, "after a start it goes to those that train"
 
 
 def test_where_few_decide_the_others_lead_nobody():
