@@ -214,9 +214,11 @@ class Daemon:
         """Let a bug of a part out once the worker was asked to save: it ends the group, and the worker with it."""
         try:
             await work
-        except Exception:
-            await self._end_worker()
-            raise
+        except Exception as bug:
+            try:
+                await self._end_worker()
+            finally:
+                raise bug  # also where this part is ended meanwhile
 
     async def _end_worker(self) -> None:
         async with _deadline("the worker", WORKER_S):

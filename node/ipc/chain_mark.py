@@ -83,6 +83,7 @@ def _read(path: Path) -> int | None:
     data = read_whole(path, max_bytes=_MAX_BYTES)
     if data is None:
         return None
-    if data.strip() and not data.strip().isdigit():
+    data = data.strip()
+    if data and not data.isdigit():
         raise CorruptFault(f"{path} does not hold a number", hint="write the number 0 into it")
     return int(data or b"0")

@@ -107,19 +107,21 @@ def _next(state: FinalityState, leases: Leases) -> str:
 
 
 def lost_work(state: FinalityState, lost: Container[int]) -> str:
-    """That nobody here has work of the oldest open round, and this node lost its own; empty: it is not so.
+    """That nobody is here to end the oldest open round, and this node lost its own work; empty: it is not so.
 
     `lost`: the rounds of this node's contributions whose payloads are on no disk of it. Its feed holds one each.
+    Never in a run with reductions: the work of a reduced round counts as held.
     """
-    known = state.book.contributions
-    if state.deciding not in lost or not state.held.isdisjoint(known):
+    if state.deciding not in lost or not state.held.isdisjoint(state.book.contributions):
         return ""
-    # Others may train it yet, if they have not.
-    if not present_of(state, state.voters) <= {author for author, _ in known.values()}:
+    if not state.live or state.now - state.live_since < LISTEN_S:
+        return ""
+    # An author that is here may send its work yet, and any other member may train the round.
+    if state.members - {state.me}:
         return ""
     return (
-        f"round {state.deciding} cannot become final: this node lost its own work on it, and nobody here has "
-        "other; if nobody comes back who has: `atoll checkpoint save`, and a new run from it"
+        f"round {state.deciding} waits for others: this node lost its own work on it; a node that comes back with "
+        "its work, or that joins anew, goes on; if none does: `atoll checkpoint save`, and a new run from it"
     )
 
 

@@ -80,7 +80,8 @@ class RoundLog:
         except OSError:
             self.on_closed(self._is_end_lost)
         else:
-            self.on_closed(False)
+            # Where it could not be made again, nothing was left to write.
+            self.on_closed(self._is_end_lost and not self.journal.exists())
 
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts."""

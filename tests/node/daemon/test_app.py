@@ -351,6 +351,26 @@ async def test_a_bug_in_a_part_does_not_cost_the_workers_steps():
     assert ended(node.story)[:2] == ["carry", "worker saved"], "it is asked before the other parts end, and it too"
 
 
+async def test_a_bug_ends_the_node_though_it_changes_its_chain_while_the_worker_saves(tmp_path):
+    node, asked, go_on = Node(Home(tmp_path)), asyncio.Event(), asyncio.Event()
+
+    async def save() -> None:
+        asked.set()
+        await go_on.wait()
+
+    node.daemon._parts.chain.trainer.stop = save
+    node.parts["carry"].fault = ValueError("a bug")
+
+    async def change(_) -> None:
+        await asked.wait()
+        node.daemon.leave_chain(None)
+
+    with pytest.raises(ExceptionGroup):
+        await node.run(change)
+    assert "crashed" in node.story
+    assert not any(line.startswith("changed") for line in node.story)
+
+
 async def test_it_stops_while_it_loads():
     for closed in ("host", "network", "driver"):
         node = Node()

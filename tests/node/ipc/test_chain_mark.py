@@ -41,6 +41,12 @@ def test_a_mark_that_comes_while_a_worker_starts_stays_for_the_next(tmp_path, mo
     assert not mark.is_there()
 
 
+@pytest.mark.parametrize("data", [b"", b"\n", b"   "])
+def test_an_empty_one_is_of_round_0(tmp_path, data):
+    (tmp_path / chain_mark.MARK).write_bytes(data)
+    assert ChainMark(tmp_path).first() == 0
+
+
 @pytest.mark.parametrize("before", [None, 10])
 def test_one_that_a_worker_took_meanwhile_is_put_back_too(tmp_path, before):
     mark = ChainMark(tmp_path)

@@ -36,7 +36,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, missing
+from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, lost_work, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.ballots import add_entry as add_to_book
@@ -428,6 +428,17 @@ def test_a_node_that_came_up_just_now_does_not_say_for_how_long_others_are_silen
 
 def test_a_node_that_came_up_just_now_complains_of_nobody():
     assert missing(Node(here=(A,)).wait(LISTEN_S - 1).state) == ""
+
+
+@pytest.mark.parametrize("here", [B, STRANGER])
+def test_work_that_is_lost_is_told_where_nobody_is_here_that_could_go_on(here):
+    """B worked on the round and may send that yet; the stranger may train it."""
+    node = Node(here=(A,)).say(A, work(A, 5)).say(B, work(B, 5)).wait(LISTEN_S - 1)
+    assert not lost_work(node.state, {5}), "leases come with the first exchanges"
+    assert lost_work(node.wait(1).state, {5}).startswith("round 5 waits for others")
+    assert not lost_work(node.state, {6})
+    assert not lost_work(node.feed(MembersSeen(frozenset({A, here}))).state, {5})
+    assert lost_work(node.feed(MembersSeen(frozenset({A}))).state, {5})
 
 
 def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():

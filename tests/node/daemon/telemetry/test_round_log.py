@@ -1,6 +1,7 @@
 """The round log: rows survive a restart and torn lines, files stay bounded, a bad disk never stops a node."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -329,6 +330,16 @@ def test_a_fault_at_the_end_that_was_written_is_not_lost(opened, tmp_path):
     log.event("failed", error="the disk is full")
     log.close()
     assert lost == [False]
+
+
+def test_a_fault_at_the_end_is_lost_where_the_journal_cannot_be_made_again(opened, tmp_path):
+    (tmp_path / "run").mkdir()
+    log, lost = opened(tmp_path / "run"), []
+    log.on_closed = lost.append
+    shutil.rmtree(tmp_path / "run")
+    log.event("failed", error="the folder is gone")
+    log.close()
+    assert lost == [True]
 
 
 def test_files_that_somebody_deletes_while_the_node_runs_are_made_again(opened, tmp_path, monkeypatch):
