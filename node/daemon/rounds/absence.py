@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import LOST_LEAST_S, LOST_ROUNDS, Absence, RoundState
+from atoll.node.daemon.rounds.state import Absence, RoundState, absence_s
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -32,12 +32,11 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     number, there = state.collecting, book_of(state, state.collecting).there
     # Whoever was waited for at any time: else a lease that says "paused" just before the end would be no absence.
     ever = (state.awaited | frozenset(awaited)) - {state.config.me}
-    patience_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
     # Where a quorum of all is there, its grace bounds the wait for the others. So it does from the moment at which
     # those that were awaited then were a quorum.
     lacks_quorum = len(there) < quorum_of(len(ever) + 1, state.config.quorum_256)
     waited_s = (state.now if state.quorum_at is None else state.quorum_at) - idle_at(state)
-    held_up = lacks_quorum and waited_s > STALLED * patience_s
+    held_up = lacks_quorum and waited_s > STALLED * absence_s(state)
     missing = ever - there if held_up else {peer for peer in ever - there if _is_late(state, peer, awaited)}
     missed = {peer: was for peer, was in state.missed.items() if was.stalls or peer in state.members}
     for peer in missing:

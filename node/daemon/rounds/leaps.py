@@ -5,8 +5,8 @@ others: so a few members that run ahead pull nobody over rounds, which would be 
 after a cut no side stays ahead of the other one. Rules in words: docs/rounds.md.
 """
 
-from atoll.node.daemon.rounds.participants import MemberView, frontier
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, RoundState
+from atoll.node.daemon.rounds.participants import MemberView, are_at_least_half, frontier
+from atoll.node.daemon.rounds.state import RoundState, stall_s
 from atoll.protocols.ids import PeerId
 
 FAR_IN = 0.5
@@ -25,11 +25,6 @@ def counted_others(state: RoundState, *, with_starting: bool) -> dict[PeerId, Me
     }
     # In a run with probation legal noise is no work yet: who decides says where the run is, if one is here.
     return {peer: shown[peer] for peer in shown.keys() & state.set_rules.order.voters} or shown
-
-
-def are_at_least_half(count: int, others: int) -> bool:
-    """Whether `count` of the `others` are at least half of all members, this node included."""
-    return 2 * count > others
 
 
 def newest_left(state: RoundState, first: int) -> int:
@@ -96,12 +91,11 @@ def _behind(state: RoundState, number: int) -> list[MemberView]:
 
 def _goes_on(state: RoundState, peer: PeerId, view: MemberView) -> bool:
     """Whether a member may be waited for: it began its round not too long ago, and work of others comes."""
-    patience_s = STALL_ROUNDS * state.train_s + state.config.lease_s
     # By its own pace: so a slow one has its time, and what one says keeps nobody waiting for another one.
-    its_own_s = STALL_ROUNDS * max(state.train_s, view.round_s) + state.config.lease_s
+    its_own_s = stall_s(state, max(state.train_s, view.round_s))
     # Of one whose connection is lost nobody knows whether it goes on: it may be killed.
     is_here = view.lost_at is None and state.now < state.entered.get(peer, 0.0) + its_own_s
-    return is_here and state.now < state.payload_at + patience_s
+    return is_here and state.now < state.payload_at + stall_s(state, state.train_s)
 
 
 def why_ahead(state: RoundState) -> str:

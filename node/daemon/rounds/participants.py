@@ -181,6 +181,12 @@ def slot_of(me: PeerId, number: int, members: Mapping[PeerId, MemberView], ahead
     return peers.index(me), len(peers)
 
 
+def are_at_least_half(count: int, others: int) -> bool:
+    """Whether `count` of the `others` are at least half of all members, this node included."""
+    # So of three members one alone leads nobody.
+    return 2 * count > others
+
+
 def frontier(first: int, last: int, books: Mapping[int, RoundBook], others: Set[PeerId]) -> int:
     """Newest round in `first … last` to which half of all contributed, this node included; else first - 1.
 
@@ -191,8 +197,7 @@ def frontier(first: int, last: int, books: Mapping[int, RoundBook], others: Set[
         authors = books[number].there if number in books else frozenset[PeerId]()
         if not authors:  # it could never become final: one peer cannot pull the others over a gap
             break
-        # This node, which does without the round, counts among all: of three members one alone leads nobody.
-        if 2 * len(authors & others) > len(others):
+        if are_at_least_half(len(authors & others), len(others)):
             newest = number
         number += 1
     return newest

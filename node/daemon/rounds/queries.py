@@ -13,13 +13,13 @@ from atoll.node.daemon.rounds.state import (
     LATE_LEAST_S,
     LATE_ROUNDS,
     LOST_LEAST_S,
-    LOST_ROUNDS,
-    STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
     WORKING,
     Absence,
     Phase,
     RoundState,
+    absence_s,
+    stall_s,
 )
 from atoll.node.runs.capacity.open_rounds import MOST_PAYLOADS
 from atoll.protocols.errors import counted
@@ -31,9 +31,10 @@ REST_TICK_S = 1.0
 """Time between two ticks in a pause and after the last round: only leases are due, and an event ends the rest."""
 SOON_S = 0.01
 """The least time between two ticks: of two times that are nearly equal no clock passes the later one at once."""
-AGAIN = 4
+AGAIN_ROUNDS = 4
 """Half of the rounds after which a member that held up one round in vain is waited for again."""
 MOST_DOUBLINGS = 40
+"""More would be after the end of any run."""
 _AT_REST = (Phase.OBSERVE, Phase.PAUSED, Phase.FINISHED)
 MORE_ROOM = "invite more members, or set a higher `experts` in config.toml"
 """Advice where the members have no room for all experts."""
@@ -112,7 +113,7 @@ def stalls_until(state: RoundState) -> float:
     """Until when the collected round waits for a member that lives and is not absent."""
     # One that never delivers would hold up a round without quorum for ever. The limit counts in own round times,
     # because only a slow swarm may take long.
-    return state.collecting_since + STALL_ROUNDS * state.train_s + state.config.lease_s
+    return state.collecting_since + stall_s(state, state.train_s)
 
 
 def next_tick_s(state: RoundState, now: float, tick_s: float) -> float:
@@ -129,14 +130,16 @@ def _is_absent(state: RoundState, peer: PeerId) -> bool:
     was = state.missed.get(peer, Absence())
     # Where rounds are final before its work comes, a slow member cannot show that it works. So it is waited for
     # again after 8, 16, 32 … rounds: a liar holds up as many rounds as these fit in, and no more.
-    tries_again = was.stalls > 0 and state.collecting >= was.newest + (AGAIN << min(was.stalls, MOST_DOUBLINGS))
+    tries_again = was.stalls > 0 and state.collecting >= was.newest + (
+        AGAIN_ROUNDS << min(was.stalls, MOST_DOUBLINGS)
+    )
     return peer in state.absent and not tries_again
 
 
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
-    least_s = max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)
+    least_s = absence_s(state)
     for peer in lacking:
         view, ends = state.members.get(peer), []
         # Its own work that this node announced and does not have any more is lost with the disk that it was on.

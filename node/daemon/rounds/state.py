@@ -245,3 +245,13 @@ class RoundState(msgspec.Struct, frozen=True):
     """When announcements that the disk refused were tried last."""
     leased: tuple[Activity, int] | None = None
     """Activity and round that our lease announces; None before the first lease."""
+
+
+def stall_s(state: RoundState, round_s: float) -> float:
+    """Seconds for which a member that lives is waited for at most, where a round takes `round_s`."""
+    return STALL_ROUNDS * round_s + state.config.lease_s
+
+
+def absence_s(state: RoundState) -> float:
+    """Seconds for which a round waits for a member that is lost or absent."""
+    return max(LOST_LEAST_S, LOST_ROUNDS * state.train_s)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import AGAIN, idle_at, stalls_until
+from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, idle_at, stalls_until
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Absence, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -211,7 +211,7 @@ def test_who_never_delivers_in_time_holds_up_fewer_and_fewer_rounds(honest, liar
     waits = waits_of(World(honest, A).run(40, liar))
     stalls = [number for number, wait in enumerate(waits) if wait > absence.STALLED * T_S + 2 * TICK_S]
     assert len(stalls) == 3
-    assert [after - before for before, after in pairwise(stalls)] >= [2 * AGAIN, 4 * AGAIN]
+    assert [after - before for before, after in pairwise(stalls)] >= [2 * AGAIN_ROUNDS, 4 * AGAIN_ROUNDS]
     assert max(waits) <= STALL_S + T_S + 2 * TICK_S
 
 
