@@ -29,6 +29,7 @@ from atoll.node.daemon.consensus.presence import note_part, note_standstill
 from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.succession import (
+    come_up,
     enter_epoch,
     follow,
     may_enter,
@@ -288,7 +289,7 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
         case finality_types.AppendRefused():
             return replace(state, appending=None), []
         case finality_types.ReplayDone():
-            return replace(state, live=True, live_since=state.now), []
+            return come_up(state, event), []
         case finality_types.MembersSeen(peers, lost):
             is_known = (peers, lost) == (state.members, state.lost)
             return state if is_known else replace(state, members=peers, lost=lost), []

@@ -230,20 +230,31 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     # Voters that were all away come back, perhaps as a quorum. Those that stayed went on without them, and must
     # not lose that work to the first round that these decide. Only who just came up believes it: a liar that
     # writes contributions to far rounds misleads nobody that was here all the time.
-    if not may_have_been_away(state):
+    if state.away_since is None or not may_have_been_away(state):
         return False
     newest = _newest_rounds(state)
     side = state.epochs.on_side(name, newest.keys())
     since = max((newest[peer] for peer in side), default=-1) - AWAY_ROUNDS
     if since <= state.deciding or newest.get(state.me, -1) >= since:
         return False
-    there = frozenset(peer for peer, number in newest.items() if number >= since)
+    # Who trained on while this node was away was here, and did not go to the epoch. A liar's far rounds must not
+    # hide that; others that were away, too, have done hardly more than this node.
+    worked_on = min(since, state.away_since + AWAY_ROUNDS // 2)
+    there = frozenset(peer for peer, number in newest.items() if number >= worked_on)
     return _outweighs(state, name, there.intersection, tiers)
 
 
 def may_have_been_away(state: finality_types.FinalityState) -> bool:
-    """Whether this node came up less than a lease ago."""
-    return state.live and state.now - state.live_since < state.lease_s
+    """Whether this node was down for long, and came up less than a lease ago."""
+    return state.away_since is not None and state.live and state.now - state.live_since < state.lease_s
+
+
+def come_up(state: finality_types.FinalityState, event: finality_types.ReplayDone) -> finality_types.FinalityState:
+    """The state of a node that may vote from now on."""
+    # Nobody goes on without a node while its lease lives, and going on far takes time. Who was down for less
+    # is told of far rounds by liars only.
+    was_away = event.down_s >= state.lease_s + AWAY_ROUNDS * SHORT_PATIENCES * state.patience_s
+    return replace(state, live=True, live_since=state.now, away_since=event.worked if was_away else None)
 
 
 def _outweighs(

@@ -3,6 +3,7 @@
 Times `now` are seconds of one monotonic clock, as floats.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
@@ -151,6 +152,9 @@ class ReplayDone(msgspec.Struct, frozen=True):
 
     Until then entries are only replayed. A node that voted before it knew its own promises would break them.
     """
+
+    down_s: float = math.inf  # for how long this node was down before it came up; infinite: not known
+    worked: int = -1  # newest round that it contributed to; -1: none
 
 
 class MembersSeen(msgspec.Struct, frozen=True):
@@ -387,6 +391,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Entries and proposals of the last FetchOrphans of each round that is asked about."""
     live_since: float = 0.0
     """When the replay of our own feed was over."""
+    away_since: int | None = None  # newest round that it worked in before it was down for long; None: it was not
     short_since: float | None = None
     """Since when those present are no quorum; None: they are."""
     quorum_since: float = 0.0
@@ -397,18 +402,14 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     suspects: frozenset[PeerId] = frozenset()  # left out for votes or signatures kept back, in no ballot since
     asked_since: float | None = None
     """Since when this node signs epochs and none begins; None: it does not."""
-    signed_at: float = 0.0
-    """When this node signed its newest epoch."""
+    signed_at: float = 0.0  # when this node signed its newest epoch
     patience_s: float = PATIENCE_S
     """Seconds before another owner opens a ballot. May be replaced at any time (msgspec.structs.replace)."""
-    applied: int = -1
-    """Newest round that the worker folded into Θ_final."""
-    closed: int = -1
-    """Newest round that our round machine closed."""
+    applied: int = -1  # newest round that the worker folded into Θ_final
+    closed: int = -1  # newest round that our round machine closed
     live: bool = False
     """The replay of our own feed is over (`ReplayDone`)."""
-    idle: bool = False
-    """This node trains no further rounds (`Idle`)."""
+    idle: bool = False  # this node trains no further rounds (`Idle`)
     stable_since: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
     since: float = 0.0

@@ -5,6 +5,7 @@ arrive in order, between connected nodes only. A lease lives for LEASE steps aft
 forgets the machine; the ledger stays, as SQLite does.
 """
 
+import math
 import random
 from collections import Counter
 
@@ -84,6 +85,9 @@ class Node:
         self.round = 0
         self.trained_at = 0.0
         self.is_up = True
+        self.seen_at = -math.inf
+        """When it was last up; that of before for two leases after it was down."""
+        self.down_s, self.came_up = math.inf, 0.0
         self.keeps_back: tuple[type, ...] = ()
         """Kinds of entries that a liar does not write where an honest node would."""
         self.finals: dict[int, tuple] = {}
@@ -110,9 +114,16 @@ class Node:
         more = {"chosen": chosen, "tally": self.tally, "excise_rounds": self.excise_rounds}
         return finality.begin(RUN, self.peer, ROUNDS, OWNER, lease_s=LEASE, **more)
 
+    def note_up(self, now: float) -> None:
+        """It is up; whether it was down before is known by the time since it was."""
+        if now - self.seen_at > 1.0:
+            self.down_s, self.came_up = now - self.seen_at, now
+        self.seen_at = now
+
     def go_live(self) -> None:
         """The replay is over, and ledgers were compared."""
-        self.feed(ReplayDone())
+        own = max((at for at, book in self.rounds.items() if self.peer in book), default=-1)
+        self.feed(ReplayDone(self.down_s if self.now - self.came_up < 2 * LEASE else 0.0, own))
         for number, names in self.views.items():
             if number > self.state.last_final:
                 self.feed(RoundClosed(Round(number), names))
@@ -326,6 +337,7 @@ class World:
     def step(self) -> None:
         self.now += 1.0
         for node in self.up():
+            node.note_up(self.now)
             live = {peer for peer, at in node.heard.items() if self.now - at < LEASE}
             lost = {peer for peer in live if self.now - node.heard[peer] > 1.0}
             node.feed(MembersSeen(frozenset(live), frozenset(lost)))
