@@ -127,6 +127,10 @@ class SwarmNetwork:
             if peer != self._me
         }
 
+    def down_s(self, within_s: float) -> float:
+        """See Swarm.down_s."""
+        return self._swarm.down_s(within_s)
+
     @property
     def read_to(self) -> int:
         """The ledger's cursor after the newest entry that the driver read."""

@@ -1,4 +1,4 @@
-"""The newest lease of each member, on disk: a node that starts again knows which leases it has seen.
+"""The newest lease of each member, on disk: a node that starts again knows which leases it has seen, and when.
 
 A register has no date. A store that just began would take any lease for news, so who recorded those of a member
 that is gone could play them one after the other to a node that was started again: each would hold its rounds for
@@ -7,6 +7,9 @@ the life of a lease.
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,24 +33,35 @@ _Lease = Annotated[bytes, Meta(max_length=REGISTER_MAX_BYTES)]
 class SeenLeases(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The file: signed registers, so that a restored home can be told its own."""
 
-    version: Literal[1]
+    version: Literal[1, 2]
     leases: Annotated[tuple[_Lease, ...], Meta(max_length=MAX_AUTHORS)]
+    at_s: float | None = None
+    """When it was written, in seconds of the machine's own clock; version 1 does not say."""
 
 
 class KeptLeases:
     """Keeps the newest leases of one register store in the file `path`."""
 
-    def __init__(self, registers: RegisterStore, path: Path) -> None:
+    def __init__(self, registers: RegisterStore, path: Path, wall_s: Callable[[], float] = time.time) -> None:
         """Raise the store's floors by what the file holds. A damaged file is ignored. Raises DiskFault."""
         self._registers, self._path, self._refusal = registers, path, ""
-        self._saved: tuple[bytes, ...] = ()
-        try:
-            data = read_whole(path, max_bytes=_MAX_BYTES)
-            if data is not None:
-                self._saved = codec.decode(data, SeenLeases, max_bytes=_MAX_BYTES).leases
-        except (CorruptFault, DecodeError):
-            log.warning("%s is damaged: old leases of members may count as new ones for a while", path)
+        self._wall_s = wall_s
+        found = self._read()
+        self._saved = found.leases
+        # A clock that was put back says nothing.
+        gone_s = -1.0 if found.at_s is None else wall_s() - found.at_s
+        self.down_s = gone_s if gone_s >= 0.0 else math.inf
+        """Seconds for which this node was down before it began, within SAVE_S; infinite where nothing says so."""
         registers.raise_floors(self._saved)
+
+    def _read(self) -> SeenLeases:
+        try:
+            data = read_whole(self._path, max_bytes=_MAX_BYTES)
+            if data is not None:
+                return codec.decode(data, SeenLeases, max_bytes=_MAX_BYTES)
+        except (CorruptFault, DecodeError):
+            log.warning("%s is damaged: old leases of members may count as new ones for a while", self._path)
+        return SeenLeases(2, ())
 
     async def serve(self) -> None:
         """Save them from time to time until cancelled, and at the end. A full disk is only logged."""
@@ -64,7 +78,7 @@ class KeptLeases:
         if newest == self._saved:
             return
         try:
-            write_whole(self._path, codec.encode(SeenLeases(1, newest)))
+            write_whole(self._path, codec.encode(SeenLeases(2, newest, self._wall_s())))
             self._saved, self._refusal = newest, ""
         except DiskFault as fault:
             if fault.line() != self._refusal:

@@ -53,6 +53,7 @@ class Swarm:
         quota: Quota | None = None,
         target: int = TARGET,
         now: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
         rng: random.Random | None = None,
         dht: DhtUse | None = None,
         gate: AdmissionGate | None = None,
@@ -61,8 +62,8 @@ class Swarm:
         """Open what the folder `home` holds. Raises DiskFault, CorruptFault, ConfigError, LocalFault.
 
         `gate` decides which peers the run admits; None admits everybody. `target`: connections that we open by
-        ourselves. `now` is a monotonic clock, under virtual time the running loop's `time`. `newcomers`: places of
-        authors that are not accepted yet.
+        ourselves. `now` is a monotonic clock, under virtual time the running loop's `time`; `wall_s` goes on while
+        the machine is off. `newcomers`: places of authors that are not accepted yet.
         """
         rng = rng or random.Random()
         self.run = run
@@ -78,7 +79,8 @@ class Swarm:
         """Receives authors whose feeds had to go from the ledger (p2p/ledger/newcomers.py)."""
         self.ledger = Ledger(home / LEDGER_FILE, run, quota, gate, self.newcomers)
         self.registers = self._make_registers(next_epoch(home / "epoch"))
-        self._kept = KeptLeases(self.registers, home / "leases")
+        self._kept = KeptLeases(self.registers, home / "leases", wall_s)
+        self._began_at = now()
         self.calls = Calls(host, run, on_fault=self.blame)
         self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
         self._pushed = PushedBlobs(self.calls, self.blobs, now)
@@ -233,6 +235,10 @@ class Swarm:
     def live(self, kind: type[Value]) -> dict[PeerId, Value]:
         """Live registers of one type by author, our own included."""
         return dict(self.registers.live(kind, self._now()))
+
+    def down_s(self, within_s: float) -> float:
+        """Seconds for which this node was down before it began, if that is `within_s` ago; infinite: not known."""
+        return self._kept.down_s if self._now() - self._began_at < within_s else 0.0
 
     def neighbours(self) -> list[PeerId]:
         """Connected peers that are not banned."""

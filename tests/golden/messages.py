@@ -471,7 +471,7 @@ def _disk() -> Iterator[tuple[str, Case]]:
     first = local.FirstBody(RUN, 7, A, 120, (PENDING,), 8, b"\x03", kept, past, 9, 5, (A, B))
     yield "FirstBody", Case(first, local.FirstBody, True)
     yield "Month", Case(Month("2026-11-01", 5, 6), Month, True)
-    yield "SeenLeases", Case(SeenLeases(1, (b"register",)), SeenLeases, True)
+    yield "SeenLeases", Case(SeenLeases(2, (b"register",), 1.5), SeenLeases, True)
 
 
 CASES: dict[str, Case] = {

@@ -38,6 +38,9 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
     books = {**state.books}
     if first in books:
         books[first] = of_voters(books[first], name, voters)
+    # Whom an epoch of long ago left out, which a node enters as it comes up, may have been down then.
+    saw_it_begin = state.live and state.now - state.live_since >= state.lease_s
+    left_out = here_of(state, state.voters) - {*voters} if saw_it_begin else frozenset[PeerId]()
     state = replace(
         state,
         books=books,
@@ -51,7 +54,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         quorum_since=state.now,
         took_part=(),
         still=Standstill(),
-        suspects=(state.suspects | here_of(state, state.voters)) - {*voters},
+        suspects=(state.suspects | left_out) - {*voters},
         reported=frozenset(),
     )
     return state, [finality_types.EnterEpoch(name, first, voters)]

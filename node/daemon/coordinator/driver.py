@@ -76,8 +76,7 @@ class Driver:
     history: LedgerHistory | None = None
     """What stands for the records of old rounds that the ledger lacks; None: it lacks none, and never will."""
     chain_exit: ChainExit
-    is_finished: bool = False
-    """All rounds of the run are final."""
+    is_finished: bool = False  # all rounds of the run are final
     still: Stillness = field(default_factory=Stillness)
     """For how long nothing moved."""
 
@@ -274,7 +273,9 @@ class Driver:
         self.guard.end_replay()
         self.finalizer.is_synced = True
         self.leases.refresh()  # a round may begin at once: whether it comes too late for one is in the leases
-        self.machines.feed_finality(finality_types.ReplayDone())
+        worked = self.contributions.newest_own()
+        down_s = self.net.down_s(2 * self.context.spec.pace.lease_s)
+        self.machines.feed_finality(finality_types.ReplayDone(down_s, -1 if worked is None else worked))
         self.finalizer.step()
         if not self.finalizer.has_model:
             self.leave()  # it trained before, and can fold for no vote: nobody need wait for it

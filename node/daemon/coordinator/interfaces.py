@@ -231,6 +231,9 @@ class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget,
         Empty for a member that final sets name and that is not excluded.
         """
 
+    def down_s(self, within_s: float) -> float:
+        """Return for how long this node was down before it began within these seconds; infinite: not known."""
+
     def fetched_bytes(self, blob: Digest) -> int:
         """Return how many bytes of a blob that is being fetched are on disk."""
 

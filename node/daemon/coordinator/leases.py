@@ -32,13 +32,10 @@ class MemberLeases:
     round_s: Callable[[], float]
     is_excluded: Callable[[PeerId, int], bool]
     refused: Callable[[], str]
-    trials: Trials
-    """Chooses whom this node waits for of those that have shown no work."""
+    trials: Trials  # chooses whom this node waits for of those that have shown no work
     members: dict[PeerId, MemberView] = field(default_factory=dict)
-    read_at: float = -1e9
-    """Monotonic seconds of the last `refresh`."""
-    _connected: set[PeerId] = field(default_factory=set)
-    """Neighbours at the last `refresh`."""
+    read_at: float = -1e9  # monotonic seconds of the last `refresh`
+    _connected: set[PeerId] = field(default_factory=set)  # neighbours at the last `refresh`
     _lost_at: dict[PeerId, float] = field(default_factory=dict)
     left_at: dict[PeerId, float] = field(default_factory=dict)
     """When a member left, as read here: no lease began since but one with which it serves the others."""
@@ -47,8 +44,7 @@ class MemberLeases:
     _announced: Activity = "syncing"
     _round: Round = field(default=Round(0))
     _published_at: float = -1e9
-    _offered: SnapshotOffer | None = None
-    """What the newest lease offers."""
+    _offered: SnapshotOffer | None = None  # what the newest lease offers
 
     def refresh(self) -> None:
         """Read all leases; tell the round machine if they changed."""

@@ -5,6 +5,7 @@ once. Events that come in one instant are one step. A crash forgets the machines
 the state of the newest final round stay.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, get_args
@@ -70,6 +71,9 @@ class Member:
         self.is_up = self.is_gone = False
         """`is_gone`: it never comes back."""
         self.life = 0
+        self._came_up = self._went_down = -math.inf
+        self._down_s = math.inf
+        """For how long it was down before it came up."""
         self.frozen: list[Callable[[], None]] | None = None
         """What waits until the machine runs again; None: it runs."""
         self._rate = world.rng.uniform(0.98, 1.02)
@@ -83,6 +87,8 @@ class Member:
         if self.is_up or self.is_gone:
             return
         self.is_up, self.life, self.frozen = True, self.life + 1, None
+        if self.clock.now - self._went_down > 2.0:  # not where only its chain changes
+            self._came_up, self._down_s = self.clock.now, self.clock.now - self._went_down
         self.world.trace("boot", self.number)
         self.world.topology += 1
         self._zero = self.clock.now - self.world.rng.uniform(0.0, 1e6)
@@ -128,7 +134,7 @@ class Member:
 
     def crash(self) -> None:
         """End at once, as by SIGKILL."""
-        self.is_up, self.life = False, self.life + 1
+        self.is_up, self.life, self._went_down = False, self.life + 1, self.clock.now
         self.world.trace("crash", self.number)
         self.world.topology += 1
 
@@ -190,7 +196,9 @@ class Member:
             self.later(1.0, partial(self._sync, began))
             return
         self.is_synced = True
-        self.post_finality(finality_types.ReplayDone())
+        is_fresh = self.clock.now - self._came_up < 2 * self.world.setting.lease_s
+        newest = max((made.round for author, made in self.known.values() if author == self.peer), default=-1)
+        self.post_finality(finality_types.ReplayDone(self._down_s if is_fresh else 0.0, newest))
         self.later(self.world.rng.uniform(0.0, EXCHANGE_EVERY_S), self._exchange)
 
     def _exchange(self) -> None:

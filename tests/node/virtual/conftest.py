@@ -522,7 +522,7 @@ class Node:
         spec = self.world.spec
         swarm = Swarm(
             host=host, identity=self.identity, run=self.world.spec.id, home=self.home, seeds=seeds,
-            target=self.world.target, now=loop.time, rng=random.Random(self.number),
+            target=self.world.target, now=loop.time, wall_s=loop.time, rng=random.Random(self.number),
             gate=AdmissionGate(spec, self.peer, loop.time) if spec.admission != AdmissionSpec() else None,
         )  # fmt: skip
         log = RoundLog(self.home, self.peer, loop.time)

@@ -2,6 +2,9 @@
 
 import asyncio
 import logging
+import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,9 +25,9 @@ def lease(seq: int) -> bytes:
     return codec.encode(sign_register(RUN, OTHER, 1, seq, 60.0, Lease("training", Round(seq), -1, b"", -1, 1.0)))
 
 
-def started(path: Path) -> tuple[RegisterStore, KeptLeases]:
+def started(path: Path, wall_s: Callable[[], float] = time.time) -> tuple[RegisterStore, KeptLeases]:
     registers = RegisterStore(RUN, ME, 1)
-    return registers, KeptLeases(registers, path)
+    return registers, KeptLeases(registers, path, wall_s)
 
 
 def test_a_kill_loses_what_the_last_seconds_brought_and_no_more(tmp_path: Path) -> None:
@@ -50,7 +53,7 @@ def test_a_kill_loses_what_the_last_seconds_brought_and_no_more(tmp_path: Path) 
     assert again.merge(lease(5), 0.0)
 
 
-@pytest.mark.parametrize("data", [b"", b"garbage", codec.encode((2, ())), codec.encode((1, (b"x" * 5000,)))])
+@pytest.mark.parametrize("data", [b"", b"garbage", codec.encode((3, ())), codec.encode((1, (b"x" * 5000,)))])
 def test_a_damaged_file_is_ignored_and_written_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
@@ -63,6 +66,18 @@ def test_a_damaged_file_is_ignored_and_written_anew(
     kept.save()
     again, _ = started(path)
     assert not again.merge(lease(0), 0.0)
+
+
+def test_it_says_for_how_long_the_node_was_down(tmp_path: Path) -> None:
+    path = tmp_path / "leases"
+    registers, kept = started(path, lambda: 1000.0)
+    assert kept.down_s == math.inf, "it never ran"
+    registers.merge(lease(1), 0.0)
+    kept.save()
+    assert started(path, lambda: 1030.0)[1].down_s == 30.0
+    assert started(path, lambda: 999.0)[1].down_s == math.inf, "the clock was put back"
+    path.write_bytes(codec.encode((1, (lease(1),))))
+    assert started(path, lambda: 1030.0)[1].down_s == math.inf, "files of before do not say"
 
 
 def test_a_disk_that_refuses_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,6 +1,7 @@
 """Five nodes on the simulated network: they converge, survive a partition, a death and a newcomer."""
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -74,6 +75,7 @@ class World:
             quota=quota,
             dht=dht(host) if dht else None,
             now=asyncio.get_running_loop().time,
+            wall_s=asyncio.get_running_loop().time,
             rng=random.Random(number),
         )
         self.nodes[number], self.hosts[number] = swarm, host
@@ -129,6 +131,23 @@ def test_old_leases_of_a_member_that_is_gone_hold_nobody_that_starts_again(tmp_p
             for data in heard[:-1]:
                 again.registers.merge(data, 0.0)
             assert peer(2) not in again.live(Lease), "a stranger recorded them and plays them again"
+
+    run_virtual(main())
+
+
+def test_for_how_long_it_was_down_is_told_at_its_start_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one = await world.start(1)
+            assert one.down_s(20.0) == math.inf, "it never ran"
+            one.publish_register(lease(1), 60.0)
+            await asyncio.sleep(1)
+            await world.stop(1)
+            await asyncio.sleep(30)
+            again = await world.start(1)
+            assert 29.0 <= again.down_s(20.0) <= 31.0
+            await asyncio.sleep(21)
+            assert again.down_s(20.0) == 0.0, "a new driver of a node that is up was not away"
 
     run_virtual(main())
 

@@ -4,8 +4,18 @@ import random
 
 import pytest
 
-from atoll.protocols.ids import Round
-from atoll.protocols.ledger.records import Epoch, Excise, Exclude, Follow, Prepare, Promise, Proposal, Vote
+from atoll.protocols.ids import Round, digest
+from atoll.protocols.ledger.records import (
+    Contribution,
+    Epoch,
+    Excise,
+    Exclude,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 from tests.node.daemon.consensus.epoch_world import (
     FAULTS,
     LEASE,
@@ -298,6 +308,54 @@ def test_what_those_that_stayed_did_is_not_undone_when_the_others_come_back(coun
     for node, finals in zip(stayed, before, strict=True):
         assert node.finals.items() >= finals.items()
     assert min(map(final, world.nodes)) > max(max(finals) for finals in before) + 10
+
+
+class FarLiar(Node):
+    """Signs an epoch of itself alone, contributes to far rounds, and takes nobody else's work."""
+
+    lies = False
+
+    def known(self, number):
+        found = self.rounds.get(number, {}).get(self.peer)
+        return super().known(number) if not self.lies else (found,) if found else ()
+
+    def lie(self, newest):
+        self.lies = True
+        self.write(Epoch(self.state.deciding, self.state.epoch, (self.peer,)))
+        for self.round in range(self.state.deciding, newest + 20):
+            if self.peer not in self.rounds.get(self.round, {}):
+                payload = digest(self.peer.encode(), self.round.to_bytes(4, "big"))
+                self.write(Contribution(Round(self.round), digest(b"base"), payload, 1, 1, 64, 1.0))
+
+
+class NearNode(Node):
+    """It trains one round after the other, wherever others are."""
+
+    def train(self, now):
+        hidden = {number: book for number, book in self.rounds.items() if number > self.round}
+        self.rounds = {number: book for number, book in self.rounds.items() if number not in hidden}
+        super().train(now)
+        self.rounds |= hidden
+
+
+@pytest.mark.parametrize(("count", "down"), [(4, 1), (7, 3), (7, 6)])
+def test_a_liar_that_works_far_ahead_takes_no_run_while_others_restart(count, down):
+    """Who was just new-started followed it, the two were as many as the others, and these followed, for ever."""
+    world = World(1, count, node=NearNode)
+    liar = world.nodes[-1] = FarLiar(count - 1)
+    world.run(60)
+    restarted = world.nodes[:down]
+    go_down(world, restarted)
+    liar.lie(max(max(node.rounds) for node in world.nodes))
+    world.run(2)
+    come_back(world, restarted)
+    world.run(160)
+    honest = world.nodes[:-1]
+    authors = {name: peer for book in honest[0].rounds.values() for peer, name in book.items()}
+    newest = sorted(honest[0].finals)[-20:]
+    works = [{authors[name] for name in honest[0].finals[number]} - {liar.peer} for number in newest]
+    assert min(map(len, works)) > 0
+    assert all({node.peer for node in honest} <= {*node.state.voters} for node in honest)
 
 
 @pytest.mark.parametrize("sleeper", [0, 1])

@@ -61,6 +61,8 @@ A, B, C, D = (PeerId(f"peer-{name}") for name in "abcd")
 STRANGER = PeerId("peer-x")
 LEASE, PATIENCE = 20.0, 8.0
 NAMES = count()
+_LONG_AWAY = ReplayDone()
+"""It does not know for how long it was down."""
 
 
 def entry_of(author, body):
@@ -70,11 +72,11 @@ def entry_of(author, body):
 class Node:
     """A machine before round 5, whose voters are `voters`; all of them were members before."""
 
-    def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0):
+    def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0, came_up=_LONG_AWAY):
         start = before_round(5, RUN, me, PeerId("owner"), voters=voters, gone=(D,), lease_s=LEASE)
         self.state = replace(start, patience_s=PATIENCE)
         self.log, self.now = [], now
-        self.feed(FinalityTick(now), MembersSeen(frozenset(voters if here is None else here)), ReplayDone())
+        self.feed(FinalityTick(now), MembersSeen(frozenset(voters if here is None else here)), came_up)
 
     def feed(self, *events):
         for event in events:
@@ -263,6 +265,33 @@ def test_a_liar_that_writes_far_rounds_misleads_nobody_while_the_others_train():
         node.say(peer, *(work(peer, at) for at in range(5, far)))
     node.say(D, epoch(D), *(work(D, at) for at in range(5, far)))
     assert not node.wait(PATIENCE).entered()
+
+
+def test_who_was_down_for_less_than_a_lease_believes_no_far_rounds():
+    """Of four members a liar and one that it misled were as many as the two others, and these followed."""
+    far = 5 + 3 * AWAY_ROUNDS
+    enough_s = LEASE + 2 * PATIENCE
+    for down_s, believes in ((2.0, False), (LEASE, False), (enough_s - 1.0, False), (enough_s, True)):
+        node = Node(here=(A, B), came_up=ReplayDone(down_s, 4))
+        node.say(C, epoch(C), *(work(C, at) for at in range(5, far)))
+        assert bool(node.wait(PATIENCE).followed()) is believes, down_s
+
+
+def test_a_liar_cannot_hide_by_far_rounds_that_the_others_trained_on():
+    far = 5 + 3 * AWAY_ROUNDS
+    for newest, believes in ((6, True), (5 + AWAY_ROUNDS // 2, False)):
+        node = Node(voters=(A, B, C, D), here=(A, B, C, D), came_up=ReplayDone(1000.0, 5))
+        for peer in (B, C):
+            node.say(peer, *(work(peer, at) for at in range(5, newest + 1)))
+        node.say(D, epoch(D), *(work(D, at) for at in range(5, far)))
+        assert bool(node.wait(PATIENCE / 2).followed()) is believes, newest
+
+
+def test_who_enters_an_epoch_of_long_ago_as_it_comes_up_suspects_nobody():
+    """They may have been down then. With today's leases they were left out again, after one missed ballot."""
+    node = Node(here=(A, B)).say(C, epoch(C), *(work(C, at) for at in range(5, 5 + 3 * AWAY_ROUNDS)))
+    assert node.entered() == [epoch_id(epoch(C))]
+    assert not node.state.suspects
 
 
 def test_a_follow_of_what_nobody_knows_changes_nothing():
