@@ -272,8 +272,9 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             if number != state.deciding:
                 return state, []
             choice = Choice(names, excised)
-            checked = {**state.checked, choice: digest}
-            return replace(state, checked=checked, checking=state.checking - {choice}), []
+            return replace(
+                state, checked={**state.checked, choice: digest}, checking=state.checking - {choice}
+            ), []
         case finality_types.FinalApplied(number):
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []

@@ -450,8 +450,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
     books: Mapping[int, Book] = msgspec.field(default_factory=dict)
     """The ledger's entries about each round that is not final."""
-    held: frozenset[Digest] = frozenset()
-    """Contributions whose payload is held."""
+    held: frozenset[Digest] = frozenset()  # contributions whose payload is held
     unrivalled: tuple[object, ...] = ()
     """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""
     settled: tuple[tuple[object, ...], list[object]] | tuple[()] = ()

@@ -322,20 +322,25 @@ class FarLiar(Node):
     def lie(self, newest):
         self.lies = True
         self.write(Epoch(self.state.deciding, self.state.epoch, (self.peer,)))
-        for self.round in range(self.state.deciding, newest + 20):
-            if self.peer not in self.rounds.get(self.round, {}):
-                payload = digest(self.peer.encode(), self.round.to_bytes(4, "big"))
-                self.write(Contribution(Round(self.round), digest(b"base"), payload, 1, 1, 64, 1.0))
+        for number in range(self.state.deciding, newest + 20):
+            if self.peer not in self.rounds.get(number, {}):
+                payload = digest(self.peer.encode(), number.to_bytes(4, "big"))
+                self.write(Contribution(Round(number), digest(b"base"), payload, 1, 1, 64, 1.0))
+        self.round = newest + 20
 
 
 class NearNode(Node):
     """It trains one round after the other, wherever others are."""
 
     def train(self, now):
-        hidden = {number: book for number, book in self.rounds.items() if number > self.round}
-        self.rounds = {number: book for number, book in self.rounds.items() if number not in hidden}
+        others, self.rounds = self.rounds, {}
+        for number, book in others.items():
+            if number <= self.round or self.peer in book:
+                self.rounds[number] = book
         super().train(now)
-        self.rounds |= hidden
+        for number, book in self.rounds.items():
+            others.setdefault(number, {}).update(book)
+        self.rounds = others
 
 
 @pytest.mark.parametrize(("count", "down"), [(4, 1), (7, 3), (7, 6)])
