@@ -111,9 +111,11 @@ def judged_in_time(world: World) -> Verdict:
 
     Where no liar owns the first one it judges at once. Who is behind after that time stays so.
     """
-    until = 0.0
-    while (verdict := verdict_of(world)).is_behind and world.clock.now < (until := max(until, turns_end(world))):
+    verdict = verdict_of(world)
+    until = turns_end(world) if verdict.is_behind else 0.0
+    while verdict.is_behind and world.clock.now < until:
         world.clock.run(world.clock.now + LOOK_S)
+        verdict = verdict_of(world)
     return verdict
 
 
