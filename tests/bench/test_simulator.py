@@ -22,7 +22,7 @@ from atoll_bench.simulator import command
 from atoll_bench.simulator.history import History, Row
 from atoll_bench.simulator.member import Member
 from atoll_bench.simulator.oracle import Verdict, judge
-from atoll_bench.simulator.play import draw, play, verdict_of
+from atoll_bench.simulator.play import LOOK_S, draw, judged_in_time, play, turns_end, verdict_of
 from atoll_bench.simulator.world import Setting, World
 
 SCRIPT = "from atoll_bench.simulator.play import *; print(play(draw(3, 8, 12.0)).digest)"
@@ -92,6 +92,46 @@ def test_all_stop_in_good_order_and_come_back_and_the_run_goes_on(count):
         world.clock.after(1.0 + 3.0 * number, member.boot)
     world.clock.run(1200.0)
     assert min(member.worker.applied for member in world.members) > max(before) + 5
+
+
+NOW_S = 590.0
+"""Then a swarm that stopped after 400 s is behind, and a round of one with no liars could still be open."""
+
+
+def stopped(monkeypatch, liars):
+    """A world of seven in which no ballot is opened any more, and where so many of the first owners lie."""
+    world = everybody(7)
+    for move in ("propose", "prepare"):
+        monkeypatch.setattr(f"atoll.node.daemon.consensus.proposer.{move}", lambda state: (state, []))
+    world.clock.run(NOW_S)
+    for peer in world.members[0].finality.voters[:liars]:
+        world.by_peer[peer].is_liar = True
+    return world
+
+
+def test_a_swarm_that_stopped_gets_no_time_without_liars(monkeypatch):
+    world = stopped(monkeypatch, 0)
+    assert "no final round near" in judged_in_time(world).violations[-1]
+    assert world.clock.now == NOW_S
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_a_swarm_that_stopped_is_found_when_liars_had_their_turns(monkeypatch, liars):
+    """A round of 40 s and its grace, twice, then two patiences of 80 s for each liar, and one for who decides."""
+    world = stopped(monkeypatch, liars)
+    last = max(row.at for member in world.members if not member.is_liar for row in member.rows)
+    assert turns_end(world) == pytest.approx(last + 120.0 + (2 * liars + 1) * 80.0, abs=10.0)
+    assert "no final round near" in judged_in_time(world).violations[-1]
+    assert 0 <= world.clock.now - turns_end(world) < LOOK_S
+
+
+def test_liars_that_own_the_first_ballots_of_the_last_round_have_their_turns(monkeypatch):
+    """Three of them held up round 14 of seed 126 (30 nodes, 20 minutes), and no other: that is no stop."""
+    world = stopped(monkeypatch, 2)
+    until = turns_end(world)
+    monkeypatch.undo()
+    assert not judged_in_time(world).violations
+    assert NOW_S < world.clock.now < until
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])

@@ -19,6 +19,7 @@ from typing import cast, get_args
 
 from msgspec.structs import astuple, replace
 
+from atoll.node.daemon.consensus import proposer
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.excision import corrections, note_final
@@ -26,7 +27,6 @@ from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, decided_before, deciders_of, look_for_better_chain
 from atoll.node.daemon.consensus.orphans import fetch_orphans
 from atoll.node.daemon.consensus.presence import note_part, note_standstill
-from atoll.node.daemon.consensus.proposer import able_voters, prepare, propose, waits
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.succession import (
     come_up,
@@ -141,7 +141,7 @@ def _move(state: finality_types.FinalityState) -> Out:
         # With neither a set of its own nor a ballot there is nothing to promise, to vote for or to propose.
         if state.deciding in state.views or state.books.get(state.deciding, _NO_ENTRIES).epochs:
             # One append at a time: the earlier move wins. A promise comes first, because it may forbid a vote.
-            for move in (promise, vote, report_narrow, propose, prepare):
+            for move in (promise, vote, report_narrow, proposer.propose, proposer.prepare):
                 state, more = move(state)
                 actions += more
     return state, actions
@@ -177,7 +177,7 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
         seen += _but_work_of(book)
         # Only who owns the ballot that is due, or may open the next one because its owner is gone, waits for acks.
         owner = owner_of(state.voters, state.attempt)
-        if owner == state.me or owner in state.lost or owner not in able_voters(state):
+        if owner == state.me or owner in state.lost or owner not in proposer.able_voters(state):
             seen.append(book.acks)
     # Who works in the open rounds counts only where voters are gone, an epoch begins, or this node was away.
     is_short = state.short_since is not None or state.asked_since is not None or bool(state.took_part)
@@ -220,13 +220,12 @@ def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
     """What the moves look at of the time while all voters take part: it itself, or only which waits are over."""
     if book.prepares and any(ballot.attempt > state.attempt for ballot in book.prepares):
         return state.now  # each has a wait of its own (`_is_due`)
-    waited_s = state.now - state.since
-    over = may_have_been_away(state), waited_s >= state.patience_s / 2  # voter.py: `_all_answered`
+    over = may_have_been_away(state), state.now - state.since >= state.patience_s / 2  # voter.py: `_all_answered`
     if state.stable_since is None:
         return over
     # Nobody opens a later ballot for want of time before the round stood still for a patience (proposer.py).
     rested_s = state.now - state.stable_since
-    if min(waited_s, rested_s) >= state.patience_s:
+    if proposer.waited_s(state) >= state.patience_s:
         return state.now
     return *over, rested_s >= state.patience_s
 
@@ -327,7 +326,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         # one would be equivocation, and must not win its author more time.
         newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
         if newest and body.ballot.proposer == event.author and body.ballot not in before.first_proposals():
-            state = replace(state, since=state.now)
+            state = proposer.begin_vote(state)
     if not fault:
         return state, []
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
@@ -375,7 +374,7 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
     due = _due(state)
-    return note_standstill(replace(note_part(state), attempt=max(due), since=state.now)) if due else state
+    return note_standstill(proposer.begin_ballot(note_part(state), max(due))) if due else state
 
 
 def _due(state: finality_types.FinalityState) -> list[int]:
@@ -397,7 +396,8 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     # Without this wait an owner that opens its ballots as it likes would cut off those of the others for ever.
     # Half a turn, because clocks and arrivals differ.
     waited, many = state.now - state.since, 1 + state.attempt // count
-    if waited >= max(0, waits(state, ballot.attempt) - 0.5) * many * state.patience_s:
+    turns = max(0, proposer.waits(state, ballot.attempt) - 0.5) * many
+    if waited + state.still.passed_s >= turns * state.patience_s:
         return True
     # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
     # ballots: each liar has one of these, and so many do not make the waits longer.
@@ -407,7 +407,7 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
 
 def _may_decide_below(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     """Whether those that are here and answered neither this ballot nor a higher one are a quorum."""
-    book, here = state.book, able_voters(state)
+    book, here = state.book, proposer.able_voters(state)
     bound = [book.answered_by(here, at) for at in {*book.promises, *book.votes} if at >= ballot]
     return is_quorum(state.voters, {*here}.difference(*bound))
 

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from itertools import cycle, islice
 
+from msgspec.structs import replace
+
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.inherited import inherited
@@ -86,11 +88,36 @@ def _is_its_turn(state: FinalityState, attempt: int, view: tuple[Digest, ...]) -
     """Whether those whose turn comes before this attempt had it."""
     # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
     # owners do not cut off each other's ballots for ever.
-    turns = waits(state, attempt) * (1 + state.attempt // len(state.voters))
-    if not turns and _is_acknowledged(state, view):
+    before_s = _turns_s(state, attempt)
+    if not before_s and _is_acknowledged(state, view):
         return True  # an owner that is gone would propose now
+    return state.stable_since is not None and waited_s(state) >= before_s
+
+
+def _turns_s(state: FinalityState, attempt: int) -> float:
+    """Seconds that the owners before this attempt have, from that of the newest ballot on."""
+    return waits(state, attempt) * (1 + state.attempt // len(state.voters)) * state.patience_s
+
+
+def waited_s(state: FinalityState) -> float:
+    """Seconds of turns that are over, from that of the newest ballot's owner on; 0 while the set may grow."""
     stable = state.stable_since
-    return stable is not None and state.now - max(state.since, stable) >= turns * state.patience_s
+    return 0.0 if stable is None else state.now - max(state.since, stable) + state.still.passed_s
+
+
+def begin_ballot(state: FinalityState, attempt: int) -> FinalityState:
+    """Let a later ballot count. If it came after its turn, the turns after it have begun all the same."""
+    # Else owners that follow one another could each open its ballot at the end of all their turns, and each time
+    # the others would wait for all of them again: k of them for k (k + 1) patiences.
+    passed_s = max(0.0, waited_s(state) - _turns_s(state, attempt))
+    return replace(state, attempt=attempt, since=state.now, still=replace(state.still, passed_s=passed_s))
+
+
+def begin_vote(state: FinalityState) -> FinalityState:
+    """Give the voters time to fold the first proposal of the newest ballot, if its owner's turn is not over."""
+    passed_s, turn_s = waited_s(state), (1 + state.attempt // len(state.voters)) * state.patience_s
+    passed_s = passed_s if passed_s >= turn_s else 0.0
+    return replace(state, since=state.now, still=replace(state.still, passed_s=passed_s))
 
 
 def waits(state: FinalityState, attempt: int) -> int:

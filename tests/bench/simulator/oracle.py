@@ -30,6 +30,8 @@ class Verdict:
     outvoted: bool = False
     """A third or more of those that run at the end, or of the voters that did not leave, lie: they can stop
     finality."""
+    is_behind: bool = False
+    """Nodes have no final round near the newest one."""
     owned: int | None = None
     """First round of whose voters a third or more lie: nothing is judged from there on."""
 
@@ -61,7 +63,10 @@ def judge(
     electorates.append(tuple(history.peer for history in running if history.peer not in gone))
     verdict.outvoted = any(3 * len(liars.intersection(peers)) >= max(1, len(peers)) for peers in electorates)
     if verdict.owned is None and not verdict.stranded and not verdict.outvoted:
-        verdict.violations += _end([one for one in honest if one.peer not in gone], newest, goes_on)
+        here = [one for one in honest if one.is_up and one.peer not in gone]
+        behind = _behind(here)
+        verdict.is_behind = bool(behind)
+        verdict.violations += [*_end(here, goes_on), *behind]
     verdict.finals = 1 + max((history.applied for history in honest if history.is_up), default=-1)
     return verdict
 
@@ -201,19 +206,20 @@ def _undone(rows: Iterable[Row]) -> int:
     return many
 
 
-def _end(honest: Iterable[History], newest: int, goes_on: bool) -> list[str]:
-    """After the quiet end all that run are in one chain, and rounds become final as they are trained."""
-    here = [history for history in honest if history.is_up]
+def _end(here: Iterable[History], goes_on: bool) -> list[str]:
+    """After the quiet end all that run go on in one chain."""
     found = [] if goes_on else ["training stopped"]
     if len({history.chain for history in here}) > 1:
         sides: dict[tuple[bytes, ...], list[str]] = {}
         for history in here:
             sides.setdefault(history.chain, []).append(f"{_short(history.peer)}@{history.applied}")
         found.append("not one chain in the end: " + " | ".join(" ".join(side) for side in sides.values()))
-    if here:
-        common = sorted(history.round for history in here)[(len(here) - 1) // 2]
-        behind = [history for history in here if history.applied < common - BEHIND_MOST]
-        if behind:
-            names = " ".join(f"{_short(history.peer)}@{history.applied}" for history in behind)
-            found.append(f"{len(behind)} of {len(here)} have no final round near round {common}: {names}")
     return found
+
+
+def _behind(here: Sequence[History]) -> list[str]:
+    """Rounds become final as they are trained."""
+    common = sorted(history.round for history in here)[(len(here) - 1) // 2] if here else 0
+    behind = [history for history in here if history.applied < common - BEHIND_MOST]
+    names = " ".join(f"{_short(history.peer)}@{history.applied}" for history in behind)
+    return [f"{len(behind)} of {len(here)} have no final round near round {common}: {names}"] if behind else []

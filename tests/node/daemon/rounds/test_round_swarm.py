@@ -448,3 +448,16 @@ def test_one_node_alone_never_waits(overlap):
     node.boot()
     world.until(lambda: node.finished)
     assert world.longest_gap_s() < node.train_s + 0.5
+
+
+@pytest.mark.parametrize(("slow_s", "many"), [(7.0, 2), (12.0, 0)])
+def test_who_needs_longer_than_the_grace_is_late_where_the_faster_ones_are_a_quorum(slow_s, many):
+    """Five of seven are one with 171 of 256. A real member takes as many steps as fit; those here take all."""
+    world = World(9, 7, 7)
+    for place, node in enumerate(world.nodes):
+        node.train_s = 5.0 if place < 5 else slow_s
+        node.boot()
+    first, slow = world.nodes[0], {node.peer for node in world.nodes[5:]}
+    world.until(lambda: len(first.finals) > 6)
+    sets = [{first.known[name][0] for name in final.contributions} for final in first.finals.values()]
+    assert [len(slow & authors) for authors in sets] == [many] * len(sets)
