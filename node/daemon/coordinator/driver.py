@@ -194,7 +194,8 @@ class Driver:
     def view(self) -> NodeView:
         final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
         waiting = self.training.waiting or missing_model(final, self.finalizer.applied, self.net.leases)
-        why, stuck = waiting or reason(self.round), lost_work(self.finality, self.training.lost)
+        why, held = waiting or reason(self.round), self.contributions.is_held
+        stuck = lost_work(self.finality, self.training.lost, self.leases.members, held)
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,

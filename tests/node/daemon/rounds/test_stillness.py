@@ -140,6 +140,8 @@ def test_a_round_that_does_not_become_final_is_told_with_its_voters():
     assert line(1.0, LIMIT_S - 1, state()) == line(LIMIT_S - 1, LIMIT_S - 1, state()) == ""
     told = line(1.0, LIMIT_S + 1, state(), missing=VOTERS)
     assert told == f"frozen: no round became final for 561 s, and a round usually takes 100 s; {VOTERS}"
+    trains = frozen(Stillness(BEGUN, 0.0, 1.0, LIMIT_S + 1), state(), PACE_S, missing="", why="")
+    assert "; it still trains round 7; " in trains, "its steps do end"
     assert line(1.0, LIMIT_S + 1, state()).endswith(
         "; waiting; if it stays so, `atoll stop --wait` and `atoll start`"
     )
@@ -149,6 +151,18 @@ def test_a_step_that_does_not_end_is_told():
     told = frozen(Stillness(BEGUN, 0.0, LIMIT_S + 1, 0.0), state(), PACE_S, missing="", why="")
     assert told.startswith("frozen: no step and no round for 561 s")
     assert "the next step of round 7 does not end" in told
+
+
+def test_who_is_ahead_of_most_others_is_not_frozen_while_it_waits_for_them():
+    """That ends by itself, after eight of their rounds and a lease at most; another start would not help."""
+    members = {PeerId(name): MemberView("training", 3, 0.0, 1.0, round_s=PACE_S) for name in "ab"}
+    ahead = state(Phase.JOIN, members=members, entered=dict.fromkeys(members, 0.0), train_s=PACE_S)
+    longest_s = 8 * PACE_S + LEASE_S
+    assert line(1e9, longest_s, ahead) == ""
+    told = line(1e9, (8 + FROZEN_ROUNDS) * PACE_S + LEASE_S + 1, ahead)
+    assert told.startswith("frozen: no round became final for ")
+    assert told.endswith("; waiting"), "no advice to start again"
+    assert line(LIMIT_S + 1, 0.0, state(Phase.JOIN)).startswith("frozen: "), "it waits for another reason"
 
 
 def test_who_waits_for_a_peer_is_sent_to_the_doctor():
