@@ -154,8 +154,7 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     at_hand = "its worker does not answer" if is_asked else why
     if waits_ahead(state):
         return f"{found}; {at_hand}"  # another start would find it as far ahead
-    is_still = still.still_s > longest_s
-    at_hand = at_hand or (
-        f"the next step of round {state.round} does not end" if is_still else f"it still trains round {state.round}"
-    )
+    stands = f"the next step of round {state.round} does not end"
+    trains = f"it still trains round {state.round}"
+    at_hand = at_hand or (stands if still.still_s > longest_s else trains)
     return f"{found}; {at_hand}; if it stays so, `atoll stop --wait` and `atoll start`"

@@ -108,7 +108,10 @@ def _next(state: FinalityState, leases: Leases) -> str:
 
 
 def lost_work(
-    state: FinalityState, lost: Container[int], members: Mapping[PeerId, MemberView], is_held: Callable[[Digest], bool]
+    state: FinalityState,
+    lost: Container[int],
+    members: Mapping[PeerId, MemberView],
+    is_held: Callable[[Digest], bool],
 ) -> str:
     """That nobody is here to end the oldest open round, and this node lost its own work; empty: it is not so.
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from atoll.node.config.roles import Work
 from atoll.node.daemon.rounds.queries import reason
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.stillness import FROZEN_ROUNDS
@@ -207,6 +208,7 @@ def test_a_side_whose_old_work_is_gone_says_so_once_the_others_are_gone_too(worl
             assert not nodes[2].driver.view().trouble, "the others train these rounds"
             for number in range(2):
                 await w.kill(number)
+            w.start(4, ROUND_S, Work(trains=False))  # it looks on, and has none of that work
             await asyncio.sleep(2 * w.spec.pace.lease_s)
             view = nodes[2].driver.view()
             assert view.trouble.startswith(f"round {final + 1} waits for others: this node lost its own work")

@@ -141,7 +141,8 @@ def test_a_wait_for_members_behind_says_for_whom_and_for_how_long():
     state = replace(state_of(1.0, **both), phase=Phase.JOIN, round=9)
     bound_s = STALL_ROUNDS * 4.0 + LEASE_OF_STATE_S - 1.0
     assert reason(state) == (
-        "waiting for 2 members behind: …a (training round 5, heard 1 s ago), …b (training round 7, heard 1 s ago); "
+        "waiting for 2 members behind: …a (training round 5, heard 1 s ago), "
+        "…b (training round 7, heard 1 s ago); "
         f"at most {bound_s:.0f} s if they begin no further round"
     )
     assert waits_s(state) == 1 * 4.0 - 1.0, "one of both is enough, and b is there first"
