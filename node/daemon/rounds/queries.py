@@ -322,7 +322,7 @@ def reason(state: RoundState) -> str:
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.JOIN:
             far = f"waiting for round {state.round + 1}: the others are far in round {state.round}"
-            return why_ahead(state) or far
+            return why_ahead(state) or ("folding contributions" if state.folding else far)
         case Phase.COLLECT:
             return _collect_reason(state)
         case Phase.TRAIN if must_wait(state):
@@ -368,6 +368,15 @@ def waits_s(state: RoundState) -> float | None:
             return max(0.0, state.rest_until - state.now)
         case _:
             return None
+
+
+def waits_for_others(state: RoundState) -> bool:
+    """Whether a trained round waits for work of others alone."""
+    is_idle = state.phase is Phase.COLLECT or (state.phase is Phase.TRAIN and must_wait(state))
+    if not is_idle or state.collecting <= state.closed:
+        return False
+    awaited, there = attendance(state)
+    return bool(missing := awaited - there) and state.config.me not in missing
 
 
 def _until_here_s(state: RoundState) -> float | None:

@@ -9,6 +9,7 @@ from statistics import median
 import msgspec
 
 from atoll.node.daemon.rounds.leaps import is_ahead
+from atoll.node.daemon.rounds.queries import waits_for_others
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 
 FROZEN_ROUNDS = 5.0
@@ -152,9 +153,9 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     if state.phase in FETCHES and not is_asked:
         return f"{found}; {why}; `atoll doctor` looks for the cause"
     at_hand = "its worker does not answer" if is_asked else why
-    if waits_ahead(state):
-        return f"{found}; {at_hand}"  # another start would find it as far ahead
+    if waits_ahead(state) or waits_for_others(state):
+        return f"{found}; {at_hand}"  # another start would find the same
     stands = f"the next step of round {state.round} does not end"
-    trains = f"it still trains round {state.round}"
+    trains = f"it is in round {state.round}"
     at_hand = at_hand or (stands if still.still_s > longest_s else trains)
     return f"{found}; {at_hand}; if it stays so, `atoll stop --wait` and `atoll start`"
