@@ -126,8 +126,7 @@ def why_ahead(state: RoundState) -> str:
         return ""
     left_s = sorted(_given_up_at(state, peer, view) - state.now for peer, view in behind.items())[needed - 1]
     who = ", ".join(whereabouts(state, peer) for peer in sorted(behind)[:SHOWN])
-    limit = f"at most {left_s:.0f} s if they begin no further round"
-    return f"waiting for {len(behind)} members behind: {who}; {limit}"
+    return f"waiting for {len(behind)} members behind: {who}; at most {left_s:.0f} s if they begin no round"
 
 
 def whereabouts(state: RoundState, peer: PeerId) -> str:

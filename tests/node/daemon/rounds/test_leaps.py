@@ -143,7 +143,7 @@ def test_a_wait_for_members_behind_says_for_whom_and_for_how_long():
     assert reason(state) == (
         "waiting for 2 members behind: …a (training round 5, heard 1 s ago), "
         "…b (training round 7, heard 1 s ago); "
-        f"at most {bound_s:.0f} s if they begin no further round"
+        f"at most {bound_s:.0f} s if they begin no round"
     )
     assert waits_s(state) == 1 * 4.0 - 1.0, "one of both is enough, and b is there first"
     three = replace(state, members=state.members | {PeerId("c"): at(6, round_s=4.0)})
