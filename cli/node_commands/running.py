@@ -272,5 +272,8 @@ def _begin_log(home: Home, config: NodeConfig) -> None:
     if not sys.stdout.isatty():
         stderr = logging.StreamHandler()
         stderr.setLevel(logging.WARNING)
+        stderr.addFilter(
+            lambda record: record.levelno < logging.CRITICAL
+        )  # a bug, which Python itself prints there
         stderr.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
         root.addHandler(stderr)

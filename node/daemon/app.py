@@ -105,6 +105,7 @@ class Daemon:
                 await self._shut_down()
         except Exception as bug:  # in some part; the group ended without that order
             self._parts.log.event("crashed", error=f"{bug!r:.500}")
+            log.critical("a bug ends this node", exc_info=bug)
             raise
         finally:
             self._parts.log.close()

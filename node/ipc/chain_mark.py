@@ -37,8 +37,9 @@ class ChainMark:
 
         Returns what the mark said before, to a worker that has not read it yet. Raises DiskFault, CorruptFault.
         """
-        before = self.first()
-        self._write(first if before is None else min(first, before))
+        before, newest = self.first(), _read(self.folder / MARK)
+        # Beside what a worker took, which it may have obeyed already: a copy of that would be obeyed twice.
+        self._write(first if newest is None else min(first, newest))
         return before
 
     def put_back(self, before: int | None) -> None:
@@ -75,12 +76,15 @@ def news_of(run_folder: Path, first: int) -> str:
     """The line by which the user learns that this node leaves its chain at round `first`."""
     return (
         f"this node joins the others' model from round {first} on; its own work returns through its error "
-        f"feedback. The model that it had is in {run_folder / ASIDE}"
+        f"feedback. A model that it has of round {first} or later goes to {run_folder / ASIDE}"
     )
 
 
 def _read(path: Path) -> int | None:
-    data = read_whole(path, max_bytes=_MAX_BYTES)
+    try:
+        data = read_whole(path, max_bytes=_MAX_BYTES)
+    except CorruptFault:
+        data = b"-"  # too long. Without the mark the state would go on in the chain that was left
     if data is None:
         return None
     data = data.strip()

@@ -193,7 +193,8 @@ class Driver:
     def view(self) -> NodeView:
         final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
         waiting = self.training.waiting or missing_model(final, self.finalizer.applied, self.net.leases)
-        why, stuck = waiting or reason(self.round), lost_work(self.finality, self.training.lost)
+        lost, why = self.training.lost, waiting or reason(self.round)
+        stuck = lost_work(self.finality, lost, self.leases.members, self.contributions.is_held)
         return NodeView(
             round=self.round,
             applied=self.finalizer.applied,
@@ -438,11 +439,11 @@ class Driver:
             self.queue.post(partial(self.machines.feed_finality, event))
 
     def _leave_unmarked(self, number: Round, state: Digest) -> bool:
-        """Leave the chain that has this state of the round, if this is one that the node chose before it ended."""
+        """Leave the chain that has this state of the round, if it is another one. Raises LocalFault."""
         # Its disk refused the mark until it ended. A fold that went wrong gives a state that nobody proposed.
-        first = first_of_epochs(self.finality.chain)
+        first = first_of_epochs(self.finality.chain, self.finality.epochs)
         is_proposed = self.history is not None and self.history.is_proposed(number, state)
-        return first is not None and first <= number and is_proposed and self.chain_exit.leave(first)
+        return is_proposed and self.chain_exit.leave_unmarked(first, number)
 
     def _fetch_for_check(self, number: Round, entries: tuple[Digest, ...]) -> None:
         """Fetch what a check needs. The check of a reduced round fetches its slices itself."""

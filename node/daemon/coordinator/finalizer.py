@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from atoll.node.daemon.certificates.started_state import divergence, other_start
+from atoll.node.daemon.certificates.started_state import divergence, is_other, other_start
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
@@ -76,6 +76,7 @@ class Finalizer:
     _older_offer: SnapshotOffer | None = None
     _waiting_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
     _applied_rounds: dict[int, FinalizeRound] = field(default_factory=dict)
+    _found: tuple[Round, Digest] = _NONE, Digest(b"")  # by the newest worker, when it started
     _busy: bool = False
     _announced: bool = False
     _waiting: tuple[int, float] = (-1, 0.0)
@@ -114,20 +115,18 @@ class Finalizer:
         if not self.has_model:
             self.applied = max(self.applied, action.round)
             self._drop_payloads(self.applied - SNAPSHOT_EVERY, set())
-        if action.round <= self.applied:
+        if action.round > self.applied:
+            self._waiting_rounds[action.round] = action
+            self.step()
+        elif not is_other(self._found, action, self.leave_unmarked):
             self._report_final(action)
-            return
-        self._waiting_rounds[action.round] = action
-        self.step()
 
     def on_worker_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker holds Θ_final(started.final). Raises Divergence if no chain has that state."""
         self._pending, self.left_chain = started.pending, False
-        final = Round(started.final)
+        final, _ = self._found = Round(started.final), started.state
         action = self._waiting_rounds.get(final) or self._applied_rounds.get(final)
-        if action is not None and action.state != started.state:
-            if not self.leave_unmarked(final, started.state):
-                raise divergence(action, started.state)
+        if action is not None and is_other(self._found, action, self.leave_unmarked):
             self.worker.on_gone()  # nothing can be asked of it until it starts anew
             return
         start = self.context.spec.start

@@ -11,6 +11,8 @@ from atoll.protocols.ids import PeerId
 
 FAR_IN = 0.5
 """A member did most of a round after this share of the time that it says it needs."""
+SHOWN = 4
+"""Members that a line names at most."""
 
 
 def counted_others(state: RoundState, *, with_starting: bool) -> dict[PeerId, MemberView]:
@@ -71,35 +73,68 @@ def came_late(state: RoundState, number: int) -> bool:
 
 def is_ahead(state: RoundState, number: int) -> bool:
     """Whether this node waits before it begins round `number`, because most members are further behind."""
-    return bool(_behind(state, number))
+    return bool(_behind(state, number)[0])
 
 
-def _behind(state: RoundState, number: int) -> list[MemberView]:
-    """The members that train a round before the one before `number`, if they are most of all; else none."""
+def _behind(state: RoundState, number: int) -> tuple[dict[PeerId, MemberView], int]:
+    """The members that train a round before the one before `number`, if they are most of all; else none.
+
+    Also how many of these must come, or be given up, until the others are no longer most of all.
+    """
     # Where work may be of an older base members need not be together.
     if state.config.most_age:
-        return []
+        return {}, 0
     # Whoever waits like this node is counted: else all could wait for a few, and see only these.
     others = counted_others(state, with_starting=True)
-    behind = [
-        view
+    behind = {
+        peer: view
         for peer, view in others.items()
         if view.activity == "training" and view.round < number - 1 and _goes_on(state, peer, view)
-    ]
-    return behind if 2 * len(behind) > len(others) + 1 else []
+    }
+    too_many = len(behind) - (len(others) + 1) // 2
+    return (behind, too_many) if too_many > 0 else ({}, 0)
 
 
 def _goes_on(state: RoundState, peer: PeerId, view: MemberView) -> bool:
     """Whether a member may be waited for: it began its round not too long ago, and work of others comes."""
-    # By its own pace: so a slow one has its time, and what one says keeps nobody waiting for another one.
-    its_own_s = stall_s(state, max(state.train_s, view.round_s))
     # Of one whose connection is lost nobody knows whether it goes on: it may be killed.
-    is_here = view.lost_at is None and state.now < state.entered.get(peer, 0.0) + its_own_s
+    is_here = view.lost_at is None and state.now < _given_up_at(state, peer, view)
     return is_here and state.now < state.payload_at + stall_s(state, state.train_s)
 
 
+def _given_up_at(state: RoundState, peer: PeerId, view: MemberView) -> float:
+    """When a member behind is waited for no more, if it begins no other round."""
+    # By its own pace: so a slow one has its time, and what one says keeps nobody waiting for another one.
+    return state.entered.get(peer, 0.0) + stall_s(state, max(state.train_s, view.round_s))
+
+
+def ahead_s(state: RoundState) -> float | None:
+    """Seconds until as many as are needed of those behind are there, by the pace that they say; None: unknown."""
+    behind, needed = _behind(state, state.round)
+    paced = {peer: view for peer, view in behind.items() if view.round_s > 0 and peer in state.entered}
+    due_s = sorted(
+        state.entered[peer] + (state.round - 1 - view.round) * view.round_s - state.now
+        for peer, view in paced.items()
+    )
+    return due_s[needed - 1] if 0 < needed <= len(due_s) and due_s[needed - 1] > 0 else None
+
+
 def why_ahead(state: RoundState) -> str:
-    """Why a node that is ahead waits, in one line; empty if it does not."""
-    behind = _behind(state, state.round)
-    newest = max((view.round for view in behind), default=0)
-    return f"waiting for {len(behind)} members that are in round {newest} or before" if behind else ""
+    """Why a node that is ahead waits: for whom, and for how long if they stand still. Empty if it does not."""
+    behind, needed = _behind(state, state.round)
+    if not behind:
+        return ""
+    left_s = sorted(_given_up_at(state, peer, view) - state.now for peer, view in behind.items())[needed - 1]
+    who = ", ".join(whereabouts(state, peer) for peer in sorted(behind)[:SHOWN])
+    return f"waiting for {len(behind)} members behind: {who}; at most {left_s:.0f} s if they begin no round"
+
+
+def whereabouts(state: RoundState, peer: PeerId) -> str:
+    """A member's short name, what it does and in which round, and when it was heard."""
+    name, view = f"…{peer[-6:]}", state.members.get(peer)
+    if peer == state.config.me:
+        return f"{name} (this node: its contribution is not written yet)"
+    if view is None:
+        return f"{name} (gone; its payload is still wanted)"
+    lost = "" if view.lost_at is None else ", connection lost"
+    return f"{name} ({view.activity} round {view.round}, heard {max(0.0, state.now - view.heard):.0f} s ago{lost})"

@@ -6,7 +6,7 @@ Pure; node/daemon/rounds/machine.py moves by them. Rules in words: docs/rounds.m
 from collections.abc import Collection
 from statistics import median_high, median_low
 
-from atoll.node.daemon.rounds.leaps import is_ahead, newest_left, why_ahead
+from atoll.node.daemon.rounds.leaps import SHOWN, ahead_s, is_ahead, newest_left, whereabouts, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected
 from atoll.node.daemon.rounds.state import (
     CATCH_UP_ROUNDS,
@@ -322,7 +322,7 @@ def reason(state: RoundState) -> str:
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
         case Phase.JOIN:
             far = f"waiting for round {state.round + 1}: the others are far in round {state.round}"
-            return why_ahead(state) or far
+            return why_ahead(state) or ("folding contributions" if state.folding else far)
         case Phase.COLLECT:
             return _collect_reason(state)
         case Phase.TRAIN if must_wait(state):
@@ -359,6 +359,8 @@ def waits_s(state: RoundState) -> float | None:
             return _until_here_s(state)
         case Phase.TRAIN if must_wait(state) and state.collecting not in state.folding:
             return _until_here_s(state)
+        case Phase.JOIN if is_ahead(state, state.round):
+            return ahead_s(state)
         case Phase.JOIN:
             took_s, late_s, _ = _at_work(state, state.round)
             return max(0.0, took_s - late_s) if took_s else None
@@ -366,6 +368,15 @@ def waits_s(state: RoundState) -> float | None:
             return max(0.0, state.rest_until - state.now)
         case _:
             return None
+
+
+def waits_for_others(state: RoundState) -> bool:
+    """Whether a trained round waits for work of others alone."""
+    is_idle = state.phase is Phase.COLLECT or (state.phase is Phase.TRAIN and must_wait(state))
+    if not is_idle or state.collecting <= state.closed:
+        return False
+    awaited, there = attendance(state)
+    return bool(missing := awaited - there) and state.config.me not in missing
 
 
 def _until_here_s(state: RoundState) -> float | None:
@@ -396,16 +407,6 @@ def _collect_reason(state: RoundState) -> str:
     missing = sorted(awaited - there)
     if state.collecting <= state.closed or not missing:
         return before + "folding contributions"  # not begun yet: the worker is at an earlier fold, or loads
-    who = ", ".join(f"…{peer[-6:]} {_whereabouts(state, peer)}" for peer in missing[:4])
+    who = ", ".join(whereabouts(state, peer) for peer in missing[:SHOWN])
     left_s = max(0.0, closes_at(state, missing) - state.now)
     return f"{before}waiting for {len(missing)} of {len(awaited)}: {who}; goes on in {left_s:.0f} s at the latest"
-
-
-def _whereabouts(state: RoundState, peer: PeerId) -> str:
-    view = state.members.get(peer)
-    if peer == state.config.me:
-        return "(this node: its contribution is not written yet)"
-    if view is None:
-        return "(gone; its payload is still wanted)"
-    lost = "" if view.lost_at is None else ", connection lost"
-    return f"({view.activity} round {view.round}, heard {max(0.0, state.now - view.heard):.0f} s ago{lost})"

@@ -8,6 +8,8 @@ from statistics import median
 
 import msgspec
 
+from atoll.node.daemon.rounds.leaps import is_ahead
+from atoll.node.daemon.rounds.queries import waits_for_others
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 
 FROZEN_ROUNDS = 5.0
@@ -114,10 +116,17 @@ def limit_s(state: RoundState, pace_s: float, *, works: bool = False) -> float:
     lease_s = state.config.lease_s
     if state.phase in FETCHES and not works:
         return max(FETCH_S, FROZEN_ROUNDS * usual_s + lease_s)
+    if waits_ahead(state):
+        return max(LEAST_S, (STALL_ROUNDS + FROZEN_ROUNDS) * usual_s + lease_s)
     if pace_s == 0.0:
         # A fast node waits in its first round for all that slow members need, by the longest rule that closes it.
         return max(UNKNOWN_S, (STALL_ROUNDS + FROZEN_ROUNDS) * usual_s + lease_s)
     return max(LEAST_S, FROZEN_ROUNDS * usual_s + lease_s)
+
+
+def waits_ahead(state: RoundState) -> bool:
+    """Whether it begins no round because most others are behind. That ends by itself, and takes many rounds."""
+    return state.phase is Phase.JOIN and is_ahead(state, state.round)
 
 
 def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, why: str) -> str:
@@ -135,7 +144,7 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     usual = f", and a round usually takes {pace_s:.0f} s" if pace_s else ""
     if pace_s and still.unfinal_s > longest_s:
         found = f"frozen: no round became final for {still.unfinal_s:.0f} s{usual}"
-    elif still.still_s > longest_s:
+    elif still.still_s > longest_s and not waits_ahead(state):
         found = f"frozen: no step and no round for {still.still_s:.0f} s{usual}"
     else:
         return ""
@@ -144,5 +153,9 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     if state.phase in FETCHES and not is_asked:
         return f"{found}; {why}; `atoll doctor` looks for the cause"
     at_hand = "its worker does not answer" if is_asked else why
-    at_hand = at_hand or f"the next step of round {state.round} does not end"
+    if waits_ahead(state) or waits_for_others(state):
+        return f"{found}; {at_hand}"  # another start would find the same
+    stands = f"the next step of round {state.round} does not end"
+    trains = f"it is in round {state.round}"
+    at_hand = at_hand or (stands if still.still_s > longest_s else trains)
     return f"{found}; {at_hand}; if it stays so, `atoll stop --wait` and `atoll start`"

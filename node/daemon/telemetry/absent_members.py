@@ -7,7 +7,8 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
 from atoll.node.daemon.consensus.succession import candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
-from atoll.protocols.ids import PeerId
+from atoll.node.daemon.rounds.participants import MemberView
+from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.local.control_messages import PeerStatus
@@ -106,18 +107,25 @@ def _next(state: FinalityState, leases: Leases) -> str:
     return "those that are here go on without them now"
 
 
-def lost_work(state: FinalityState, lost: Container[int]) -> str:
+def lost_work(
+    state: FinalityState,
+    lost: Container[int],
+    members: Mapping[PeerId, MemberView],
+    is_held: Callable[[Digest], bool],
+) -> str:
     """That nobody is here to end the oldest open round, and this node lost its own work; empty: it is not so.
 
     `lost`: the rounds of this node's contributions whose payloads are on no disk of it. Its feed holds one each.
-    Never in a run with reductions: the work of a reduced round counts as held.
+    `is_held`: whether a contribution's payload is here. Empty also if the round has a Reduction, which may do.
     """
-    if state.deciding not in lost or not state.held.isdisjoint(state.book.contributions):
+    book = state.book
+    if state.deciding not in lost or book.reductions or any(map(is_held, book.contributions)):
         return ""
     if not state.live or state.now - state.live_since < LISTEN_S:
         return ""
-    # An author that is here may send its work yet, and any other member may train the round.
-    if state.members - {state.me}:
+    # An author that is here may send its work yet, and any other member that trains may train the round.
+    others = ((peer, view) for peer, view in members.items() if peer != state.me)
+    if any(peer in book.contributors or view.activity != "observing" for peer, view in others):
         return ""
     return (
         f"round {state.deciding} waits for others: this node lost its own work on it; a node that comes back with "

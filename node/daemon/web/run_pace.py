@@ -31,7 +31,8 @@ def pace_of(now: Status, rows: Sequence[RoundStatus], still_s: float) -> RunPace
 def alarms_of(now: Status) -> tuple[Alarm, ...]:
     """What a user should see at once, the worst first."""
     found = [Alarm("bad", "trouble", now.trouble)] if now.trouble else []
-    if now.members <= 1 and now.activity not in ("done", "finished"):
+    # Leases come with the first exchanges: a node that has just started has heard nobody yet.
+    if now.members <= 1 and now.activity not in ("syncing", "done", "finished"):
         text = f"no other member trains this run; connected to {counted(now.peers, 'peer')}"
         found.append(Alarm("warn", "alone", text))
     return tuple(found)

@@ -16,6 +16,7 @@ from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon import app
 from atoll.node.daemon.app import Daemon, settle_garbage
 from atoll.node.daemon.coordinator.interfaces import NoReduction
+from atoll.node.daemon.telemetry.logfile import JsonLines
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.c_heap import FreePages
 from atoll.p2p.system.stop_signals import StopSignals
@@ -342,12 +343,14 @@ async def test_a_fault_of_the_host_ends_the_node_in_the_same_order():
     assert ended(node.story)[-1] == "host"
 
 
-async def test_a_bug_in_a_part_does_not_cost_the_workers_steps():
+async def test_a_bug_in_a_part_does_not_cost_the_workers_steps(caplog):
     node = Node()
     node.parts["carry"].fault = ValueError("a bug")
     with pytest.raises(ExceptionGroup):
         await node.daemon.run()
     assert "crashed" in node.story, "`atoll status` says so of a node that is gone"
+    (told,) = [record for record in caplog.records if record.levelname == "CRITICAL"]
+    assert "ValueError: a bug" in JsonLines().format(told), "and that the log has more"
     assert ended(node.story)[:2] == ["carry", "worker saved"], "it is asked before the other parts end, and it too"
 
 

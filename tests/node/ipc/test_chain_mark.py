@@ -6,6 +6,7 @@ import pytest
 
 from atoll.node.ipc import chain_mark
 from atoll.node.ipc.chain_mark import ChainMark
+from atoll.protocols.errors import CorruptFault
 
 
 def test_one_that_names_no_earlier_round_is_obeyed_with_the_one_before(tmp_path):
@@ -39,6 +40,30 @@ def test_a_mark_that_comes_while_a_worker_starts_stays_for_the_next(tmp_path, mo
     assert mark.first() == 8, "nobody has obeyed it"
     mark.remove(8)
     assert not mark.is_there()
+
+
+def test_a_mark_that_comes_between_the_two_steps_of_its_end_is_not_the_one_that_was_obeyed(tmp_path, monkeypatch):
+    mark, read = ChainMark(tmp_path), chain_mark._read
+    mark.put(5)
+
+    def beside(path):
+        found = read(path)
+        monkeypatch.setattr(chain_mark, "_read", read)
+        mark.put(9)
+        return found
+
+    monkeypatch.setattr(chain_mark, "_read", beside)
+    mark.remove(5)
+    assert mark.first() == 9
+
+
+@pytest.mark.parametrize("data", [b"7" * 33, b"garbage"])
+def test_one_that_holds_no_number_names_what_helps(tmp_path, data):
+    """Moved away, it would let the state go on in the chain that the node left."""
+    (tmp_path / chain_mark.MARK).write_bytes(data)
+    with pytest.raises(CorruptFault) as found:
+        ChainMark(tmp_path).first()
+    assert found.value.hint == "write the number 0 into it"
 
 
 @pytest.mark.parametrize("data", [b"", b"\n", b"   "])

@@ -5,7 +5,10 @@ import asyncio
 import pytest
 import torch
 
+from atoll.node.config.roles import Work
 from atoll.node.daemon.rounds.queries import reason
+from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.rounds.stillness import FROZEN_ROUNDS
 from atoll.node.worker.error_feedback import share_of_left
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -156,13 +159,20 @@ def test_a_member_that_was_rounds_ahead_and_gave_way_waits_until_the_others_are_
             nodes = [w.start(number, pace) for number, pace in enumerate((ROUND_S, ROUND_S, 0.5 * ROUND_S))]
             await w.until(lambda: w.all_final(4))
             w.network.cut([n.peer for n in nodes[:2]], [n.peer for n in nodes[2:]])
-            await asyncio.sleep(w.spec.pace.lease_s + 2 * ROUND_S)
+            await asyncio.sleep(w.spec.pace.lease_s + 9 * ROUND_S)
             first, ahead = nodes[0].driver.round.round, nodes[2].driver.round.round
             assert ahead > first + 4
             w.network.heal()
             await asyncio.sleep(2 * ROUND_S)
-            assert "members that are in round" in reason(nodes[2].driver.round)
-            await asyncio.sleep((ahead - first + 2) * ROUND_S)
+            told = []
+            for _ in range(ahead - first + 2):
+                state, frozen = nodes[2].driver.round, nodes[2].driver.view().frozen
+                told.append((state.phase, reason(state), frozen))
+                await asyncio.sleep(ROUND_S)
+            joins = [each for each in told if each[0] is Phase.JOIN]
+            assert len(joins) * ROUND_S > FROZEN_ROUNDS * ROUND_S + w.spec.pace.lease_s
+            assert all(why.startswith("waiting for 2 members behind: …") for _, why, _ in joins), joins
+            assert not any(frozen for *_, frozen in told), "its user starts it again who reads that"
             assert w.all_final(ahead), "a round of the others each"
             assert [number for number, _ in w.changes] == [2]
             assert authors_of(nodes[0], range(first + 1, ahead)) == {n.peer for n in nodes[:2]}
@@ -198,6 +208,7 @@ def test_a_side_whose_old_work_is_gone_says_so_once_the_others_are_gone_too(worl
             assert not nodes[2].driver.view().trouble, "the others train these rounds"
             for number in range(2):
                 await w.kill(number)
+            w.start(4, ROUND_S, Work(trains=False))  # it looks on, and has none of that work
             await asyncio.sleep(2 * w.spec.pace.lease_s)
             view = nodes[2].driver.view()
             assert view.trouble.startswith(f"round {final + 1} waits for others: this node lost its own work")

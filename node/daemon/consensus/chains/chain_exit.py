@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from atoll.p2p.system.disk_reports import DISK_RETRY_S
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Body, Entry, Follow
 
@@ -76,6 +77,21 @@ class ChainExit:
         self.guard.on_disk_success()
         self.event(round=first)
         self.begin_again(first)
+        return True
+
+    def leave_unmarked(self, first: Round | None, number: Round) -> bool:
+        """Leave the chain of a state of round `number` that no mark names. Returns whether there is such a chain.
+
+        `first`: the first round of an epoch, if there is one. Raises LocalFault if the disk refuses the mark: that
+        is no state that went wrong, so it is kept, and the next start tries again.
+        """
+        if first is None or number < first:
+            return False
+        if not (self.has_left or self.leave(first)):
+            raise LocalFault(
+                "the disk refuses the mark by which this node leaves the chain of its saved state",
+                hint="free space, or see `atoll logs`, and start again; the state stays as it is",
+            )
         return True
 
     def _does_mark(self, first: Round) -> bool:

@@ -26,6 +26,7 @@ from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
 from atoll.node.daemon.consensus.types import (
     Append,
     EnterEpoch,
+    EntryPayloadHeld,
     EntrySeen,
     FinalityState,
     FinalityTick,
@@ -36,6 +37,7 @@ from atoll.node.daemon.consensus.types import (
     SwitchEpoch,
 )
 from atoll.node.daemon.consensus.voter import may_append
+from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, lost_work, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book
@@ -51,6 +53,7 @@ from atoll.protocols.ledger.records import (
     Prepare,
     Promise,
     Proposal,
+    Reduction,
     Vote,
 )
 from atoll.protocols.ledger.registers import Lease
@@ -459,15 +462,40 @@ def test_a_node_that_came_up_just_now_complains_of_nobody():
     assert missing(Node(here=(A,)).wait(LISTEN_S - 1).state) == ""
 
 
-@pytest.mark.parametrize("here", [B, STRANGER])
-def test_work_that_is_lost_is_told_where_nobody_is_here_that_could_go_on(here):
-    """B worked on the round and may send that yet; the stranger may train it."""
+@pytest.mark.parametrize(
+    ("is_told", "here", "activity"),
+    [
+        (False, B, "training"),  # it worked on the round, and may send that yet
+        (False, B, "observing"),
+        (False, STRANGER, "training"),  # it may train the round
+        (False, STRANGER, "paused"),
+        (True, STRANGER, "observing"),
+    ],
+)
+def test_work_that_is_lost_is_told_where_nobody_is_here_that_could_go_on(is_told, here, activity):
     node = Node(here=(A,)).say(A, work(A, 5)).say(B, work(B, 5)).wait(LISTEN_S - 1)
-    assert not lost_work(node.state, {5}), "leases come with the first exchanges"
-    assert lost_work(node.wait(1).state, {5}).startswith("round 5 waits for others")
-    assert not lost_work(node.state, {6})
-    assert not lost_work(node.feed(MembersSeen(frozenset({A, here}))).state, {5})
-    assert lost_work(node.feed(MembersSeen(frozenset({A}))).state, {5})
+
+    def told(*peers, lost=5, held=()) -> str:
+        members = {peer: MemberView(activity, 5, 0.0) for peer in (A, *peers)}
+        return lost_work(node.state, {lost}, members, lambda name: name in held)
+
+    assert not told(), "leases come with the first exchanges"
+    node.wait(1)
+    assert told().startswith("round 5 waits for others")
+    assert not told(lost=6)
+    assert bool(told(here)) == is_told
+    assert not told(held=node.state.book.contributions)
+
+
+def test_lost_work_of_a_reduced_round_is_told_unless_it_has_a_reduction():
+    """All work of such a round counts as held: rows come in slices, and payloads are not looked at."""
+    node = Node(here=(A,)).say(A, work(A, 5)).wait(LISTEN_S)
+    (name,) = node.state.book.contributions
+    node.feed(EntryPayloadHeld(name))
+    assert lost_work(node.state, {5}, {}, lambda name: False).startswith("round 5 waits for others")
+    row = Reduction(Round(5), (0, 9), b"\x01", (), digest(b"set"), digest(b"sum"), digest(b"a"), digest(b"b"), b"")
+    node.say(B, row)
+    assert not lost_work(node.state, {5}, {}, lambda name: False)
 
 
 def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():

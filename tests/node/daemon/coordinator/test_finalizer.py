@@ -15,6 +15,7 @@ from atoll.node.daemon.coordinator import finalizer
 from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.rounds.types import RoundFinal
 from atoll.node.daemon.snapshots.offers import SnapshotOffer
 from atoll.node.daemon.snapshots.search import PARTS_MOST
 from atoll.node.daemon.snapshots.turns import ALONE_S, AT_ONCE, FIRST_S, STAGGER_S
@@ -213,6 +214,40 @@ def test_a_fold_that_gives_another_state_than_the_certificate_ends_the_node(tmp_
     assert f"round {number}: our fold gives {states[number].hex()[:8]}" in str(fault)
     assert rig.finalizer.applied == number - 1
     assert number not in rig.applied()
+
+
+@pytest.mark.parametrize("is_of_a_chain", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_state_that_a_start_found_is_looked_at_when_its_round_is_final(tmp_path, is_known, is_of_a_chain):
+    """It was ahead of all that the ledger knew: its chain is left, or its fold went wrong."""
+    rig, left = Rig(tmp_path), []
+
+    def leave(number, state) -> bool:
+        left.append((number, state))
+        return is_of_a_chain
+
+    rig.finalizer.leave_unmarked = leave
+    of_another = StartReply(1, digest(b"another state"), (), 1, "cpu", b"")
+
+    async def main():
+        async with asyncio.TaskGroup() as rig.group:
+            rounds = [final_round(number) for number in (0, 1)]
+            rig.finalizer.is_synced = False
+            for done in rounds if is_known else ():
+                rig.finalizer.add(done)
+            rig.finalizer.on_worker_started(of_another)
+            for done in rounds if not is_known else ():
+                rig.finalizer.add(done)
+
+    with contextlib.closing(rig.log):
+        if is_of_a_chain:
+            run_virtual(main())
+        else:
+            with pytest.raises(BaseExceptionGroup) as found:
+                run_virtual(main())
+            assert isinstance(found.value.exceptions[0], Divergence)
+    assert left == [(1, of_another.state)]
+    assert all(event.round != 1 for event in rig.told if isinstance(event, RoundFinal))
 
 
 def test_a_snapshot_that_is_needed_is_adopted(tmp_path):

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import machine
-from atoll.node.daemon.rounds.leaps import came_late, is_ahead, newest_left, why_ahead
+from atoll.node.daemon.rounds.leaps import ahead_s, came_late, is_ahead, newest_left, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, SetRules
+from atoll.node.daemon.rounds.queries import reason, waits_s
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig, RoundState
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution
@@ -85,8 +86,11 @@ def test_a_fast_member_that_was_cut_off_waits_for_the_two_others(overlap):
     assert len(authors_of(world, ROUNDS - 1)) == 3
 
 
+LEASE_OF_STATE_S = 60.0
+
+
 def state_of(now: float = 0.0, most_age: int = 0, **members: MemberView) -> RoundState:
-    config = RoundConfig(PeerId("me"), 99, 192, 128, 60.0, most_age=most_age)
+    config = RoundConfig(PeerId("me"), 99, 192, 128, LEASE_OF_STATE_S, most_age=most_age)
     views = {PeerId(name): view for name, view in members.items()}
     return replace(machine.begin(config), members=views, entered=dict.fromkeys(views, 0.0), now=now, train_s=2.0)
 
@@ -114,6 +118,7 @@ def test_a_node_is_ahead_of_more_than_half_of_all(waits, members):
     state = state_of(**members)
     assert is_ahead(state, 9) is waits
     assert bool(why_ahead(replace(state, round=9))) is waits
+    assert waits or ahead_s(replace(state, round=9)) is None
     assert not is_ahead(state_of(most_age=1, **members), 9), "its work counts in a later round"
 
 
@@ -128,6 +133,25 @@ def test_members_that_begin_no_round_are_waited_for_no_longer_than_in_a_round():
     late = replace(works, now=STALL_ROUNDS * 6.0 + 60.1, payload_at=99.0)
     assert not is_ahead(late, 9)
     assert is_ahead(replace(late, entered=dict.fromkeys(late.members, 1.0)), 9), "they began another round"
+
+
+def test_a_wait_for_members_behind_says_for_whom_and_for_how_long():
+    """The estimate is by the pace that they say, the bound by their patience: no round of this node is named."""
+    both = {"a": at(5, round_s=6.0), "b": at(7, round_s=4.0)}
+    state = replace(state_of(1.0, **both), phase=Phase.JOIN, round=9)
+    bound_s = STALL_ROUNDS * 4.0 + LEASE_OF_STATE_S - 1.0
+    assert reason(state) == (
+        "waiting for 2 members behind: …a (training round 5, heard 1 s ago), "
+        "…b (training round 7, heard 1 s ago); "
+        f"at most {bound_s:.0f} s if they begin no round"
+    )
+    assert waits_s(state) == 1 * 4.0 - 1.0, "one of both is enough, and b is there first"
+    three = replace(state, members=state.members | {PeerId("c"): at(6, round_s=4.0)})
+    assert waits_s(replace(three, entered=three.entered | {PeerId("c"): 0.0})) == 1 * 4.0 - 1.0
+    assert not is_ahead(replace(state, now=1.0 + bound_s, payload_at=99.0), 9), "then it goes on"
+    unknown = replace(state, members={peer: at(view.round) for peer, view in state.members.items()})
+    assert waits_s(unknown) is None
+    assert waits_s(replace(state, now=20.0)) is None, "they are late by their own pace"
 
 
 def test_who_waits_or_starts_is_counted_by_those_that_are_ahead():

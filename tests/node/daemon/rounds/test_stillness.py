@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.daemon.rounds.machine import begin
-from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.participants import MemberView, RoundBook
 from atoll.node.daemon.rounds.state import Phase, RoundState, config_of
 from atoll.node.daemon.rounds.stillness import (
     FETCH_S,
@@ -24,7 +24,7 @@ from atoll.node.daemon.rounds.stillness import (
 from atoll.node.daemon.steps.step_budget import RoundStarts
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import PeerId
+from atoll.protocols.ids import PeerId, digest
 
 SPEC = preset("tiny", Identity(b"o" * 32).peer_id, 1)
 LEASE_S = SPEC.pace.lease_s
@@ -140,6 +140,8 @@ def test_a_round_that_does_not_become_final_is_told_with_its_voters():
     assert line(1.0, LIMIT_S - 1, state()) == line(LIMIT_S - 1, LIMIT_S - 1, state()) == ""
     told = line(1.0, LIMIT_S + 1, state(), missing=VOTERS)
     assert told == f"frozen: no round became final for 561 s, and a round usually takes 100 s; {VOTERS}"
+    trains = frozen(Stillness(BEGUN, 0.0, 1.0, LIMIT_S + 1), state(), PACE_S, missing="", why="")
+    assert "; it is in round 7; " in trains, "its steps do end"
     assert line(1.0, LIMIT_S + 1, state()).endswith(
         "; waiting; if it stays so, `atoll stop --wait` and `atoll start`"
     )
@@ -149,6 +151,28 @@ def test_a_step_that_does_not_end_is_told():
     told = frozen(Stillness(BEGUN, 0.0, LIMIT_S + 1, 0.0), state(), PACE_S, missing="", why="")
     assert told.startswith("frozen: no step and no round for 561 s")
     assert "the next step of round 7 does not end" in told
+
+
+def test_who_is_ahead_of_most_others_is_not_frozen_while_it_waits_for_them():
+    """That ends by itself, after eight of their rounds and a lease at most; another start would not help."""
+    members = {PeerId(name): MemberView("training", 3, 0.0, 1.0, round_s=PACE_S) for name in "ab"}
+    ahead = state(Phase.JOIN, members=members, entered=dict.fromkeys(members, 0.0), train_s=PACE_S)
+    longest_s = 8 * PACE_S + LEASE_S
+    assert line(1e9, longest_s, ahead) == ""
+    told = line(1e9, (8 + FROZEN_ROUNDS) * PACE_S + LEASE_S + 1, ahead)
+    assert told.startswith("frozen: no round became final for ")
+    assert told.endswith("; waiting"), "no advice to start again"
+    assert line(LIMIT_S + 1, 0.0, state(Phase.JOIN)).startswith("frozen: "), "it waits for another reason"
+
+
+def test_who_waits_for_the_work_of_others_is_not_told_to_start_again():
+    """One of them hangs: to restart another node would change nothing. The line says when the round goes on."""
+    work = {digest(b"ours"): SPEC.owner}
+    done = RoundBook(authors=work, held=frozenset(work))
+    waits = state(Phase.COLLECT, collecting=7, books={7: done}, members={PeerId("a"): member(PACE_S)})
+    assert line(LIMIT_S + 1, 0.0, waits).endswith("and a round usually takes 100 s; waiting")
+    mine = msgspec.structs.replace(waits, books={})
+    assert line(LIMIT_S + 1, 0.0, mine).endswith("`atoll start`"), "its own work is not written yet"
 
 
 def test_who_waits_for_a_peer_is_sent_to_the_doctor():

@@ -52,6 +52,7 @@ def test_alarms():
     assert words(now(trouble="the disk is full")) == [("bad", "trouble")]
     assert words(now(members=1, peers=0, trouble="x")) == [("bad", "trouble"), ("warn", "alone")]
     assert words(now(members=1, activity="finished")) == []
+    assert words(now(members=0, activity="syncing")) == [], "it has heard nobody yet"
 
 
 @pytest.mark.parametrize(("peers", "text"), [(0, "0 peers"), (1, "1 peer"), (2, "2 peers")])
