@@ -17,6 +17,7 @@ from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Entry, encode_entry
 NAMED = 1024
 """Most equivocators that one message names. Of more it names so many that follow each other by name."""
 OFFERED = 2
+"""Most proofs of one message."""
 _OFFERED_BYTES = 2 * ENTRY_MAX_BYTES
 """Most bytes of the proofs of one message: the largest proof."""
 
@@ -24,7 +25,7 @@ Proof: TypeAlias = tuple[bytes, bytes]
 """Two signed entries of one author, as on the wire."""
 
 
-class Lacking(NamedTuple):
+class LackedProofs(NamedTuple):
     """Equivocators whose proofs are here and not at a peer, as far as its message says so."""
 
     in_use: set[PeerId]
@@ -74,12 +75,12 @@ class ProofTable:
         start = rng.randrange(len(names)) if len(names) >= NAMED else 0
         return tuple((names[start:] + names[:start])[:NAMED])
 
-    def lacking(self, forked: set[PeerId], named: Sequence[PeerId], in_use: set[PeerId]) -> Lacking:
+    def lacking(self, forked: set[PeerId], named: Sequence[PeerId], in_use: set[PeerId]) -> LackedProofs:
         """Those of `forked` that a peer lacks which names these. `in_use`: authors with whose feeds it goes on."""
         used = (forked & in_use).difference(named)
         # Of a part of the names only what lies between its ends is known to be missing.
         others = forked if len(named) < NAMED else self._between(forked, named[0], named[-1])
-        return Lacking(used, set(others).difference(named, used))
+        return LackedProofs(used, set(others).difference(named, used))
 
     def _between(self, forked: set[PeerId], first: PeerId, last: PeerId) -> list[PeerId]:
         names = self._in_order(forked)
@@ -92,7 +93,7 @@ class ProofTable:
 
     def offered(
         self,
-        lacking: Lacking,
+        lacking: LackedProofs,
         resting: Collection[PeerId],
         weight: Callable[[PeerId], Any],
         rng: random.Random,

@@ -15,7 +15,7 @@ from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.insertion import Batch, Equivocation, InsertResult, Verdict
 from atoll.p2p.ledger.newcomers import Newcomers
-from atoll.p2p.ledger.proofs import Lacking, Proof, ProofTable, contradicts
+from atoll.p2p.ledger.proofs import LackedProofs, Proof, ProofTable, contradicts
 from atoll.p2p.ledger.shares import LedgerRoom, Quota
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault
@@ -323,12 +323,12 @@ class Ledger:
         """Those of `equivocators` that a message names: `ProofTable.named`."""
         return self._proofs.named(self._forked, rng)
 
-    def lacked_proofs(self, vector: Mapping[PeerId, int], named: Sequence[PeerId]) -> Lacking:
+    def lacked_proofs(self, vector: Mapping[PeerId, int], named: Sequence[PeerId]) -> LackedProofs:
         """What a peer lacks that has this vector and names these equivocators."""
         in_use = {author for author, at in vector.items() if at < CLOSED}
         return self._proofs.lacking(self._forked, named, in_use)
 
-    def proofs_for(self, lacking: Lacking, rng: random.Random) -> list[Proof]:
+    def proofs_for(self, lacking: LackedProofs, rng: random.Random) -> list[Proof]:
         """Some of the proofs that a peer lacks; first those against accepted authors with most work."""
         return self._proofs.offered(lacking, self.resting, self._weight, rng)
 

@@ -18,6 +18,7 @@ from msgspec import Meta
 
 from atoll.p2p.ledger.floors import FloorCheck
 from atoll.p2p.ledger.insertion import Equivocation, InsertResult
+from atoll.p2p.ledger.proofs import OFFERED
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
@@ -30,7 +31,6 @@ METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 """Largest message, in bytes: a batch, a vector of all places, the names of equivocators and a proof or two."""
-_PROOFS = 2
 _FOR_PROOFS = 16
 """An exchange that so many messages brought nothing goes on for no proof: the next one brings more of them."""
 _MAX_AUTHORS = 4096
@@ -54,7 +54,7 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     forked: Annotated[tuple[PeerId, ...], Meta(max_length=_MAX_AUTHORS)]
     """Authors whose equivocation this side can prove: all, or so many that follow each other by name."""
     entries: Annotated[tuple[bytes, ...], Meta(max_length=_MAX_ENTRIES)]
-    proofs: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=_PROOFS)]
+    proofs: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=OFFERED)]
     refusal: Annotated[str, Meta(max_length=_REFUSAL_CHARACTERS)] = ""
     """Reason why this side refuses the other's own entries; empty if it does not, or the other never tried."""
 

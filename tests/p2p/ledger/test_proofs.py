@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atoll.p2p.ledger import proofs
@@ -28,7 +28,7 @@ def ledger_in(path: Path, *accepted: Identity) -> Ledger:
     """A ledger with a budget of newcomers, in which these authors are accepted."""
     newcomers = Newcomers(NewcomerQuota(), lambda: 0.0)
     opened = Ledger(path / "ledger.sqlite", RUN, newcomers=newcomers)
-    newcomers.accept(author.peer_id for author in accepted)
+    newcomers.accept([author.peer_id for author in accepted], by_work=False)
     newcomers.is_replaying = False
     return opened
 
@@ -125,11 +125,13 @@ def test_of_those_the_peer_goes_on_with_who_worked_most_is_proven_first(tmp_path
     opened.close()
 
 
-NAMES = st.frozensets(st.sampled_from([PeerId(f"peer-{number:02}") for number in range(40)]))
+PEERS = [PeerId(f"peer-{number:02}") for number in range(40)]
+NAMES = st.frozensets(st.sampled_from(PEERS))
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(NAMES, NAMES, st.integers(0, 1000))
+@example(frozenset(PEERS), frozenset(PEERS[10:16]), 0)
 def test_a_part_of_the_names_shows_what_a_peer_lacks_and_nothing_that_it_has(ours, theirs, seed) -> None:
     """Whatever both have: no message offers what is there, and some message shows each that is not."""
     with pytest.MonkeyPatch.context() as patch:
