@@ -5,6 +5,7 @@ peer says that it has more, asks for the floors with one call, `ledger.floors`. 
 this node does not know what others know, and above all it may not know its own newest entries.
 """
 
+import heapq
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -91,6 +92,11 @@ class FloorCheck:
         return newcomers.is_accepted(author)
 
     async def _answer(self, peer: PeerId, query: FloorsQuery) -> FeedFloors:
-        head = self.ledger.head(peer)
-        floors = dict(sorted(self.ledger.history.floors.items())[:_MAX_AUTHORS])
-        return FeedFloors(floors, () if head is None else (encode_entry(head),))
+        head, floors = self.ledger.head(peer), self.ledger.history.floors
+        # Those that rest may be any number, and names can be made to be the first. Who asks must know its own.
+        resting = self.ledger.resting
+        first = heapq.nsmallest(
+            _MAX_AUTHORS, floors, key=lambda author: (author != peer, author in resting, author)
+        )
+        found = {author: floors[author] for author in first}
+        return FeedFloors(found, () if head is None else (encode_entry(head),))

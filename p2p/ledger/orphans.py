@@ -77,6 +77,8 @@ class OrphanExchange:
         """
         table = self.covered if covered else self.wanted
         table.pop(wanted.round, None)
+        # A reduced set may lack more than one message names; they are named again as others come.
+        wanted = WantedEntries(wanted.round, wanted.entries[:MAX_NAMES], wanted.proposals[:MAX_NAMES])
         # Where nobody has two histories, feeds bring all that is covered.
         if (wanted.entries or wanted.proposals) and not (covered and not self.ledger.equivocators()):
             table[wanted.round] = wanted

@@ -4,7 +4,8 @@ When a method returns, its changes are on the disk. Readers use `since(cursor)`:
 arrival that never changes, so a reader that only learns of a change misses nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from atoll.p2p.ledger.database import Database, damaged
 from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.insertion import Batch, Equivocation, InsertResult, Verdict
 from atoll.p2p.ledger.newcomers import Newcomers
-from atoll.p2p.ledger.proofs import Proof, ProofTable, contradicts
+from atoll.p2p.ledger.proofs import LackedProofs, Proof, ProofTable, contradicts
 from atoll.p2p.ledger.shares import LedgerRoom, Quota
 from atoll.protocols import codec
 from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault
@@ -318,9 +319,18 @@ class Ledger:
         """Two signed entries of `author` that cannot belong to one feed; None without a proof."""
         return self._proofs.get(author)
 
-    def proofs_beyond(self, known: Collection[PeerId], most: int) -> list[Proof]:
-        """At most `most` proofs for a peer that has those of `known`."""
-        return self._proofs.offered(self._forked.difference(known), most, self._is_accepted)
+    def named_equivocators(self, rng: random.Random) -> tuple[PeerId, ...]:
+        """Those of `equivocators` that a message names: `ProofTable.named`."""
+        return self._proofs.named(self._forked, rng)
+
+    def lacked_proofs(self, vector: Mapping[PeerId, int], named: Sequence[PeerId]) -> LackedProofs:
+        """What a peer lacks that has this vector and names these equivocators."""
+        in_use = {author for author, at in vector.items() if at < CLOSED}
+        return self._proofs.lacking(self._forked, named, in_use)
+
+    def proofs_for(self, lacking: LackedProofs, rng: random.Random) -> list[Proof]:
+        """Some of the proofs that a peer lacks; first those against accepted authors with most work."""
+        return self._proofs.offered(lacking, self.resting, self._weight, rng)
 
     def add_proof(self, first: Entry, second: Entry) -> bool:
         """Store a proof of two verified entries that a peer found. False if it proves nothing new."""
@@ -337,6 +347,10 @@ class Ledger:
 
     def _is_accepted(self, author: PeerId) -> bool:
         return self.admits(author) if self.newcomers is None else self.newcomers.is_accepted(author)
+
+    def _weight(self, author: PeerId) -> tuple[bool, int, PeerId]:
+        rounds = self.newcomers.shares.rounds(author) if self.newcomers is not None else 0
+        return not self._is_accepted(author), -rounds, author
 
     def _judge(self, entry: Entry, feed: FeedEnd) -> Verdict:
         if entry.author in self._forked:
@@ -402,13 +416,16 @@ class Ledger:
 
     def _not_resting(self) -> Iterator[PeerId]:
         """Authors whose feeds are here and do not rest. Most may rest, so no Python runs for one that does."""
-        resting = self.newcomers.accepted.resting if self.newcomers is not None else set[PeerId]()
-        return filterfalse(resting.__contains__, self._feeds)
+        return filterfalse(self.resting.__contains__, self._feeds)
+
+    @property
+    def resting(self) -> set[PeerId]:
+        """Authors that gave their places back, and whose feeds stay here (`Accepted`)."""
+        return self.newcomers.accepted.resting if self.newcomers is not None else set()
 
     def _awake(self, more: Iterable[PeerId] = ()) -> int:
         """Count the feeds that are here or come with `more`, without those that rest."""
-        resting = len(self.newcomers.accepted.resting) if self.newcomers is not None else 0
-        return len(self._feeds) + sum(author not in self._feeds for author in more) - resting
+        return len(self._feeds) + sum(author not in self._feeds for author in more) - len(self.resting)
 
     def _measure(self) -> None:
         if self.newcomers is not None:

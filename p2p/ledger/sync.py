@@ -8,8 +8,9 @@ It is safe to cancel at any point: inserting is idempotent and every batch is wh
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -17,6 +18,7 @@ from msgspec import Meta
 
 from atoll.p2p.ledger.floors import FloorCheck
 from atoll.p2p.ledger.insertion import Equivocation, InsertResult
+from atoll.p2p.ledger.proofs import OFFERED
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
@@ -28,9 +30,11 @@ log = logging.getLogger(__name__)
 METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
-"""Largest message, in bytes: a batch, two vectors of authors and a few proofs."""
-_PROOFS = 2
+"""Largest message, in bytes: a batch, a vector of all places, the names of equivocators and a proof or two."""
+_FOR_PROOFS = 16
+"""An exchange that so many messages brought nothing goes on for no proof: the next one brings more of them."""
 _MAX_AUTHORS = 4096
+_REFUSAL_CHARACTERS = 200
 _MAX_ENTRIES = 2048
 """Most entries of a batch: the smallest has about 200 bytes."""
 _VERIFIED_PER_TURN = 32
@@ -48,10 +52,10 @@ class Exchange(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     closed: bool
     """Whether this side accepts no authors that `wanted` does not name."""
     forked: Annotated[tuple[PeerId, ...], Meta(max_length=_MAX_AUTHORS)]
-    """Authors whose equivocation this side can prove."""
+    """Authors whose equivocation this side can prove: all, or so many that follow each other by name."""
     entries: Annotated[tuple[bytes, ...], Meta(max_length=_MAX_ENTRIES)]
-    proofs: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=_PROOFS)]
-    refusal: Annotated[str, Meta(max_length=200)] = ""
+    proofs: Annotated[tuple[tuple[bytes, bytes], ...], Meta(max_length=OFFERED)]
+    refusal: Annotated[str, Meta(max_length=_REFUSAL_CHARACTERS)] = ""
     """Reason why this side refuses the other's own entries; empty if it does not, or the other never tried."""
 
 
@@ -66,6 +70,8 @@ class LedgerSync:
     on_fault: Callable[[PeerId, PeerFault], None]
     on_told: Callable[[PeerId, "Exchange"], None] = lambda peer, message: None
     """Receives every message of an exchange: it says whether the peer stores what is ours."""
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    """Chooses which proofs are named and offered where there are too many for one message."""
 
     def __post_init__(self) -> None:
         self.calls.register(METHOD, Exchange, Exchange, self._answer, max_bytes=MESSAGE_BYTES)
@@ -78,15 +84,16 @@ class LedgerSync:
         Raises Unreachable, PeerFault, RunMismatch, DiskFault; RecordsGone where the peer has more of a feed, but
         not what comes next here. The caller owns the deadline.
         """
-        gained = 0
+        gained = in_vain = 0
         theirs: Exchange | None = None
         while True:
             ours = self._state(theirs, peer)
             before, theirs = theirs, await self.calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
             fresh = await self._insert(peer, theirs)
             gained += fresh
+            in_vain += not fresh
             is_stuck = before is not None and before.wanted == theirs.wanted
-            if not fresh and (is_stuck or not self._has_news_for(theirs)):
+            if not fresh and (is_stuck or not self._has_news_for(theirs, for_proofs=in_vain < _FOR_PROOFS)):
                 await self._floors.check(peer, theirs.wanted)
                 self.ledger.end_bootstrap(peer)
                 return gained
@@ -140,18 +147,18 @@ class LedgerSync:
 
     def _state(self, theirs: Exchange | None, peer: PeerId) -> Exchange:
         ledger = self.ledger
-        forked = tuple(sorted(ledger.equivocators()))
         batch: list[bytes] = []
         proofs: list[tuple[bytes, bytes]] = []
         if theirs is not None:
             batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
-            proofs = ledger.proofs_beyond(theirs.forked, _PROOFS)
-        refusal, newcomers = ledger.refusal(peer), ledger.newcomers
+            proofs = ledger.proofs_for(ledger.lacked_proofs(theirs.wanted, theirs.forked), self.rng)
+        refusal, newcomers = ledger.refusal(peer)[:_REFUSAL_CHARACTERS], ledger.newcomers
         is_closed = ledger.is_closed or (newcomers is not None and newcomers.is_spent(peer))
-        return Exchange(ledger.wanted(_MAX_AUTHORS), is_closed, forked, tuple(batch), tuple(proofs), refusal)
+        wanted, forked = ledger.wanted(_MAX_AUTHORS), ledger.named_equivocators(self.rng)
+        return Exchange(wanted, is_closed, forked, tuple(batch), tuple(proofs), refusal)
 
-    def _has_news_for(self, theirs: Exchange) -> bool:
+    def _has_news_for(self, theirs: Exchange, *, for_proofs: bool) -> bool:
         return bool(
             self.ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
-            or self.ledger.equivocators() - frozenset(theirs.forked)
+            or (for_proofs and self.ledger.lacked_proofs(theirs.wanted, theirs.forked))
         )

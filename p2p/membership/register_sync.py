@@ -20,6 +20,8 @@ METHOD = "registers.pull"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 _MAX_PULLS = 64
+_MAX_NAMED = 8000
+"""Most versions that one request names; each has 90 bytes at most. Of what it does not name too much comes."""
 _Version: TypeAlias = tuple[PeerId, Annotated[str, Meta(max_length=16)], Ordinal, Ordinal]
 _Aged: TypeAlias = tuple[Annotated[float, Meta(ge=0, le=MAX_TTL_S)], bytes]
 
@@ -56,10 +58,7 @@ class RegisterSync:
         """
         gained = 0
         for _ in range(_MAX_PULLS):
-            newest = tuple((author, key, *at) for (author, key), at in sorted(self.registers.versions().items()))
-            batch = await self.calls.call(
-                peer, METHOD, KnownVersions(newest), RegisterBatch, max_bytes=MESSAGE_BYTES
-            )
+            batch = await self.calls.call(peer, METHOD, self._known(), RegisterBatch, max_bytes=MESSAGE_BYTES)
             news: list[tuple[Register, bytes]] = []
             try:
                 for age_s, data in batch.held:
@@ -72,6 +71,10 @@ class RegisterSync:
                 break
             gained += len(news)
         return gained
+
+    def _known(self) -> KnownVersions:
+        newest = list(self.registers.versions().items())[-_MAX_NAMED:]
+        return KnownVersions(tuple((author, key, *at) for (author, key), at in sorted(newest)))
 
     async def _answer(self, peer: PeerId, request: KnownVersions) -> RegisterBatch:
         known = {(author, key): (epoch, seq) for author, key, epoch, seq in request.newest}
