@@ -224,10 +224,9 @@ def _time_seen(state: finality_types.FinalityState, book: Book) -> object:
     if state.stable_since is None:
         return over
     # Nobody opens a later ballot for want of time before the round stood still for a patience (proposer.py).
-    rested_s = state.now - state.stable_since
     if proposer.waited_s(state) >= state.patience_s:
         return state.now
-    return *over, rested_s >= state.patience_s
+    return *over, state.now - state.stable_since >= state.patience_s
 
 
 def _waits_for_votes(state: finality_types.FinalityState) -> bool:
@@ -271,9 +270,8 @@ def _apply_event(state: finality_types.FinalityState, event: finality_types.Even
             if number != state.deciding:
                 return state, []
             choice = Choice(names, excised)
-            return replace(
-                state, checked={**state.checked, choice: digest}, checking=state.checking - {choice}
-            ), []
+            checked = {**state.checked, choice: digest}
+            return replace(state, checked=checked, checking=state.checking - {choice}), []
         case finality_types.FinalApplied(number):
             # A worker that adopted a snapshot will not answer the checks that it was asked before.
             return replace(state, applied=number, checking=frozenset()), []
