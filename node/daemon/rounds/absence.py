@@ -39,7 +39,8 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     held_up = lacks_quorum and _waited_s(state) > STALLED * absence_s(state)
     # Who owes is waited for in full again once it owes nothing: its work may never come before rounds are final.
     missing = ever - there - state.owing
-    missing = missing if held_up else {peer for peer in missing if _is_late(state, peer, awaited)}
+    if not held_up:
+        missing = frozenset(peer for peer in missing if _is_late(state, peer, awaited))
     missed = {peer: was for peer, was in state.missed.items() if was.stalls or peer in state.members}
     for peer in missing:
         was = missed.pop(peer, Absence())
