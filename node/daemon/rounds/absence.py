@@ -2,7 +2,8 @@
 
 For who is absent a round waits one own round time. Each time that a member holds up a round in vain, its work has
 to come in twice as many rounds before one waits longer for it. So a member that withholds its payloads, in any
-rounds that it likes, holds up few rounds of many. Pure.
+rounds that it likes, holds up few rounds of many. One that delivers late again and again takes eight own round
+times from each at most, in the mean. Pure.
 """
 
 from collections.abc import Collection
@@ -11,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import Absence, RoundState, absence_s
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, Absence, RoundState, absence_s, stall_s
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -35,9 +36,11 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     # Where a quorum of all is there, its grace bounds the wait for the others. So it does from the moment at which
     # those that were awaited then were a quorum.
     lacks_quorum = len(there) < quorum_of(len(ever) + 1, state.config.quorum_256)
-    waited_s = (state.now if state.quorum_at is None else state.quorum_at) - idle_at(state)
-    held_up = lacks_quorum and waited_s > STALLED * absence_s(state)
-    missing = ever - there if held_up else {peer for peer in ever - there if _is_late(state, peer, awaited)}
+    held_up = lacks_quorum and _waited_s(state) > STALLED * absence_s(state)
+    # Who owes is waited for in full again once it owes nothing: its work may never come before rounds are final.
+    missing = ever - there - state.owing
+    if not held_up:
+        missing = frozenset(peer for peer in missing if _is_late(state, peer, awaited))
     missed = {peer: was for peer, was in state.missed.items() if was.stalls or peer in state.members}
     for peer in missing:
         was = missed.pop(peer, Absence())
@@ -48,10 +51,35 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     waits = {at: until for at, until in state.waits.items() if at > state.final}
     if absent:
         waits[number] = stalls_until(state)
-    state = replace(state, closed=number, absent=absent, missed=missed, waits=waits)
+    state = replace(_with_shares(state), closed=number, absent=absent, missed=missed, waits=waits)
     for peer in there & missed.keys():
         state = _came(state, peer, number)
     return state
+
+
+def _waited_s(state: RoundState) -> float:
+    """Seconds for which the collected round kept this node idle, until it had a quorum."""
+    return (state.now if state.quorum_at is None else state.quorum_at) - idle_at(state)
+
+
+def _charged(state: RoundState, author: PeerId) -> RoundState:
+    """The state in which a member owes what the collected round waited for it."""
+    # A machine that slept meanwhile waited no longer than it may.
+    waited_s = min(_waited_s(state), stall_s(state, state.train_s))
+    owes = state.owed_s.get(author, 0.0) + waited_s
+    return replace(state, owed_s={**state.owed_s, author: owes}) if waited_s > 0 else state
+
+
+def _with_shares(state: RoundState) -> RoundState:
+    """The state in which each member has the time that one may take from a round."""
+    # An honest slow member is late like one that lies, so both have the same: the first is in most rounds that it
+    # trains. Rounds may be shorter than the way of a payload.
+    share_s = STALL_ROUNDS * absence_s(state)
+    owed_s = {peer: owes - share_s for peer, owes in state.owed_s.items() if owes > share_s}
+    # One long wait is nothing: a start, a machine that was busy.
+    once_s = stall_s(state, state.train_s)
+    owing = {peer for peer, owes in owed_s.items() if owes > once_s or peer in state.owing}
+    return replace(state, owed_s=owed_s, owing=frozenset(owing)) if state.owed_s else state
 
 
 def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:
@@ -65,6 +93,8 @@ def after_payload(state: RoundState, author: PeerId, number: int) -> RoundState:
     """The state after a payload of round `number` came: one that is late may show that its author works."""
     if author != state.config.me:
         state = replace(state, payload_at=state.now)
+        if number == state.collecting > state.closed and author in state.awaited:
+            state = _charged(state, author)
     # In time for a member that is not absent. Payloads of rounds that are not closed count when these close.
     return _came(state, author, number) if state.now <= state.waits.get(number, state.now - 1.0) else state
 

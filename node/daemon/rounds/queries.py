@@ -133,7 +133,7 @@ def _is_absent(state: RoundState, peer: PeerId) -> bool:
     tries_again = was.stalls > 0 and state.collecting >= was.newest + (
         AGAIN_ROUNDS << min(was.stalls, MOST_DOUBLINGS)
     )
-    return peer in state.absent and not tries_again
+    return peer in state.owing or (peer in state.absent and not tries_again)
 
 
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:

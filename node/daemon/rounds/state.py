@@ -198,6 +198,10 @@ class RoundState(msgspec.Struct, frozen=True):
     """Members that a round closed without, and of whose payloads too few came since."""
     missed: Mapping[PeerId, Absence] = msgspec.field(default_factory=dict)
     """What is remembered of these, and of those that held up a round before."""
+    owed_s: Mapping[PeerId, float] = msgspec.field(default_factory=dict)
+    """Seconds by which members were later in rounds without a quorum than one may be in each."""
+    owing: frozenset[PeerId] = frozenset()
+    """Those that were later than once is allowed, until they owe nothing."""
     awaited: frozenset[PeerId] = frozenset()
     """All that were waited for in the collected round at any time."""
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, Absence, Phase, RoundConfig
+from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, attendance, closes_at, idle_at, stalls_until
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Absence, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
     ContributionSeen,
@@ -227,6 +227,62 @@ def test_who_delivers_now_and_then_holds_up_fewer_and_fewer_rounds(honest, liar)
     assert gaps[-1] > 16
 
 
+def drags(world: World, first: Member) -> None:
+    """It delivers each payload just before the round would close without it."""
+    number, state = at_the_same(world, first), first.state
+    awaited, there = attendance(state)
+    waits = state.phase is Phase.COLLECT and state.collecting == number and awaited - there
+    if waits and world.now + 2 * TICK_S > closes_at(state, awaited - there):
+        world.release(A, number)
+
+
+def drags_when_it_owes_nothing(world: World, first: Member) -> None:
+    drags(world, first)
+    if A in first.state.owed_s and first.state.phase is Phase.TRAIN:
+        world.release(A, first.state.round)
+
+
+def drags_and_withholds(world: World, first: Member) -> None:
+    """In time only while it is waited for no longer than for an absent one."""
+    if A in first.state.absent | first.state.owing:
+        drips_in_time(world, first)
+        world.release(A, first.state.round)
+    elif not first.state.owed_s:
+        drags(world, first)
+    else:
+        at_the_same(world, first)
+
+
+def drags_and_goes(world: World, first: Member) -> None:
+    """Between two rounds that it holds up, it is away for two, without a lease."""
+    if first.state.round % 3:
+        world.leases.pop(A, None)
+    else:
+        drags(world, first)
+
+
+@pytest.mark.parametrize("honest", [{ME: T_S}, {ME: T_S, B: T_S}])
+@pytest.mark.parametrize("liar", [drags, drags_when_it_owes_nothing, drags_and_withholds, drags_and_goes])
+def test_who_delivers_just_before_the_bound_takes_its_share_in_the_mean(honest, liar):
+    """It takes all of two rounds once, and of each round no more than one may that is nine times slower."""
+    rounds = 60
+    waits = waits_of(World(honest, A).run(rounds, liar))
+    assert sum(waits) <= 2 * STALL_S + rounds * STALL_ROUNDS * T_S
+    assert max(waits) <= STALL_S + T_S + 2 * TICK_S
+
+
+@pytest.mark.parametrize(("slower", "share"), [(9, 1.0), (10, 0.9), (15, 0.7), (18, 0.6)])
+@pytest.mark.parametrize("more", [{}, {B: T_S}])
+def test_a_slow_member_is_in_most_rounds_that_it_trains(slower, share, more, monkeypatch):
+    """Up to nine times slower in each. Its late work is of no use, and no sign: rounds are final by then."""
+    monkeypatch.setitem(globals(), "FINAL_AFTER", 1)
+    world = World({ME: T_S, **more, A: slower * T_S})
+    first = world.run(60)
+    trained = [number for number in world.up[A].began if number < first.state.closed]
+    assert len(first.in_time[A]) >= share * len(trained)
+    assert first.in_time[A][-1] > 45
+
+
 @pytest.mark.parametrize("more", [{}, {B: T_S}])
 def test_a_member_that_is_five_times_slower_stays_in(more):
     """Also once it was killed, while the others waited for it, and once it came later than they can wait."""
@@ -277,6 +333,48 @@ def test_a_round_that_closes_by_its_grace_was_not_held_up():
     for quorum_at, stalls in [(began, 0), (began + 1.5 * TRAIN_S, 1), (None, 1)]:
         closed = absence.after_close(replace(late, quorum_at=quorum_at), {ME, A})
         assert closed.missed[A].stalls == stalls
+
+
+def collecting(number: int, node: Node, train_s: float = 1.0) -> Node:
+    return node.leases(a=number).seen(A, number, held=False).trained(number, train_s).seen(ME, number)
+
+
+def delivered(number: int, node: Node) -> Node:
+    return node.feed(PayloadHeld(entry_of(A, number), Round(number), node.now)).fold()
+
+
+def test_one_long_wait_is_forgiven_and_two_in_a_row_are_made_up():
+    """One may be a start, or a machine that slept while it waited."""
+    once_s = STALL_ROUNDS + LEASE_S
+    node = collecting(0, Node(rounds=30).ready())
+    node.now += 10 * once_s
+    node = delivered(0, node)
+    assert node.state.owed_s == {A: LEASE_S}, "no more than one may wait"
+    assert node.state.owing == frozenset()
+    node = delivered(1, collecting(1, node).tick(once_s - 0.5))
+    rounds = 0
+    while node.state.owed_s:
+        rounds += 1
+        assert node.state.owing == {A}, "until it owes nothing"
+        node = collecting(1 + rounds, node)
+        assert node.tick(0.9).state.phase is Phase.COLLECT
+        assert node.tick(0.1).fold().state.closed == 1 + rounds, "as for an absent one"
+    assert rounds == 5, "39.5 s, of which each round takes 8 s"
+    assert node.state.owing == frozenset()
+    node = collecting(2 + rounds, node)
+    assert node.tick(2.0).state.phase is Phase.COLLECT
+
+
+def test_what_comes_before_the_wait_costs_anything_is_not_owed():
+    node = Node(rounds=30).ready().leases(a=0).trained(0).seen(ME, 0).seen(A, 0)
+    assert node.state.owed_s == {}
+
+
+def test_a_member_of_short_rounds_has_seconds_for_its_payload():
+    """It may come over a relay: rounds shorter than its way are no reason to leave it out."""
+    node = Node(rounds=30).ready()
+    node = delivered(0, collecting(0, node, 0.01).tick(STALL_ROUNDS * LOST_LEAST_S))
+    assert node.state.owed_s == {}
 
 
 def test_an_absence_lasts_while_the_member_is_away():
