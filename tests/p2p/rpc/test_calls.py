@@ -8,8 +8,9 @@ import pytest
 
 from atoll.p2p.host.framing import framed, read_frame, write_frame
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import IN_FLIGHT, NOTICES_QUEUED, QUEUED_BYTES, NoticeQueue
+from atoll.p2p.rpc.call_stream import IN_FLIGHT
 from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.rpc.outbox import NOTICES_QUEUED, QUEUED_BYTES, NoticeQueue
 from atoll.p2p.rpc.server import STREAMS_PER_PEER
 from atoll.protocols import codec
 from atoll.protocols.errors import (
