@@ -250,12 +250,36 @@ class Ledger:
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
         return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
 
-    def newest_epochs(self, most: int) -> list[Entry]:
-        """Signatures under epochs, in the feeds and of orphans, among the newest of each."""
+    def newest_epochs_from(self, most: int) -> int:
+        """The cursor after which `epochs_after` has the newest `most` signatures under epochs."""
         # The kind is no parameter: SQLite would not use the index of epochs.
-        found = self._select(f"kind = '{_kind(Epoch)}' ORDER BY arrival DESC LIMIT ?", most)
-        found += self._select("1 ORDER BY arrival DESC LIMIT ?", most, table="orphans")
-        return [e for e in (self._decode(data) for _, data in found) if isinstance(e.body, Epoch)]
+        rows = self._db.rows(
+            f"SELECT arrival FROM entries WHERE kind = '{_kind(Epoch)}' ORDER BY arrival DESC LIMIT 1 OFFSET ?",
+            most,
+        )
+        return int(rows[0][0]) if rows else 0
+
+    def epochs_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Signatures under epochs that arrived after `cursor`, each with the cursor that follows it."""
+        where = f"kind = '{_kind(Epoch)}' AND arrival > ? ORDER BY arrival LIMIT ?"
+        return [(at, self._decode(data)) for at, data in self._select(where, cursor, limit)]
+
+    def round_after(self, kind: type[Any], number: int, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Entries of this kind about a round that arrived after `cursor`, each with the cursor that follows it."""
+        where = "round = ? AND kind = ? AND arrival > ? ORDER BY arrival LIMIT ?"
+        rows = self._select(where, number, _kind(kind), cursor, limit)
+        return [(at, self._decode(data)) for at, data in rows]
+
+    def orphans_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Orphans that came after `cursor`, which is one of theirs, each with the cursor that follows it."""
+        rows = self._select("arrival > ? ORDER BY arrival LIMIT ?", cursor, limit, table="orphans")
+        return [(at, self._decode(data)) for at, data in rows]
+
+    def arrived(self, cursors: Iterable[int], *, are_orphans: bool = False) -> Iterator[Entry]:
+        """The entries that these cursors follow, one by one; those that are gone are left out."""
+        table = "orphans" if are_orphans else "entries"
+        for cursor in cursors:
+            yield from (self._decode(data) for _, data in self._select("arrival = ?", cursor, table=table))
 
     def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
         """Entries that arrived after `cursor` (0: all), each with the cursor that follows it."""

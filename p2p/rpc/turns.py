@@ -1,9 +1,9 @@
 """Turns of large calls: one at a time, peers in equal shares, and half of the event loop's time together.
 
-A call of a few bytes may cost its handler milliseconds, and any peer may keep 64 of them in flight. If they ran one
-after the other, pings would be answered late, and neighbours would hang up. The order is start-time fair queuing
-(Goyal, Vin and Cheng, 1996): the tag of a request is the time that the peer's requests took so far, but at least
-the tag of the newest turn; the lowest tag is next. So a peer that asks seldom, or for little, waits for few others.
+A call of a few bytes may cost its handler milliseconds, and any peer may keep 64 of them in flight. If they ran
+one after the other, pings would be answered late, and neighbours would hang up. The order is start-time fair
+queuing (Goyal, Vin and Cheng, 1996): the tag of a request is the time that its peer's requests took so far, but at
+least the tag of the newest turn; the lowest tag is next. A peer that asks seldom, or for little, waits for few.
 """
 
 import asyncio
