@@ -53,13 +53,15 @@ class Turns:
         try:
             await place
         except asyncio.CancelledError:
-            if self._waiting.pop(place, None) is None:
+            if self._waiting.pop(place, None) is None and not place.cancelled():
                 self._next()  # it was this one's turn already
             raise
 
     def _next(self) -> None:
-        self._is_taken = bool(self._waiting)
-        if self._waiting:
+        self._is_taken = False
+        while self._waiting and not self._is_taken:
             place = min(self._waiting, key=self._waiting.__getitem__)
-            self._tag_s, _ = self._waiting.pop(place)
-            place.set_result(None)
+            tag_s, _ = self._waiting.pop(place)
+            if not place.done():  # else its task is cancelled, and has not run since
+                self._is_taken, self._tag_s = True, tag_s
+                place.set_result(None)
