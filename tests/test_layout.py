@@ -227,8 +227,9 @@ COMMENTED = (
 )
 COMMENTS_PER_100_LINES = 4
 YIELDS = {
+    "p2p/ledger/orphans.py": "between entries that an index or an answer reads, for the same reason",
     "p2p/ledger/sync.py": "between signatures that are verified, so that other tasks have their turn",
-    "p2p/rpc/server.py": "between notices that have come already, so that other tasks have their turn",
+    "p2p/rpc/server.py": "between frames that have come already, so that other tasks have their turn",
     "p2p/transports/p2pd/unix_socket.py": "between bytes that have come already, for the same reason",
     "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",
 }

@@ -12,7 +12,7 @@ from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, check_hello, read_hello, send_hello
 from atoll.p2p.rpc.outbox import Backlog, FrameOutbox
-from atoll.p2p.rpc.turns import Share, Turns
+from atoll.p2p.rpc.turns import CallTurns, Share
 from atoll.p2p.transports.host_base import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -63,7 +63,7 @@ class CallServer:
         self._guests: dict[PeerId, _Guest] = {}
         self._outboxes: set[FrameOutbox] = set()
         self._unread_bytes = 0
-        self._turns = Turns()
+        self._turns = CallTurns()
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
         self._has_ended = False
 

@@ -19,7 +19,7 @@ class Share:
         self.used_s = 0.0
 
 
-class Turns:
+class CallTurns:
     """Gives turns to the requests of all peers. A peer takes part with one request at a time."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from atoll.p2p.host.framing import write_frame
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.turns import Share, Turns
+from atoll.p2p.rpc.turns import CallTurns, Share
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
 from tests.p2p.rpc.test_calls import Member, Number, members, raw_stream
@@ -18,7 +18,7 @@ class Order:
     """Who had turns, and when each began."""
 
     def __init__(self):
-        self.turns, self.began = Turns(), []
+        self.turns, self.began = CallTurns(), []
         self.running = self.most = 0
 
     async def take(self, name, share, cost_s=COST_S):
