@@ -211,7 +211,8 @@ leaps that need half of all members, and members that wait for most others (123)
 members that rounds closed without, and stalls by withheld payloads and early leases (142),
 marks that come while a worker starts, a socket that stays where no new file can, rounds whose work is gone (124),
 leases that stay the same, and a virtual world that ends by itself (15),
-bugs that a change of chain cannot hide, and lines lost with the journal (6).
+bugs that a change of chain cannot hide, and lines lost with the journal (6),
+turns of large calls, replies that count until they are taken, and answers that read what is named (XXX).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

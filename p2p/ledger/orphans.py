@@ -186,7 +186,7 @@ class OrphanExchange:
             return []
         found = [entry for entry in ledger.orphans(number) if _is_work(entry, wanted)]
         for author in sorted(ledger.equivocators()):
-            found += ledger.entries(kind=Contribution, number=number, author=author)
+            found += [one for one in ledger.entries(number=number, author=author) if _is_work(one, wanted)]
             await asyncio.sleep(0)
         return found
 

@@ -11,7 +11,7 @@ from atoll.p2p.rpc.outbox import QUEUED_BYTES, Backlog, FrameOutbox
 from atoll.p2p.rpc.server import STREAMS_PER_PEER
 from atoll.p2p.transports.memory.memory_stream import WINDOW_BYTES
 from atoll.protocols import codec
-from tests.p2p.rpc.test_calls import Member, Number, Text, raw_stream
+from tests.p2p.rpc.test_calls import RUN, Member, Number, Text, raw_stream
 
 LARGE, LARGEST = 250_000, 256 * 1024
 
@@ -100,6 +100,26 @@ def test_all_peers_together_have_a_bound_and_the_idlest_goes(run_memory, dial, m
         assert member.calls._answers._unread_bytes == 0
         assert not member.faults
         assert not lab.faults
+
+    run_memory(scenario)
+
+
+def test_the_stream_goes_that_took_nothing_for_the_longest_time(run_memory, monkeypatch):
+    monkeypatch.setattr(server, "UNREAD_BYTES", 100)
+
+    async def scenario(lab):
+        answers = server.CallServer(frames.hello(RUN, (await lab.host()).peer_id, "x"), print)
+        outboxes = [FrameOutbox(Backlog(answers._count_unread)) for _ in range(3)]
+        answers._outboxes.update(outboxes)
+        for outbox in outboxes:
+            outbox.put(b"x" * 40)
+            await asyncio.sleep(1)
+        assert [outbox.bytes for outbox in outboxes] == [0, 44, 44]
+        outboxes[1]._note_taken()
+        outboxes[0] = FrameOutbox(Backlog(answers._count_unread))
+        answers._outboxes.add(outboxes[0])
+        outboxes[0].put(b"x" * 40)
+        assert [outbox.bytes for outbox in outboxes] == [44, 44, 0]
 
     run_memory(scenario)
 
