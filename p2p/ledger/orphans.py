@@ -5,14 +5,18 @@ final set names, or what made it final, may stand there. So a node asks its neig
 keeps those that it asked for. It never passes them on by itself.
 """
 
-from collections.abc import Callable, Collection, Iterable
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Annotated, TypeAlias
+from itertools import chain
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, RecordRound
 from atoll.protocols.ledger.records import (
@@ -34,6 +38,10 @@ MESSAGE_BYTES = ANSWER_BYTES + ENTRY_MAX_BYTES
 EPOCHS_MAX = 4096
 """Newest signatures under epochs that are looked through for who asks: anybody may have signed any number."""
 _MAX_ENTRIES = 2048
+_SLICE = 64
+"""Entries that are read before other tasks run: half a millisecond."""
+_ROUNDS = 8
+"""Indexes of rounds in memory: neighbours ask about few rounds at a time."""
 Names: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=MAX_NAMES)]
 
 
@@ -54,6 +62,42 @@ class FoundEntries(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     entries: Annotated[tuple[bytes, ...], Meta(max_length=_MAX_ENTRIES)]
 
 
+Read: TypeAlias = Callable[[int, int], list[tuple[int, Entry]]]
+"""Entries that arrived after a cursor, and at most so many."""
+
+
+class NameIndex:
+    """Which entries name a proposal, an epoch or members: each entry is read once, and an answer reads no others.
+
+    Entries may go from the ledger: the index then still has their cursors, until it begins anew at twice its size.
+    """
+
+    def __init__(self, read: Read, begin: Callable[[], int] = lambda: 0) -> None:
+        """`begin`: the cursor to begin after."""
+        self._read = read
+        self._begin = begin
+        self._size, self._most = 0, -1
+
+    async def find(self, names: Iterable[Digest]) -> list[int]:
+        """Cursors of the entries that name these: in the order of the names, then of arrival."""
+        await self._update()
+        return [cursor for name in names for cursor in self._named.get(name, ())]
+
+    async def _update(self) -> None:
+        is_new = self._size > self._most
+        if is_new:
+            self._named: dict[Digest, list[int]] = {}
+            self._cursor, self._size = self._begin(), 0
+        while rows := self._read(self._cursor, _SLICE):
+            for cursor, entry in rows:
+                if (name := _name_in(entry)) is not None:
+                    self._named.setdefault(name, []).append(cursor)
+            self._cursor, self._size = rows[-1][0], self._size + len(rows)
+            await asyncio.sleep(0)
+        if is_new:
+            self._most = 2 * self._size + EPOCHS_MAX
+
+
 @dataclass(eq=False)
 class OrphanExchange:
     """Asks for what `wanted` names, and answers others."""
@@ -67,7 +111,10 @@ class OrphanExchange:
     """What Reductions of a round cover: asked for once, by round."""
 
     def __post_init__(self) -> None:
-        self.ledger = self.sync.ledger
+        self.ledger = ledger = self.sync.ledger
+        self._epochs = NameIndex(ledger.epochs_after, lambda: ledger.newest_epochs_from(EPOCHS_MAX))
+        self._orphans = NameIndex(ledger.orphans_after)
+        self._rounds: OrderedDict[tuple[type[Any], int], NameIndex] = OrderedDict()
         self.sync.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
 
     def want(self, wanted: WantedEntries, *, covered: bool = False) -> None:
@@ -114,26 +161,54 @@ class OrphanExchange:
         return len(fresh)
 
     async def _answer(self, peer: PeerId, wanted: WantedEntries) -> FoundEntries:
-        named = [self.ledger.get(name) or self.ledger.orphan(name) for name in wanted.entries]
+        ledger, names = self.ledger, tuple(dict.fromkeys(wanted.entries))
+        named = [ledger.get(name) or ledger.orphan(name) for name in names]
         found = [entry for entry in named if entry is not None and entry.body.round == wanted.round]
         if None in named:
-            found += self._covered(wanted)
-            found += [entry for entry in self.ledger.newest_epochs(EPOCHS_MAX) if _signs(entry, wanted.entries)]
-        if wanted.proposals:
-            votes = self.ledger.entries(kind=Vote, number=wanted.round) + self.ledger.orphans(wanted.round)
-            for proposal in wanted.proposals:
-                found += [vote for vote in votes if _is_for(vote, (proposal,))]
-        return FoundEntries(_fitting(found))
+            found += await self._covered(wanted, names)
+            found += [one for one in ledger.arrived((await self._epochs.find(names))[::-1]) if _signs(one, names)]
+            apart = ledger.arrived(await self._orphans.find(names), are_orphans=True)
+            found += [one for one in apart if _signs(one, names)]
+        return FoundEntries(_fitting(chain(found, await self._votes(wanted) if wanted.proposals else ())))
 
-    def _covered(self, wanted: WantedEntries) -> list[Entry]:
+    async def _votes(self, wanted: WantedEntries) -> Iterator[Entry]:
+        """Votes for the wanted proposals, one by one: an answer may end before the last."""
+        proposals = tuple(dict.fromkeys(wanted.proposals))
+        here = await self._of_round(Vote, wanted.round).find(proposals)
+        apart = self.ledger.arrived(await self._orphans.find(proposals), are_orphans=True)
+        others = (vote for vote in apart if vote.body.round == wanted.round and _is_for(vote, proposals))
+        return chain(self.ledger.arrived(here), others)
+
+    async def _covered(self, wanted: WantedEntries, names: Collection[Digest]) -> list[Entry]:
         """Contributions of equivocators to a round, if the `members` of one of its Reductions are wanted."""
         ledger, number = self.ledger, wanted.round
-        apart = ledger.orphans(number)
-        here = [*ledger.entries(kind=Reduction, number=number), *apart]
-        if not any(isinstance(one.body, Reduction) and one.body.members in wanted.entries for one in here):
+        apart = ledger.arrived(await self._orphans.find(names), are_orphans=True)
+        here = await self._of_round(Reduction, number).find(names)
+        if not here and not any(isinstance(e.body, Reduction) and e.body.round == number for e in apart):
             return []
-        apart += [one for author in ledger.equivocators() for one in ledger.entries(number=number, author=author)]
-        return [entry for entry in apart if _is_work(entry, wanted)]
+        found = [entry for entry in ledger.orphans(number) if _is_work(entry, wanted)]
+        for author in sorted(ledger.equivocators()):
+            found += [one for one in ledger.entries(number=number, author=author) if _is_work(one, wanted)]
+            await asyncio.sleep(0)
+        return found
+
+    def _of_round(self, kind: type[Any], number: int) -> NameIndex:
+        def read(cursor: int, limit: int) -> list[tuple[int, Entry]]:
+            return self.ledger.round_after(kind, number, cursor, limit)
+
+        index = self._rounds.get((kind, number)) or NameIndex(read)
+        put_newest(self._rounds, (kind, number), index, _ROUNDS)
+        return index
+
+
+def _name_in(entry: Entry) -> Digest | None:
+    """What others ask for this entry by, beside its id."""
+    match entry.body:
+        case Vote(proposal=name) | Reduction(members=name):
+            return name
+        case Epoch():
+            return epoch_id(entry.body)
+    return None
 
 
 def _is_work(entry: Entry, wanted: WantedEntries) -> bool:

@@ -30,8 +30,7 @@ CLOSED = 1 << 40
 ORPHANS_MAX = 4096
 """Orphans kept of one author. It is asked for few, and only while it may be a voter."""
 _SEAL_BYTES = 8
-
-
+_EPOCHS = f"kind = '{Epoch.__struct_config__.tag}'"  # as a parameter SQLite would not use the index of epochs
 _NOTHING = FeedEnd(0, b"", 0)
 
 
@@ -251,17 +250,32 @@ class Ledger:
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
         return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
 
-    def newest_epochs(self, most: int) -> list[Entry]:
-        """Signatures under epochs, in the feeds and of orphans, among the newest of each."""
-        # The kind is no parameter: SQLite would not use the index of epochs.
-        found = self._select(f"kind = '{_kind(Epoch)}' ORDER BY arrival DESC LIMIT ?", most)
-        found += self._select("1 ORDER BY arrival DESC LIMIT ?", most, table="orphans")
-        return [e for e in (self._decode(data) for _, data in found) if isinstance(e.body, Epoch)]
+    def newest_epochs_from(self, most: int) -> int:
+        """The cursor after which `epochs_after` has the newest `most` signatures under epochs."""
+        newest = f"{_EPOCHS} ORDER BY arrival DESC LIMIT 1 OFFSET ?"
+        rows = self._db.rows(f"SELECT arrival FROM entries WHERE {newest}", most)
+        return int(rows[0][0]) if rows else 0
+
+    def epochs_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Signatures under epochs that arrived after `cursor`, each with the cursor that follows it."""
+        return self._after(f"{_EPOCHS} AND arrival > ?", cursor, limit)
+
+    def round_after(self, kind: type[Any], number: int, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Entries of this kind about a round that arrived after `cursor`, each with the cursor that follows it."""
+        return self._after("round = ? AND kind = ? AND arrival > ?", number, _kind(kind), cursor, limit)
+
+    def orphans_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        """Orphans that came after `cursor`, which is one of theirs, each with the cursor that follows it."""
+        return self._after("arrival > ?", cursor, limit, table="orphans")
+
+    def arrived(self, cursors: Iterable[int], *, are_orphans: bool = False) -> Iterator[Entry]:
+        """The entries that these cursors follow, one by one; those that are gone are left out."""
+        table = "orphans" if are_orphans else "entries"
+        return (self._decode(data) for at in cursors for _, data in self._select("arrival = ?", at, table=table))
 
     def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
         """Entries that arrived after `cursor` (0: all), each with the cursor that follows it."""
-        rows = self._select("arrival > ? ORDER BY arrival LIMIT ?", cursor, limit)
-        return [(arrival, self._decode(data)) for arrival, data in rows]
+        return self._after("arrival > ?", cursor, limit)
 
     def get(self, entry_id: Digest) -> Entry | None:
         """The entry with this id; None if it is unknown."""
@@ -483,6 +497,10 @@ class Ledger:
             if _seal(data) != seal:
                 raise damaged(self._db.path, f"entry {arrival} does not verify")
         return [(arrival, data) for arrival, data, _ in rows]
+
+    def _after(self, where: str, *values: object, table: str = "entries") -> list[tuple[int, Entry]]:
+        rows = self._select(f"{where} ORDER BY arrival LIMIT ?", *values, table=table)
+        return [(arrival, self._decode(data)) for arrival, data in rows]
 
     def _decode(self, data: bytes) -> Entry:
         try:

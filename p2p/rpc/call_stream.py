@@ -1,13 +1,12 @@
-"""One stream of the calls wire: the Hello, an outbox that joins frames into few writes, and the caller's half."""
+"""One stream of the calls wire: the Hello, and the caller's half."""
 
 import asyncio
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.p2p.host.framing import PART_S, framed, read_frame, write_frame, write_in_parts
+from atoll.p2p.host.framing import PART_S, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
+from atoll.p2p.rpc.outbox import FrameOutbox
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
 from atoll.protocols.errors import AtollError, DecodeError, PeerFault, RunMismatch, Unreachable
@@ -17,13 +16,6 @@ from atoll.protocols.wires import CALLS, pick
 HELLO_S = 10.0
 IN_FLIGHT = 64
 """Most requests in flight per peer, in each direction."""
-NOTICES_QUEUED = 256
-"""Most notices queued to one peer; then the oldest is dropped."""
-NOTICES_QUEUED_BYTES = 1024 * 1024
-QUEUED_BYTES = 1024 * 1024
-"""Bytes of requests or replies queued on one stream at which no more are accepted."""
-_WRITE_BYTES = 64 * 1024
-"""Most bytes of notices in one write, so that they do not delay replies."""
 _IDS = 1 << 32
 
 
@@ -48,107 +40,6 @@ async def read_hello(stream: Stream) -> frames.Hello:
 async def send_hello(stream: Stream, hello: frames.Hello) -> None:
     """Send our first frame. Raises Unreachable."""
     await write_frame(stream, codec.encode(hello))
-
-
-class NoticeQueue:
-    """A bounded queue of notices; a full queue drops its oldest notice."""
-
-    def __init__(self) -> None:
-        self._frames: deque[bytes] = deque()
-        self._bytes = 0
-
-    def put(self, frame: bytes) -> None:
-        """Queue one frame."""
-        self._frames.append(frame)
-        self._bytes += len(frame)
-        while len(self._frames) > NOTICES_QUEUED or self._bytes > NOTICES_QUEUED_BYTES:
-            self._pop()
-
-    def take(self, max_bytes: int) -> list[bytes]:
-        """Remove and return the oldest frames, about `max_bytes` together."""
-        taken: list[bytes] = []
-        size = 0
-        while self._frames and size < max_bytes:
-            taken.append(self._pop())
-            size += len(taken[-1])
-        return taken
-
-    def drop_all(self) -> None:
-        """Drop every queued notice: the stream is gone."""
-        self._frames.clear()
-        self._bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def _pop(self) -> bytes:
-        frame = self._frames.popleft()
-        self._bytes -= len(frame)
-        return frame
-
-
-class FrameOutbox:
-    """Queue of frames to one stream: all frames queued in one turn of the event loop leave in one write.
-
-    Senders wait for `room` first, so a peer that sends but does not read cannot make the queue grow.
-    """
-
-    def __init__(self) -> None:
-        self._urgent: list[bytes] = []
-        self._urgent_bytes = 0
-        self._finished = False
-        self._wake = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self.notices = NoticeQueue()
-
-    async def room(self) -> None:
-        """Wait until less than QUEUED_BYTES are queued."""
-        await self._has_room.wait()
-
-    def put(self, frame: bytes) -> None:
-        """Queue a request, a reply, a failure or a cancel."""
-        if self._finished:
-            return
-        self._urgent.append(framed(frame))
-        self._urgent_bytes += len(frame)
-        if self._urgent_bytes >= QUEUED_BYTES:
-            self._has_room.clear()
-        self._wake.set()
-
-    def put_notice(self, frame: bytes) -> None:
-        """Queue a notice behind everything else."""
-        self.notices.put(framed(frame))
-        self._wake.set()
-        if self._finished:
-            self.notices.drop_all()
-
-    async def drain(self, stream: Stream) -> None:
-        """Write queued frames until cancelled or until the stream breaks; then reset the stream."""
-        try:
-            while True:
-                batch = self._take()
-                if not batch:
-                    self._wake.clear()
-                    await self._wake.wait()
-                    continue
-                await write_in_parts(stream, batch[0] if len(batch) == 1 else b"".join(batch), PART_S)
-        except Unreachable:
-            stream.reset()
-        finally:
-            self.finish()
-
-    def finish(self) -> None:
-        """Release all waiters and drop all frames: the stream is gone. Idempotent."""
-        self._finished = True
-        self._urgent = []
-        self._has_room.set()
-        self.notices.drop_all()
-
-    def _take(self) -> Sequence[bytes]:
-        batch, self._urgent, self._urgent_bytes = self._urgent, [], 0
-        self._has_room.set()
-        return batch + self.notices.take(_WRITE_BYTES)
 
 
 @dataclass(slots=True)
@@ -201,7 +92,7 @@ class OutgoingCalls:
         if not self.opened.done():
             await asyncio.wait((self.opened,))
         async with self.slots:
-            await self.outbox.room()
+            await self.outbox.backlog.room()
             if self._end is not None:
                 raise fresh_copy(self._end)
             number = self._take_id()

@@ -55,6 +55,7 @@ class Calls:
     ) -> None:
         """Answer `method` with `handler`. `max_bytes` caps request and reply.
 
+        Above MESSAGE_MAX_BYTES it is a large call, and has turns with others: `handler` must not wait for peers.
         A PeerFault that `handler` raises counts against the calling peer. A handler that calls a third peer must
         catch that peer's faults itself.
         """

@@ -10,7 +10,9 @@ from typing import Any
 from atoll.p2p.host.framing import PART_S, read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, FrameOutbox, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.outbox import Backlog, FrameOutbox
+from atoll.p2p.rpc.turns import CallTurns, Share
 from atoll.p2p.transports.host_base import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -22,6 +24,9 @@ log = logging.getLogger(__name__)
 HANDLER_S = 60.0
 STREAMS_PER_PEER = 4
 """Most calls streams of one peer; one is in use, others are about to end."""
+UNREAD_BYTES = 64 * 1024 * 1024
+"""Bytes of replies that all peers together have not taken: what a small machine can spare, and enough for 32 peers
+that read nothing of two large replies. Above it the stream ends that took nothing for the longest time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,17 @@ class Method:
 
 
 class _Guest:
-    """A peer that calls us; its streams share one limit of requests in flight."""
+    """A peer that calls us; its streams share one limit of requests in flight, and of bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_unread: Callable[[int], None]) -> None:
         self.slots = asyncio.Semaphore(IN_FLIGHT)
         self.streams = 0
+        self.asked = Backlog()
+        """Requests that are not answered yet."""
+        self.unread = Backlog(on_unread)
+        """Replies that are not taken yet."""
+        self.large = asyncio.Lock()
+        self.share = Share()
 
 
 class CallServer:
@@ -50,6 +61,9 @@ class CallServer:
         self._on_fault = on_fault
         self._methods: dict[str, Method] = {}
         self._guests: dict[PeerId, _Guest] = {}
+        self._outboxes: set[FrameOutbox] = set()
+        self._unread_bytes = 0
+        self._turns = CallTurns()
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
         self._has_ended = False
 
@@ -66,14 +80,19 @@ class CallServer:
 
     async def serve(self, stream: Stream) -> None:
         """Serve one stream of a peer. Raises Unreachable and DecodeError."""
-        guest = self._guests.setdefault(stream.peer, _Guest())
+        guest = self._guests.get(stream.peer) or _Guest(self._count_unread)
+        self._guests[stream.peer] = guest
         guest.streams += 1
+        outbox = FrameOutbox(guest.unread)
         try:
             if guest.streams > STREAMS_PER_PEER:
                 raise Unreachable("too many calls streams of one peer")
             if await self._welcome(stream):
-                await self._answer_all(stream, guest)
+                self._outboxes.add(outbox)
+                await self._answer_all(stream, guest, outbox)
         finally:
+            outbox.finish()
+            self._outboxes.discard(outbox)
             guest.streams -= 1
             if not guest.streams:
                 del self._guests[stream.peer]
@@ -92,15 +111,16 @@ class CallServer:
             return False
         return True
 
-    async def _answer_all(self, stream: Stream, guest: _Guest) -> None:
+    async def _answer_all(self, stream: Stream, guest: _Guest, outbox: FrameOutbox) -> None:
         """Answer requests until the stream ends; then cancel the handlers that still run."""
-        outbox, running = FrameOutbox(), dict[int, asyncio.Task[None]]()
+        running = dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
         async with asyncio.TaskGroup() as group:
             writer = group.create_task(outbox.drain(stream))
             try:
                 while True:
-                    await outbox.room()
+                    await guest.asked.room()
+                    await guest.unread.room()
                     frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes, PART_S))
                     if frame.kind is frames.Kind.CANCEL:
                         if (task := running.get(frame.id)) is not None:
@@ -108,14 +128,16 @@ class CallServer:
                         continue
                     if frame.kind is frames.Kind.NOTICE:
                         # Most frames are notices, and a task for each would cost more than what it does.
-                        await self._answer(stream.peer, frame, outbox)
+                        await self._answer(stream.peer, guest, frame, outbox)
                         await asyncio.sleep(0)  # notices that have come already must not keep others waiting
                         continue
                     if frame.id in running:
                         raise DecodeError(f"{frame.method} has the id of an open request")
                     await guest.slots.acquire()
-                    task = running[frame.id] = group.create_task(self._answer(stream.peer, frame, outbox))
-                    task.add_done_callback(partial(_finish, running, frame.id, guest.slots))
+                    task = running[frame.id] = group.create_task(self._answer(stream.peer, guest, frame, outbox))
+                    task.add_done_callback(partial(_finish, running, frame, guest))
+                    guest.asked.change(len(frame.body))
+                    await asyncio.sleep(0)  # its reply may leave no room for the next, and others have their turns
             except AtollError as error:
                 failure = error
             finally:
@@ -124,13 +146,16 @@ class CallServer:
         if failure is not None:
             raise failure
 
-    async def _answer(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
+    async def _answer(self, peer: PeerId, guest: _Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
         """Run one handler and queue its reply or failure."""
+        method = self._methods.get(frame.method)
+        is_large = method is not None and not method.one_way and method.max_bytes > MESSAGE_MAX_BYTES
         try:
             async with asyncio.timeout(HANDLER_S):
-                body = await self._run_method(peer, frame)
-            if frame.kind is frames.Kind.REQUEST:
-                outbox.put(frames.reply(frame.id, body))
+                if is_large:
+                    await self._answer_in_turn(peer, guest, frame, outbox)
+                else:
+                    await self._reply(peer, frame, outbox)
         except AtollError as error:
             if isinstance(error, PeerFault):
                 self._on_fault(peer, error)
@@ -140,6 +165,25 @@ class CallServer:
         except Exception:
             log.exception("handler of %s failed", frame.method)
             self._refuse(frame, outbox, LocalFault.__name__, f"{frame.method} failed on this machine")
+
+    async def _answer_in_turn(self, peer: PeerId, guest: _Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
+        """Answer once the peer took what it asked for before, and once it is this peer's turn."""
+        async with guest.large:
+            await guest.unread.room()
+            async with self._turns.turn(guest.share):
+                await self._reply(peer, frame, outbox)
+
+    async def _reply(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
+        body = await self._run_method(peer, frame)
+        if frame.kind is frames.Kind.REQUEST:
+            outbox.put(frames.reply(frame.id, body))
+
+    def _count_unread(self, size_bytes: int) -> None:
+        """Keep the replies of all peers within their bound."""
+        self._unread_bytes += size_bytes
+        while size_bytes > 0 and self._unread_bytes > UNREAD_BYTES:
+            idlest = min((one for one in self._outboxes if one.bytes), key=lambda one: one.taken_s)
+            idlest.break_off()
 
     async def _run_method(self, peer: PeerId, frame: frames.Frame) -> bytes:
         if self._has_ended:
@@ -158,7 +202,8 @@ class CallServer:
             outbox.put(frames.failure(frame.id, error, message))
 
 
-def _finish(running: dict[int, asyncio.Task[None]], number: int, slots: asyncio.Semaphore, _: object) -> None:
-    """Clean up after the answer to request `number`, as a done-callback of its task."""
-    del running[number]
-    slots.release()
+def _finish(running: dict[int, asyncio.Task[None]], frame: frames.Frame, guest: _Guest, _: object) -> None:
+    """Clean up after the answer to a request, as a done-callback of its task."""
+    del running[frame.id]
+    guest.slots.release()
+    guest.asked.change(-len(frame.body))

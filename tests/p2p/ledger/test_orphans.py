@@ -1,11 +1,12 @@
 """Entries of an author with two histories: asked for by name, kept apart, and never taken for a feed."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from atoll.p2p.ledger import store
-from atoll.p2p.ledger.orphans import METHOD, FoundEntries, OrphanExchange, WantedEntries
+from atoll.p2p.ledger.orphans import EPOCHS_MAX, METHOD, FoundEntries, NameIndex, OrphanExchange, WantedEntries
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round, digest
@@ -256,3 +257,94 @@ def test_covered_work_is_asked_for_only_where_somebody_has_two_histories(tmp_pat
         assert not ours.covered
 
     run_pair(tmp_path, scenario)
+
+
+def votes(count: int, proposals: int = 1) -> list[Entry]:
+    """Votes of the honest member in one round, for some proposals in turn."""
+    signed: list[Entry] = []
+    for number in range(count):
+        body = Vote(Round(7), Ballot(number, HONEST.peer_id), digest(bytes([number % proposals])))
+        previous = signed[-1].id if signed else b""
+        signed.append(sign_entry(RUN, HONEST, number, previous, body))
+    return signed
+
+
+def test_an_answer_reads_only_what_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question of 38 bytes must not make a node decode all its epochs, or all votes of a round, each time."""
+
+    async def scenario(a: Side, b: Side) -> None:
+        signed = votes(300, proposals=100)
+        b.ledger.insert_all(signed)
+        theirs, read = exchange_of(b), []
+        decode = b.ledger._decode
+        monkeypatch.setattr(b.ledger, "_decode", lambda data: read.append(data) or decode(data))
+        unknown = WantedEntries(Round(7), (digest(b"no"),), (digest(b"no"),))
+        assert (await theirs._answer(a.host.peer_id, unknown)).entries == ()
+        assert len(read) == 300, "once"
+        read.clear()
+        assert (await theirs._answer(a.host.peer_id, unknown)).entries == ()
+        assert not read
+        wanted = WantedEntries(Round(7), (), (digest(bytes([5])), digest(bytes([2])), digest(bytes([5]))))
+        answer = await theirs._answer(a.host.peer_id, wanted)
+        assert answer.entries == tuple(map(encode_entry, [*signed[5::100], *signed[2::100]])), "each name once"
+        assert len(read) == 6
+        read.clear()
+        more = sign_entry(RUN, HONEST, 300, signed[-1].id, Vote(Round(7), Ballot(0, LIAR.peer_id), digest(b"no")))
+        b.ledger.insert_all([more])
+        assert (await theirs._answer(a.host.peer_id, unknown)).entries == (encode_entry(more),)
+        assert len(read) <= 3
+
+    run_pair(tmp_path, scenario)
+
+
+def test_other_tasks_run_while_an_index_is_made(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        b.ledger.insert_all(votes(640))
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            counting = group.create_task(count())
+            await exchange_of(b)._answer(a.host.peer_id, WantedEntries(Round(7), (), (digest(b"no"),)))
+            counting.cancel()
+        assert turns >= 10
+
+    run_pair(tmp_path, scenario)
+
+
+def test_votes_of_another_round_are_not_found(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        theirs = split(a, b)
+        a.ledger.add_orphans(TWO[3:])
+        assert (await theirs._answer(b.host.peer_id, WantedEntries(Round(52), (), (PROPOSAL,)))).entries
+        assert not (await theirs._answer(b.host.peer_id, WantedEntries(Round(51), (), (PROPOSAL,)))).entries
+
+    run_pair(tmp_path, scenario)
+
+
+def test_an_index_forgets_what_is_gone() -> None:
+    """Authors that were pruned wrote any number of entries: an index has at most twice those that are here."""
+    rows = [(number, entry) for number, entry in enumerate(votes(8), start=1)]
+    table = {number: rows[number % 8][1] for number in range(1, 3 * EPOCHS_MAX)}
+
+    def read(cursor: int, limit: int) -> list[tuple[int, Entry]]:
+        return [(n, table[n]) for n in range(cursor + 1, cursor + 1 + limit) if n in table]
+
+    async def scenario() -> None:
+        index = NameIndex(read)
+        assert len(await index.find([digest(bytes([0]))])) == len(table)
+        for number in range(3 * EPOCHS_MAX, 12 * EPOCHS_MAX):
+            table[number] = rows[number % 8][1]
+        assert len(await index.find([digest(bytes([0]))])) == len(table)
+        gone = [number for number in table if number < 12 * EPOCHS_MAX - 10]
+        for number in gone:
+            del table[number]
+        index._begin = lambda: 12 * EPOCHS_MAX - 11
+        assert len(await index.find([digest(bytes([0]))])) == len(table) == 10
+
+    asyncio.run(scenario())

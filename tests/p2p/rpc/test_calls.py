@@ -8,9 +8,11 @@ import pytest
 
 from atoll.p2p.host.framing import framed, read_frame, write_frame
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import IN_FLIGHT, NOTICES_QUEUED, QUEUED_BYTES, NoticeQueue
+from atoll.p2p.rpc.call_stream import IN_FLIGHT
 from atoll.p2p.rpc.calls import Calls
+from atoll.p2p.rpc.outbox import NOTICES_QUEUED, QUEUED_BYTES, NoticeQueue
 from atoll.p2p.rpc.server import STREAMS_PER_PEER
+from atoll.p2p.transports.memory.memory_stream import WINDOW_BYTES
 from atoll.protocols import codec
 from atoll.protocols.errors import (
     ConfigError,
@@ -361,7 +363,7 @@ def test_a_peer_that_does_not_read_is_not_served_on(run_memory):
         flooding = lab.spawn(flood_until_the_end())
         await asyncio.sleep(60)
         held = 60_000 * len(answered)
-        assert held < 3 * QUEUED_BYTES + IN_FLIGHT * 70_000 + (1 << 20)
+        assert held < WINDOW_BYTES + QUEUED_BYTES + 2 * 60_000
         stream.reset()
         await asyncio.wait([flooding])
 

@@ -15,7 +15,7 @@ from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import PART_S, framed
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.membership.liveness import EVERY_S, SILENCE_S, STRIKES, LivenessMonitor
-from atoll.p2p.rpc import call_stream, calls, frames, server, single_request
+from atoll.p2p.rpc import call_stream, calls, frames, outbox, server, single_request
 from atoll.p2p.rpc.call_stream import HELLO_S
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.rpc.single_request import AT_ONCE, REQUEST_S, SingleRequests
@@ -80,7 +80,7 @@ class Member:
 
 def shorten(monkeypatch) -> None:
     """Real transports get other deadlines: the same code, in seconds."""
-    for module in (call_stream, server, single_request):
+    for module in (call_stream, outbox, server, single_request):
         monkeypatch.setattr(module, "PART_S", SHORT.part)
     monkeypatch.setattr(server, "HELLO_S", SHORT.hello)
     monkeypatch.setattr(single_request, "REQUEST_S", SHORT.request)
