@@ -133,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 81_955
+BUDGET_LINES = 81_993
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -217,7 +217,8 @@ turns of owners that act late (29),
 lines of a status that say what is so: waits for members behind, states without a mark, disks that refuse (103),
 messages that stay legal in any ledger (105),
 what members owe that are late again and again (34),
-turns of large calls, replies that count until they are taken, and answers that read what is named (258).
+turns of large calls, replies that count until they are taken, and answers that read what is named (258),
+rooms for the exchange of ledgers and the reading of rows (38).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
@@ -233,8 +234,8 @@ COMMENTED = (
 )
 COMMENTS_PER_100_LINES = 4
 YIELDS = {
-    "p2p/ledger/orphans.py": "between entries that an index or an answer reads, for the same reason",
-    "p2p/ledger/sync.py": "between signatures that are verified, so that other tasks have their turn",
+    "p2p/exchange/orphans.py": "between entries that an index or an answer reads, for the same reason",
+    "p2p/exchange/sync.py": "between signatures that are verified, so that other tasks have their turn",
     "p2p/rpc/server.py": "between frames that have come already, so that other tasks have their turn",
     "p2p/transports/p2pd/unix_socket.py": "between bytes that have come already, for the same reason",
     "p2p/transports/memory/memory_stream.py": "a write gives other hosts their turn, as a real one does",

@@ -43,7 +43,7 @@ class History(NamedTuple):
     entries: tuple[Entry, ...]
     """Its ledger, in the order of arrival."""
     orphans: tuple[Entry, ...]
-    """Entries of `forked` that no feed of its ledger holds (p2p/ledger/orphans.py)."""
+    """Entries of `forked` that no feed of its ledger holds (p2p/exchange/orphans.py)."""
     forked: frozenset[PeerId]
     """Authors of which it has a proof that they signed two histories."""
     saved: LocalBody | None

@@ -10,8 +10,8 @@ from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_f
 from atoll.node.daemon.assets.first_records import wait_for_records
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
+from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Host
-from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import AtollError, PeerFault

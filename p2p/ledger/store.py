@@ -16,12 +16,12 @@ from atoll.p2p.ledger.history import Cut, FeedEnd, RecordHistory
 from atoll.p2p.ledger.insertion import Batch, Equivocation, InsertResult, Verdict
 from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.p2p.ledger.proofs import LackedProofs, Proof, ProofTable, contradicts
+from atoll.p2p.ledger.reader import EntryReader, kind_of, seal_of
 from atoll.p2p.ledger.shares import LedgerRoom, Quota
-from atoll.protocols import codec
-from atoll.protocols.errors import ConfigError, DecodeError, DiskFault, LocalFault
+from atoll.protocols.errors import ConfigError, DiskFault, LocalFault
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Digest, PeerId, RunId, digest, short
-from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, Admit, Body, Entry, Epoch, encode_entry, sign_entry
+from atoll.protocols.ids import Digest, PeerId, RunId, short
+from atoll.protocols.ledger.records import Admit, Body, Entry, encode_entry, sign_entry
 
 LEDGER_FILE = "ledger.sqlite"
 """File name of the ledger below a run's folder."""
@@ -29,8 +29,6 @@ CLOSED = 1 << 40
 """Entry of a vector that requests nothing of an author; one above the highest legal sequence number."""
 ORPHANS_MAX = 4096
 """Orphans kept of one author. It is asked for few, and only while it may be a voter."""
-_SEAL_BYTES = 8
-_EPOCHS = f"kind = '{Epoch.__struct_config__.tag}'"  # as a parameter SQLite would not use the index of epochs
 _NOTHING = FeedEnd(0, b"", 0)
 
 
@@ -58,6 +56,7 @@ class Ledger:
         self.newcomers = newcomers
         self._excluded: dict[PeerId, str] = {}
         self._db = Database(path, run, self.quota.disk_bytes)
+        self.reader = EntryReader(self._db)
         try:
             self.history = RecordHistory(self._db)
             """The rounds whose records are here, and what stands for those before."""
@@ -159,8 +158,8 @@ class Ledger:
     def cut(self, cut: Cut, entries: Collection[Entry] = ()) -> None:
         """Put a summary in place of the records of old rounds: `RecordHistory.cut`. Raises DiskFault."""
         for entry in entries:
-            for _, here in self._select("author = ? AND seq = ?", entry.author, entry.seq):
-                self.add_proof(self._decode(here), entry)  # else the other history stays without a word
+            for _, here in self.reader.select("author = ? AND seq = ?", entry.author, entry.seq):
+                self.add_proof(self.reader.decode(here), entry)  # else the other history stays without a word
         self.history.cut(cut, entries)
         self._feeds = self.history.read_feeds()
 
@@ -224,7 +223,7 @@ class Ledger:
             if at < self.history.floor(author):
                 continue  # its feed cannot go on here: what comes next is gone (`ledger.floors` says so)
             while at < feed.next:
-                rows = self._select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
+                rows = self.reader.select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
                 for _, entry_bytes in rows:
                     size += len(entry_bytes)
                     if found and size > limit_bytes:
@@ -245,42 +244,22 @@ class Ledger:
         self, *, kind: type[Any] | None = None, number: int | None = None, author: PeerId | None = None
     ) -> list[Entry]:
         """All entries with this body type, round number and author (None: any), in arrival order."""
-        filters = {"kind": kind and _kind(kind), "round": number, "author": author}
+        filters = {"kind": kind and kind_of(kind), "round": number, "author": author}
         chosen = {name: value for name, value in filters.items() if value is not None}
         where = " AND ".join(f"{name} = ?" for name in chosen) or "1"
-        return [self._decode(data) for _, data in self._select(f"{where} ORDER BY arrival", *chosen.values())]
-
-    def newest_epochs_from(self, most: int) -> int:
-        """The cursor after which `epochs_after` has the newest `most` signatures under epochs."""
-        newest = f"{_EPOCHS} ORDER BY arrival DESC LIMIT 1 OFFSET ?"
-        rows = self._db.rows(f"SELECT arrival FROM entries WHERE {newest}", most)
-        return int(rows[0][0]) if rows else 0
-
-    def epochs_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
-        """Signatures under epochs that arrived after `cursor`, each with the cursor that follows it."""
-        return self._after(f"{_EPOCHS} AND arrival > ?", cursor, limit)
-
-    def round_after(self, kind: type[Any], number: int, cursor: int, limit: int) -> list[tuple[int, Entry]]:
-        """Entries of this kind about a round that arrived after `cursor`, each with the cursor that follows it."""
-        return self._after("round = ? AND kind = ? AND arrival > ?", number, _kind(kind), cursor, limit)
-
-    def orphans_after(self, cursor: int, limit: int) -> list[tuple[int, Entry]]:
-        """Orphans that came after `cursor`, which is one of theirs, each with the cursor that follows it."""
-        return self._after("arrival > ?", cursor, limit, table="orphans")
-
-    def arrived(self, cursors: Iterable[int], *, are_orphans: bool = False) -> Iterator[Entry]:
-        """The entries that these cursors follow, one by one; those that are gone are left out."""
-        table = "orphans" if are_orphans else "entries"
-        return (self._decode(data) for at in cursors for _, data in self._select("arrival = ?", at, table=table))
+        return [
+            self.reader.decode(data)
+            for _, data in self.reader.select(f"{where} ORDER BY arrival", *chosen.values())
+        ]
 
     def since(self, cursor: int, limit: int = 256) -> list[tuple[int, Entry]]:
         """Entries that arrived after `cursor` (0: all), each with the cursor that follows it."""
-        return self._after("arrival > ?", cursor, limit)
+        return self.reader.after("arrival > ?", cursor, limit)
 
     def get(self, entry_id: Digest) -> Entry | None:
         """The entry with this id; None if it is unknown."""
-        rows = self._select("id = ?", entry_id)
-        return self._decode(rows[0][1]) if rows else None
+        rows = self.reader.select("id = ?", entry_id)
+        return self.reader.decode(rows[0][1]) if rows else None
 
     def holds(self, entry_id: Digest) -> bool:
         """Whether an entry with this id is in a feed here."""
@@ -288,8 +267,8 @@ class Ledger:
 
     def head(self, author: PeerId) -> Entry | None:
         """The author's newest entry; None if there is none."""
-        rows = self._select("author = ? ORDER BY seq DESC LIMIT 1", author)
-        return self._decode(rows[0][1]) if rows else None
+        rows = self.reader.select("author = ? ORDER BY seq DESC LIMIT 1", author)
+        return self.reader.decode(rows[0][1]) if rows else None
 
     def add_orphans(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
         """Keep verified entries of equivocators that their feeds here do not hold. Returns those that are new.
@@ -309,7 +288,7 @@ class Ledger:
                         entry.id,
                         entry.body.round,
                         data,
-                        _seal(data),
+                        seal_of(data),
                     )
                     fresh.append(entry)
         return tuple(fresh)
@@ -317,13 +296,14 @@ class Ledger:
     def orphans(self, number: int | None = None) -> list[Entry]:
         """The orphans of a round (None: of all rounds) in the order in which they came."""
         where = "1" if number is None else "round = ?"
-        rows = self._select(f"{where} ORDER BY arrival", *([] if number is None else [number]), table="orphans")
-        return [self._decode(data) for _, data in rows]
+        values = [] if number is None else [number]
+        rows = self.reader.select(f"{where} ORDER BY arrival", *values, table="orphans")
+        return [self.reader.decode(data) for _, data in rows]
 
     def orphan(self, entry_id: Digest) -> Entry | None:
         """The orphan with this id; None if there is none."""
-        rows = self._select("id = ?", entry_id, table="orphans")
-        return self._decode(rows[0][1]) if rows else None
+        rows = self.reader.select("id = ?", entry_id, table="orphans")
+        return self.reader.decode(rows[0][1]) if rows else None
 
     def equivocators(self) -> frozenset[PeerId]:
         """Authors that signed two histories; no more of their entries are accepted."""
@@ -468,9 +448,9 @@ class Ledger:
             entry.seq,
             entry.id,
             entry.body.round,
-            _kind(type(entry.body)),
+            kind_of(type(entry.body)),
             data,
-            _seal(data),
+            seal_of(data),
         )
         if self.newcomers is not None:
             self.newcomers.grow(entry.author, len(data))
@@ -479,10 +459,10 @@ class Ledger:
     def _keep_proof(self, entry: Entry) -> None:
         # An entry whose link does not fit contradicts the entry before it, not one at its own place.
         at = min(entry.seq, self._last(entry.author))
-        rows = self._select("author = ? AND seq = ?", entry.author, at)
+        rows = self.reader.select("author = ? AND seq = ?", entry.author, at)
         if not rows:
             raise damaged(self._db.path, f"entry {at} of {short(entry.author)} is gone")
-        self._proofs.write(self._decode(rows[0][1]), entry)
+        self._proofs.write(self.reader.decode(rows[0][1]), entry)
 
     def _last(self, author: PeerId) -> int:
         rows = self._db.rows("SELECT MAX(seq) FROM entries WHERE author = ?", author)
@@ -490,28 +470,3 @@ class Ledger:
 
     def _orphans_of(self, author: PeerId) -> int:
         return int(self._db.rows("SELECT COUNT(*) FROM orphans WHERE author = ?", author)[0][0])
-
-    def _select(self, where: str, *values: object, table: str = "entries") -> list[tuple[int, bytes]]:
-        rows = self._db.rows(f"SELECT arrival, data, seal FROM {table} WHERE {where}", *values)
-        for arrival, data, seal in rows:
-            if _seal(data) != seal:
-                raise damaged(self._db.path, f"entry {arrival} does not verify")
-        return [(arrival, data) for arrival, data, _ in rows]
-
-    def _after(self, where: str, *values: object, table: str = "entries") -> list[tuple[int, Entry]]:
-        rows = self._select(f"{where} ORDER BY arrival LIMIT ?", *values, table=table)
-        return [(arrival, self._decode(data)) for arrival, data in rows]
-
-    def _decode(self, data: bytes) -> Entry:
-        try:
-            return codec.decode(data, Entry, max_bytes=ENTRY_MAX_BYTES)
-        except DecodeError as error:
-            raise damaged(self._db.path, str(error)) from error
-
-
-def _kind(body: type[Any]) -> str:
-    return str(body.__struct_config__.tag)
-
-
-def _seal(data: bytes) -> bytes:
-    return digest(data)[:_SEAL_BYTES]

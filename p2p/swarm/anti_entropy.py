@@ -7,9 +7,9 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from atoll.p2p.ledger.floors import RecordsGone
-from atoll.p2p.ledger.orphans import OrphanExchange
-from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.exchange.floors import RecordsGone
+from atoll.p2p.exchange.orphans import OrphanExchange
+from atoll.p2p.exchange.sync import LedgerSync
 from atoll.p2p.membership.register_sync import RegisterSync
 from atoll.p2p.system.waiting import Notifier
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable

@@ -6,13 +6,13 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from atoll.p2p.exchange.floors import RecordsGone
+from atoll.p2p.exchange.orphans import OrphanExchange
+from atoll.p2p.exchange.summaries import SummaryExchange
+from atoll.p2p.exchange.sync import Exchange, LedgerSync
 from atoll.p2p.gossip.gossip import Gossip
-from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.insertion import Equivocation, InsertResult
-from atoll.p2p.ledger.orphans import OrphanExchange
 from atoll.p2p.ledger.store import Ledger
-from atoll.p2p.ledger.summaries import SummaryExchange
-from atoll.p2p.ledger.sync import Exchange, LedgerSync
 from atoll.p2p.membership.register_store import RegisterStore
 from atoll.p2p.membership.register_sync import RegisterSync
 from atoll.p2p.rpc.calls import Calls

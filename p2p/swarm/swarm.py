@@ -16,10 +16,10 @@ from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.pushed import PushedBlobs
 from atoll.p2p.blobs.store import BLOBS, BlobStore
 from atoll.p2p.discovery.discovery import TARGET, Discovery
+from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Host, PeerAddress, Route
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.newcomers import NewcomerQuota, Newcomers
-from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota, Shares
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.membership.kept_leases import KeptLeases

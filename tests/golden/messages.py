@@ -13,13 +13,13 @@ from atoll.node.checkpoint import local, manifests, universal
 from atoll.node.daemon.certificates import certificate, full_summary, reducers, summary
 from atoll.p2p.blobs import frames as blob_frames
 from atoll.p2p.discovery import dht_records
+from atoll.p2p.exchange import summaries
+from atoll.p2p.exchange.floors import FeedFloors, FloorsQuery
+from atoll.p2p.exchange.orphans import FoundEntries, WantedEntries
+from atoll.p2p.exchange.sync import Exchange
 from atoll.p2p.gossip.push_trees import Ids
 from atoll.p2p.host.framing import framed
-from atoll.p2p.ledger import summaries
-from atoll.p2p.ledger.floors import FeedFloors, FloorsQuery
 from atoll.p2p.ledger.history import Link, StoredLink
-from atoll.p2p.ledger.orphans import FoundEntries, WantedEntries
-from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.limits.monthly_quota import Month
 from atoll.p2p.membership.kept_leases import SeenLeases
 from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch

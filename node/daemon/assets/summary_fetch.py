@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from atoll.node.daemon.certificates.full_summary import FullSummary
 from atoll.node.daemon.certificates.links import after, check_link, check_summary, owner_of
+from atoll.p2p.exchange.summaries import MAX_LINKS, SummaryExchange
 from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
-from atoll.p2p.ledger.summaries import MAX_LINKS, SummaryExchange
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.protocols.errors import DecodeError, DiskFault, LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short

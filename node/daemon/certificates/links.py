@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from atoll.node.daemon.certificates.full_summary import FullSummary, decode_full
 from atoll.node.daemon.certificates.summary import check_sizes
+from atoll.p2p.exchange.summaries import MAX_LINKS
 from atoll.p2p.ledger.history import Link, StoredLink
-from atoll.p2p.ledger.summaries import MAX_LINKS
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import quorum

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, NamedTuple, cast
 
 from atoll.p2p.discovery.discovery import TARGET
+from atoll.p2p.exchange import sync
 from atoll.p2p.gossip.gossip import Gossip
-from atoll.p2p.ledger import sync
 from atoll.p2p.membership import liveness, register_sync
 from atoll.p2p.rpc import frames
 from atoll.p2p.swarm.anti_entropy import EVERY_S

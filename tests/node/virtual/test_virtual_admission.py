@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.queries import reason
 from atoll.node.daemon.rounds.state import Phase
-from atoll.p2p.ledger.sync import Exchange
+from atoll.p2p.exchange.sync import Exchange
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.identity import Identity
 from atoll.protocols.run.admission import AdmissionSpec, make_token

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
+from atoll.p2p.exchange.sync import Exchange
 from atoll.p2p.ledger.store import Ledger
-from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.membership.register_store import RegisterStore
 from atoll.p2p.membership.register_sync import RegisterBatch
 from atoll.p2p.rpc.call_stream import OutgoingCalls

@@ -17,7 +17,7 @@ from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import encode_entry
-from tests.p2p.ledger.test_sync import AUTHORS, RUN, feed
+from tests.p2p.exchange.test_sync import AUTHORS, RUN, feed
 
 LIAR, HONEST = AUTHORS[0], AUTHORS[1]
 CROWD = [Identity(random.Random(number).randbytes(32)) for number in range(40)]

@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from atoll.p2p.exchange.sync import MESSAGE_BYTES, METHOD, Exchange
 from atoll.p2p.gossip.gossip import MESSAGES_PER_MINUTE
 from atoll.p2p.host.interface import Host, PeerAddress
-from atoll.p2p.ledger.sync import MESSAGE_BYTES, METHOD, Exchange
 from atoll.p2p.membership.register_sync import MESSAGE_BYTES as PULL_BYTES
 from atoll.p2p.membership.register_sync import METHOD as PULL
 from atoll.p2p.membership.register_sync import KnownVersions, RegisterBatch

@@ -12,8 +12,8 @@ from msgspec.structs import astuple, replace
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
+from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Connection, PeerAddress, PeerDisconnected, Route
-from atoll.p2p.ledger.orphans import WantedEntries
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
 from atoll.p2p.swarm.announcements import DhtUse

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 
 from atoll.node.runs.presets import preset
+from atoll.p2p.exchange.sync import Exchange
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
-from atoll.p2p.ledger.sync import Exchange
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual

@@ -79,7 +79,7 @@ class ForkedNode(CertNode):
         self.feed(EntrySeen(*entry, True))
 
     def answer(self, other):
-        """What the other asks for by name, of both histories (p2p/ledger/orphans.py)."""
+        """What the other asks for by name, of both histories (p2p/exchange/orphans.py)."""
         for number, wanted in list(other.wanted.items()):
             self.answer_of(other, number, *wanted)
 

@@ -98,7 +98,7 @@ def test_rounds_that_the_run_does_not_have_and_entries_without_end_are_refused(l
 
 @pytest.mark.parametrize("what", [Proposal, Vote, Contribution])
 def test_what_no_feed_holds_proves_too(ledger, what):
-    """The entry of an author with two histories, fetched by name (p2p/ledger/orphans.py)."""
+    """The entry of an author with two histories, fetched by name (p2p/exchange/orphans.py)."""
     at = 1
     decided = next(
         decode_entry(data, RUN.id) for data in rounds_of(proof_of(ledger, at))[at] if kind(data) is what

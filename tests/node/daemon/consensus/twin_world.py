@@ -41,7 +41,7 @@ class Member(Node):
         self.feed(EntrySeen(*orphan, is_orphan=True))
 
     def answered_by(self, entries):
-        """Those of some entries that it asks for, as p2p/ledger/orphans.py answers."""
+        """Those of some entries that it asks for, as p2p/exchange/orphans.py answers."""
         wants = {number: wanted for number, wanted in self.wants.items() if any(wanted)}
         return [entry for entry in entries if is_wanted(entry, wants)] if wants else []
 

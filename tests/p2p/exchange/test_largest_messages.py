@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from atoll.p2p.ledger import floors, orphans, proofs, sync
+from atoll.p2p.exchange import floors, orphans, sync
+from atoll.p2p.exchange.sync import Exchange, LedgerSync
+from atoll.p2p.ledger import proofs
 from atoll.p2p.ledger.history import FeedEnd
+from atoll.p2p.ledger.reader import EntryReader
 from atoll.p2p.ledger.store import CLOSED, Ledger
-from atoll.p2p.ledger.sync import Exchange, LedgerSync
 from atoll.p2p.membership import register_sync
 from atoll.p2p.membership.register_store import RegisterStore
 from atoll.protocols import codec
@@ -20,7 +22,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.records import ENTRY_MAX_BYTES, MAX_SET, Leave, encode_entry, sign_entry
 from atoll.protocols.ledger.registers import Addresses, Lease
-from tests.p2p.ledger.test_sync import AUTHORS, RUN, Side, feed, run_pair
+from tests.p2p.exchange.test_sync import AUTHORS, RUN, Side, feed, run_pair
 
 ME = Identity(bytes([100]) * 32)
 CALLS: Any = SimpleNamespace(register=lambda *words, **more: None, me=ME.peer_id)
@@ -77,7 +79,7 @@ def test_floors_of_any_ledger_are_legal_and_name_whom_it_matters(ledger: Ledger,
 @pytest.mark.parametrize("covered", [False, True])
 def test_a_question_for_any_number_of_entries_is_legal(covered: bool) -> None:
     """A reduced set may have as many Reductions as a set has members, and nothing that they cover may be here."""
-    store = SimpleNamespace(equivocators=lambda: {AUTHORS[0].peer_id})
+    store = SimpleNamespace(equivocators=lambda: {AUTHORS[0].peer_id}, reader=EntryReader(None))
     asking = orphans.OrphanExchange(SimpleNamespace(ledger=store, calls=CALLS))  # type: ignore[arg-type]
     wanted = tuple(Digest(digest(bytes([n % 256, n // 256]))) for n in range(MAX_SET))
     asking.want(orphans.WantedEntries(Round(0), wanted, wanted), covered=covered)

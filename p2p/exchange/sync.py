@@ -16,7 +16,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.p2p.ledger.floors import FloorCheck
+from atoll.p2p.exchange.floors import FloorCheck
 from atoll.p2p.ledger.insertion import Equivocation, InsertResult
 from atoll.p2p.ledger.proofs import OFFERED
 from atoll.p2p.ledger.store import Ledger

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.p2p.exchange.orphans import EPOCHS_MAX, METHOD, FoundEntries, NameIndex, OrphanExchange, WantedEntries
 from atoll.p2p.ledger import store
-from atoll.p2p.ledger.orphans import EPOCHS_MAX, METHOD, FoundEntries, NameIndex, OrphanExchange, WantedEntries
+from atoll.p2p.ledger.reader import EntryReader
 from atoll.p2p.ledger.store import Ledger
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round, digest
@@ -23,7 +24,7 @@ from atoll.protocols.ledger.records import (
     sign_entry,
 )
 from atoll.protocols.run.arena import Span
-from tests.p2p.ledger.test_sync import AUTHORS, RUN, Side, feed, run_pair
+from tests.p2p.exchange.test_sync import AUTHORS, RUN, Side, feed, run_pair
 
 LIAR, HONEST = AUTHORS[0], AUTHORS[1]
 PROPOSAL = digest(b"proposal")
@@ -192,7 +193,7 @@ def test_an_answer_has_a_cap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     async def scenario(a: Side, b: Side) -> None:
         ours, _ = split(a, b), exchange_of(b)
         ours.want(WantedEntries(Round(52), (TWO[2].id,), (PROPOSAL,)))
-        monkeypatch.setattr("atoll.p2p.ledger.orphans.ANSWER_BYTES", 10)
+        monkeypatch.setattr("atoll.p2p.exchange.orphans.ANSWER_BYTES", 10)
         assert await ours.fetch(b.host.peer_id) == 1
 
     run_pair(tmp_path, scenario)
@@ -276,8 +277,8 @@ def test_an_answer_reads_only_what_is_named(tmp_path: Path, monkeypatch: pytest.
         signed = votes(300, proposals=100)
         b.ledger.insert_all(signed)
         theirs, read = exchange_of(b), []
-        decode = b.ledger._decode
-        monkeypatch.setattr(b.ledger, "_decode", lambda data: read.append(data) or decode(data))
+        decode = EntryReader.decode
+        monkeypatch.setattr(EntryReader, "decode", lambda self, data: read.append(data) or decode(self, data))
         unknown = WantedEntries(Round(7), (digest(b"no"),), (digest(b"no"),))
         assert (await theirs._answer(a.host.peer_id, unknown)).entries == ()
         assert len(read) == 300, "once"

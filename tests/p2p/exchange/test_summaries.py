@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.p2p.ledger.history import Cut, Link, StoredLink
-from atoll.p2p.ledger.summaries import (
+from atoll.p2p.exchange.summaries import (
     ANSWER_BYTES,
     LINK,
     PART,
@@ -20,11 +19,12 @@ from atoll.p2p.ledger.summaries import (
     RecordsQuery,
     SummaryExchange,
 )
+from atoll.p2p.ledger.history import Cut, Link, StoredLink
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault
 from atoll.protocols.ids import PeerId, digest
 from atoll.protocols.ledger.records import encode_entry
-from tests.p2p.ledger.test_sync import AUTHORS, Side, feed, run_pair
+from tests.p2p.exchange.test_sync import AUTHORS, Side, feed, run_pair
 
 ONE, TWO = (author.peer_id for author in AUTHORS[:2])
 SUMMARY = bytes(range(256)) * 2500

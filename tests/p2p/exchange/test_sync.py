@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atoll.node.runs.presets import preset
+from atoll.p2p.exchange.floors import RecordsGone
+from atoll.p2p.exchange.sync import BATCH_BYTES, MESSAGE_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
-from atoll.p2p.ledger.floors import RecordsGone
 from atoll.p2p.ledger.history import Cut
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.ledger.store import CLOSED, Ledger
-from atoll.p2p.ledger.sync import BATCH_BYTES, MESSAGE_BYTES, METHOD, Exchange, LedgerSync
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atoll.p2p.ledger.sync import LedgerSync
+from atoll.p2p.exchange.sync import LedgerSync
 from atoll.p2p.limits.bounded_table import put_newest
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import Digest, PeerId, RecordRound
@@ -112,8 +112,8 @@ class OrphanExchange:
 
     def __post_init__(self) -> None:
         self.ledger = ledger = self.sync.ledger
-        self._epochs = NameIndex(ledger.epochs_after, lambda: ledger.newest_epochs_from(EPOCHS_MAX))
-        self._orphans = NameIndex(ledger.orphans_after)
+        self._epochs = NameIndex(ledger.reader.epochs_after, lambda: ledger.reader.newest_epochs_from(EPOCHS_MAX))
+        self._orphans = NameIndex(ledger.reader.orphans_after)
         self._rounds: OrderedDict[tuple[type[Any], int], NameIndex] = OrderedDict()
         self.sync.calls.register(METHOD, WantedEntries, FoundEntries, self._answer, max_bytes=MESSAGE_BYTES)
 
@@ -166,8 +166,10 @@ class OrphanExchange:
         found = [entry for entry in named if entry is not None and entry.body.round == wanted.round]
         if None in named:
             found += await self._covered(wanted, names)
-            found += [one for one in ledger.arrived((await self._epochs.find(names))[::-1]) if _signs(one, names)]
-            apart = ledger.arrived(await self._orphans.find(names), are_orphans=True)
+            found += [
+                one for one in ledger.reader.arrived((await self._epochs.find(names))[::-1]) if _signs(one, names)
+            ]
+            apart = ledger.reader.arrived(await self._orphans.find(names), are_orphans=True)
             found += [one for one in apart if _signs(one, names)]
         return FoundEntries(_fitting(chain(found, await self._votes(wanted) if wanted.proposals else ())))
 
@@ -175,14 +177,14 @@ class OrphanExchange:
         """Votes for the wanted proposals, one by one: an answer may end before the last."""
         proposals = tuple(dict.fromkeys(wanted.proposals))
         here = await self._of_round(Vote, wanted.round).find(proposals)
-        apart = self.ledger.arrived(await self._orphans.find(proposals), are_orphans=True)
+        apart = self.ledger.reader.arrived(await self._orphans.find(proposals), are_orphans=True)
         others = (vote for vote in apart if vote.body.round == wanted.round and _is_for(vote, proposals))
-        return chain(self.ledger.arrived(here), others)
+        return chain(self.ledger.reader.arrived(here), others)
 
     async def _covered(self, wanted: WantedEntries, names: Collection[Digest]) -> list[Entry]:
         """Contributions of equivocators to a round, if the `members` of one of its Reductions are wanted."""
         ledger, number = self.ledger, wanted.round
-        apart = ledger.arrived(await self._orphans.find(names), are_orphans=True)
+        apart = ledger.reader.arrived(await self._orphans.find(names), are_orphans=True)
         here = await self._of_round(Reduction, number).find(names)
         if not here and not any(isinstance(e.body, Reduction) and e.body.round == number for e in apart):
             return []
@@ -194,7 +196,7 @@ class OrphanExchange:
 
     def _of_round(self, kind: type[Any], number: int) -> NameIndex:
         def read(cursor: int, limit: int) -> list[tuple[int, Entry]]:
-            return self.ledger.round_after(kind, number, cursor, limit)
+            return self.ledger.reader.round_after(kind, number, cursor, limit)
 
         index = self._rounds.get((kind, number)) or NameIndex(read)
         put_newest(self._rounds, (kind, number), index, _ROUNDS)

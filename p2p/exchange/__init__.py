@@ -1,0 +1,1 @@
+"""How two nodes compare ledgers by calls: entries, proofs, orphans, the floors of feeds, certified summaries."""
