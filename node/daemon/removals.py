@@ -61,6 +61,11 @@ class Removals:
         if isinstance(entry.body, Exclude):
             self.on_exclude(entry.author, entry.body)
 
+    def on_pruned(self, author: PeerId) -> None:
+        """The ledger let go of an author, and finality forgot it."""
+        self.apart.forget(author)
+        self.reducer.forget_author(author)
+
     def on_exclude(self, author: PeerId, body: Exclude) -> None:
         """Receive the owner's exclusion, or a member's vote, once the finality machine has it."""
         if author == self.context.spec.owner:

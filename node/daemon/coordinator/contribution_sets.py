@@ -131,8 +131,7 @@ class ContributionSets:
 
     def fetch(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Start fetching whatever a set lacks."""
-        sliced = self.slices.find(number, names)
-        if sliced:
+        if sliced := self.slices.find(number, names):
             sliced.fetch()
         else:
             self.fetch_payloads(names)
@@ -153,8 +152,7 @@ class ContributionSets:
         """Return what of this node counts in a final set; None if a Reduction covers what the ledger lacks."""
         if number in self._counted:
             return self._counted[number]
-        sliced = self.slices.find(number, names)
-        if sliced:
+        if sliced := self.slices.find(number, names):
             return sliced.counted()
         mine = [record for _, author, record in self.index.find(names) if author == self.context.me]
         return tuple(Counted(record.payload, self._rows_of(record), number) for record in mine)
@@ -169,8 +167,7 @@ class ContributionSets:
 
         What of it was ours is remembered for good: a snapshot adopted long after needs to know it.
         """
-        counted = self.counted(number, names)
-        if counted is not None:
+        if (counted := self.counted(number, names)) is not None:
             self._counted[number] = counted
         self.payloads.forget(number)
         self.slices.forget(number)
@@ -201,8 +198,7 @@ class ContributionSets:
         Where experts are merged, the worker reads the payloads of the other open rounds too. So these are restored
         as well when it did not help to restore the set itself. Raises WorkerDied, or the worker's fault.
         """
-        sliced = self.slices.find(number, names)
-        if sliced:
+        if sliced := self.slices.find(number, names):
             return await sliced.ask(request_of, kind)
         found, life, attempt = self.index.find(names), self.worker.lives, 0
         past = self.index.find(_joined(*(one.before for one in corrections)))

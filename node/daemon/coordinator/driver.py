@@ -258,6 +258,7 @@ class Driver:
 
     def on_pruned(self, author: PeerId) -> None:
         self.queue.post(lambda: self.newcomers.on_pruned(author))
+        self.queue.post(lambda: self.removals.on_pruned(author))
 
     def on_orphans(self, entries: tuple[Entry, ...]) -> None:
         self.queue.post(lambda: self._feed_orphans(entries))

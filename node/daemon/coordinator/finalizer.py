@@ -338,8 +338,7 @@ class Finalizer:
         counted = [*self.sets.counted_before(min(self._waiting_rounds), self.applied)]
         for at in sorted(at for at in self._waiting_rounds if at <= number):
             action = self._waiting_rounds[at]
-            ours = self.sets.counted(action.round, action.contributions)
-            if ours is None:
+            if (ours := self.sets.counted(action.round, action.contributions)) is None:
                 return None
             counted += ours
         return tuple(counted)

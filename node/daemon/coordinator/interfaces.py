@@ -339,6 +339,10 @@ class RoundReducer(Protocol):
         """Another author is excluded from a round on."""
         return
 
+    def forget_author(self, author: PeerId) -> None:
+        """The ledger let go of an author, and finality forgot it."""
+        return
+
     def history(self) -> ReducerHistory | None:
         """Return what the sets that are final say about later reducers; None where this node does not know it."""
         return None

@@ -159,6 +159,14 @@ class ReductionCoordinator:
         elif isinstance(entry.body, Unanswered):
             self._doubts.add_complaint(entry.author, entry.body)
 
+    def forget_author(self, author: PeerId) -> None:
+        finality = self.machines.finality
+        # No plan can be known beyond `gap`. What finality keeps of an author may be named by a set.
+        first = finality.last_final + 1 + self.ledger.spec.gap
+        kept = {entry for book in finality.books.values() for entry in book.contributions}
+        self.ledger.forget_author(author, first, kept)
+        self._doubts.forget_author(author)
+
     def set_final(self, number: Round, names: tuple[Digest, ...]) -> None:
         self.ledger.decide(number, names)
         reductions = tuple(name for name in names if name in self.ledger.claims)

@@ -13,7 +13,7 @@ believed at once.
 
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.node.daemon.reduction.audit import Outcome, ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints
@@ -25,9 +25,12 @@ from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import ReductionFault, Unanswered
 from atoll.protocols.ledger.reduction import Claim
 
+W = TypeVar("W", ReductionFault, Unanswered)
 DISTRUST_ROUNDS = 64
 """A liar that opens all but one chunk would lie in every fourth round if this were 4 rounds at first."""
 MOST_DOUBLINGS = 6
+WAITING_KEPT = 64
+"""Complaints of one author, and its reports of faults, that wait for their Reductions or rounds: the newest."""
 
 
 @dataclass(kw_only=True)
@@ -55,10 +58,12 @@ class Doubts:
     """Reductions whose reducers are asked again now."""
     _liars: set[PeerId] = field(default_factory=set)
     _refuted: set[Digest] = field(default_factory=set)
-    faults: list[tuple[PeerId, ReductionFault]] = field(default_factory=list)
-    """Reported faults that wait for a worker, which is what checks a proof."""
-    unheard: dict[tuple[PeerId, Digest], Unanswered] = field(default_factory=dict)
-    """Complaints about Reductions that are not known yet, by author and Reduction."""
+    faults: dict[PeerId, dict[Digest, ReductionFault]] = field(default_factory=dict)
+    """Reported faults that wait for their round, their Reduction or a worker, which is what checks a proof."""
+    _checking: set[PeerId] = field(default_factory=set)
+    """Authors of whose reports one is being checked."""
+    unheard: dict[PeerId, dict[Digest, Unanswered]] = field(default_factory=dict)
+    """Complaints that were not looked at, and those about Reductions that are not known yet."""
 
     @property
     def bad(self) -> frozenset[Digest]:
@@ -83,13 +88,18 @@ class Doubts:
             self.on_doubt(claim.entry, frozenset([claim.entry]), False)
 
     def add_fault(self, author: PeerId, fault: ReductionFault) -> None:
-        """Check a reported fault at the next step."""
-        if self.reports.add_report(author, fault):
-            self.faults.append((author, fault))
+        """Check a reported fault once its Reduction is known and its round open."""
+        _add(self.faults.setdefault(author, {}), fault)
 
     def add_complaint(self, author: PeerId, body: Unanswered) -> None:
         """Look at a complaint at the next step."""
-        self.unheard.setdefault((author, body.reduction), body)
+        _add(self.unheard.setdefault(author, {}), body)
+
+    def forget_author(self, author: PeerId) -> None:
+        """Forget what an author said that the ledger let go of, but for what was proven."""
+        self.faults.pop(author, None)
+        self.unheard.pop(author, None)
+        self.reports.forget_author(author)
 
     def sample(self, number: Round, parts: tuple[EffectiveSlice, ...]) -> None:
         """Audit a round's Reductions."""
@@ -98,17 +108,34 @@ class Doubts:
     def step(self, has_worker: bool) -> None:
         """Check `faults` and `unheard`. A fault in a final round changes its author's later Reductions only."""
         last = self.last_final()
-        first = last + 1 - self.ledger.spec.gap
-        # Old proofs are gone with their rounds' payloads, so after a restart only recent ones are asked for.
-        due = [one for one in self.faults if one[1].round >= first]
-        for author, fault in due if has_worker else ():
-            self.start_task(self._check_fault(author, fault), "fault")
-        self.faults = [] if has_worker else due
-        for (author, entry), body in list(self.unheard.items()):
+        if has_worker:
+            for author, reports in self.faults.items():
+                self._check_next(author, reports, last)
+        self.faults = {author: reports for author, reports in self.faults.items() if reports}
+        for author, complaints in self.unheard.items():
+            self._hear(author, complaints, last)
+        self.unheard = {author: complaints for author, complaints in self.unheard.items() if complaints}
+
+    def _check_next(self, author: PeerId, reports: dict[Digest, ReductionFault], last: int) -> None:
+        """Begin to check one report of an author, if there is one that can be checked."""
+        gap = self.ledger.spec.gap
+        for entry, fault in list(reports.items()):
+            # Old proofs are gone with their rounds' payloads, so after a restart only recent ones are asked for.
+            if fault.round < last + 1 - gap:
+                self.reports.add_report(author, reports.pop(entry))  # so that its proof goes with its round
+            # A check fetches a blob. Anybody can make up a Reduction, and write one about any round.
+            elif author not in self._checking and fault.round <= last + gap and self.ledger.find_claim(entry):
+                del reports[entry]
+                if self.reports.add_report(author, fault):
+                    self._checking.add(author)
+                    self.start_task(self._check_fault(author, fault), "fault")
+
+    def _hear(self, author: PeerId, complaints: dict[Digest, Unanswered], last: int) -> None:
+        for entry, body in list(complaints.items()):
             claim = self.ledger.claims.get(entry)
             # A complaint may arrive before the Reduction, in another feed; it waits until the round is final.
             if claim is not None or body.round <= last:
-                del self.unheard[author, entry]
+                del complaints[entry]
                 if claim is not None and body.round > last and self.complaints.add(author, body, claim):
                     self.start_task(self._check_complaint(author, claim, body.chunk), "complaint")
 
@@ -188,7 +215,11 @@ class Doubts:
         self.on_doubt(entry, refuted, is_proven)
 
     async def _check_fault(self, author: PeerId, fault: ReductionFault) -> None:
-        if not await self.reports.check(author, fault):
+        try:
+            is_wrong = await self.reports.check(author, fault)
+        finally:
+            self._checking.discard(author)
+        if not is_wrong:
             return
         self._doubt(fault.reduction, is_proven=True)
         claim = self.ledger.claims.get(fault.reduction)
@@ -222,3 +253,10 @@ class Doubts:
     async def _check_complaint(self, author: PeerId, claim: Claim, chunk: int) -> None:
         if await self.auditor.open(claim, chunk) == Outcome.ANSWERED:
             self.complaints.note_answered(author)
+
+
+def _add(waiting: dict[Digest, W], body: W) -> None:
+    """Let one more record of an author wait; of several about one Reduction the first counts."""
+    waiting.setdefault(body.reduction, body)
+    if len(waiting) > WAITING_KEPT:
+        del waiting[next(iter(waiting))]

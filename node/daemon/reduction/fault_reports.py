@@ -51,6 +51,12 @@ class FaultReports:
         """Forget the rounds before this one, whose payloads are dropped."""
         self._reports = {key: fault for key, fault in self._reports.items() if fault.round >= before}
 
+    def forget_author(self, author: PeerId) -> None:
+        """Forget what an author reported and nothing proved: what it wrote is gone."""
+        kept = self._reports.items()
+        self._reports = {key: fault for key, fault in kept if key[0] != author or key[1] in self.wrong}
+        self._false_reporters.discard(author)
+
     async def check(self, author: PeerId, fault: ReductionFault) -> bool:
         """Check a report. Returns whether its Reduction is now known to be wrong, and was not before.
 
@@ -77,6 +83,7 @@ class FaultReports:
                 continue
             if is_wrong:
                 self.wrong |= {fault.reduction}
+                self._reports[author, fault.reduction] = fault  # its author may be gone, and its proof is here
             else:
                 self._false_reporters.add(author)
                 self.on_fault(author, DecodeError("a proof of a fault that proves nothing"))

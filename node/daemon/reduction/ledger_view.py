@@ -192,12 +192,32 @@ class ReductionLedger:
         bodies += [entry.body for entry in self.orphans.values() if isinstance(entry.body, Reduction)]
         return {body.payload for body in bodies if body.round >= first}
 
+    def forget_author(self, author: PeerId, first: int, kept: Collection[Digest]) -> None:
+        """Forget an author that the ledger let go of, but for what is in `kept`.
+
+        What may count in rounds before `first` stays: their reducers may have covered it.
+        """
+        theirs = {name: entry.body.round for name, entry in self.entries.items() if entry.author == author}
+        if not theirs:
+            return
+        rounds = {*theirs.values()}
+        counting = {offer.entry for number in rounds if number < first for offer in self.offers(number)}
+        counting |= {name for name in theirs.keys() & self.claims.keys() if theirs[name] < first}
+        gone = theirs.keys() - counting - {*kept}
+        for number in rounds & self._offers.keys():
+            self._offers[number] = {n: offer for n, offer in self._offers[number].items() if n not in gone}
+        self._offers = {at: offers for at, offers in self._offers.items() if offers}
+        self._keep(self.claims.keys() - gone)
+
     def forget(self, before: int) -> None:
         """Forget the rounds before this one, whose payloads are dropped."""
         self._offers = {at: offers for at, offers in self._offers.items() if at >= before}
         self.orphans = {name: entry for name, entry in self.orphans.items() if entry.body.round >= before}
         self._plans = {at: plan for at, plan in self._plans.items() if at >= before - REMEMBERED}
-        self.claims = {e: claim for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED}
+        self._keep({e for e, claim in self.claims.items() if claim.body.round >= before - REMEMBERED})
+
+    def _keep(self, claims: Collection[Digest]) -> None:
+        self.claims = {entry: claim for entry, claim in self.claims.items() if entry in claims}
         self._claimed = {(claim.author, claim.body.round) for claim in self.claims.values()}
         # Payloads go with `before`; Reductions stay for REMEMBERED rounds, because proofs need the one before.
         kept = {entry for offers in self._offers.values() for entry in offers} | self.claims.keys()

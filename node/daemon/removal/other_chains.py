@@ -46,9 +46,12 @@ class OtherChains:
     _partings: dict[EpochId, Epoch | None] = field(default_factory=dict)
     """What `parting` said of each choice, as of the last look."""
     _looked_at: tuple[EpochBook, object] | None = None
+    _gone: set[PeerId] = field(default_factory=set)
+    """Authors that the ledger let go of, of whose work the finality machine kept some."""
 
     def on_entry(self, entry: Entry) -> None:
         """Note an entry. Those of one feed come in order."""
+        self._gone.discard(entry.author)
         match entry.body:
             case Epoch(members=members) as body if entry.author in members:
                 self._choices.setdefault(entry.author, []).append(epoch_id(body))
@@ -61,6 +64,24 @@ class OtherChains:
                     self._looked_at = None
                     self.step()  # before it gets into an own set
 
+    def forget(self, author: PeerId) -> None:
+        """Forget an author that the ledger let go of, after the finality machine did."""
+        books = self.machines.finality.books
+        for number, works in self._works.items():
+            kept = books[number].contributions if number in books else ()
+            for entry in [name for name, work in works.items() if work.author == author and name not in kept]:
+                del works[entry]
+        # What the machine kept, because its payload is here, was made in the same chain as before.
+        self._gone.add(author)
+        self._forget_choices()
+        self._looked_at = None
+
+    def _forget_choices(self) -> None:
+        here = {work.author for works in self._works.values() for work in works.values()} if self._gone else set()
+        for author in self._gone - here:
+            self._choices.pop(author, None)
+        self._gone &= here
+
     def step(self) -> None:
         """Tell the machines, if that changed."""
         state = self.machines.finality
@@ -68,6 +89,7 @@ class OtherChains:
             return
         for number in [at for at in self._works if at <= state.last_final]:
             del self._works[number]
+        self._forget_choices()
         found = frozenset(self._found(state) if self._choices else ())
         if found != state.apart:
             self.machines.feed_finality(OtherChainsSeen(found))

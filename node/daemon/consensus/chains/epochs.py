@@ -307,9 +307,8 @@ def without(book: EpochBook, author: PeerId, deciders: Collection[PeerId]) -> Ep
         book = replace(book, votes_against=votes, excise_votes=wanted)
     if author in deciders:
         return book
-    for name, who in book.signers.items():
-        if author in who and who.isdisjoint(deciders):
-            book = _unsign(book, name, author)
+    signed = {name for name, who in book.signers.items() if author in who and who.isdisjoint(deciders)}
+    book = _unsign(book, signed, author)
     if author not in book.chosen.keys() | book.left.keys() | book.voted.keys():
         return book
     return replace(
@@ -321,16 +320,19 @@ def without(book: EpochBook, author: PeerId, deciders: Collection[PeerId]) -> Ep
     )
 
 
-def _unsign(book: EpochBook, name: EpochId, author: PeerId) -> EpochBook:
-    body = book.bodies[name]
-    left, place = book.signers[name] - {author}, (body.parent, int(body.round))
-    begun = tuple(each for each in book.children(*place) if each != name)
-    places = {at: names for at, names in book.places.items() if at != place} | ({place: begun} if begun else {})
-    if left:
-        return replace(book, signers={**book.signers, name: left}, places=places)
-    bodies = {each: one for each, one in book.bodies.items() if each != name}
-    signers = {each: who for each, who in book.signers.items() if each != name}
-    return replace(book, bodies=bodies, signers=signers, places=places)
+def _unsign(book: EpochBook, names: Collection[EpochId], author: PeerId) -> EpochBook:
+    """The book without an author's signature under these epochs."""
+    # All at once: an author signs hundreds, and each of these maps has the epochs of all authors.
+    if not names:
+        return book
+    begun = {at: tuple(one for one in each if one not in names) for at, each in book.places.items()}
+    signers = {name: who - {author} if name in names else who for name, who in book.signers.items()}
+    return replace(
+        book,
+        bodies={name: body for name, body in book.bodies.items() if signers[name]},
+        signers={name: who for name, who in signers.items() if who},
+        places={at: each for at, each in begun.items() if each},
+    )
 
 
 def _begin(book: EpochBook, name: EpochId) -> EpochBook:

@@ -135,6 +135,44 @@ def test_what_is_apart_follows_the_chain_and_final_rounds_are_forgotten():
     assert not found._works
 
 
+def test_an_author_that_the_ledger_let_go_is_forgotten_but_for_what_the_machine_keeps():
+    machines = Listener(known(*BOTH, last_final=20, chain=[OURS]))
+    found = OtherChains(machines, lambda: 1.0)
+    for one in STORY:
+        found.on_entry(one)
+    found.forget(D)
+    found.step()
+    assert D not in found._choices
+    assert machines.finality.apart == {b"waited", b"there"}
+    held = Book(contributions={b"there": (C, work(23))})
+    machines.finality = replace(machines.finality, books={23: held})
+    found.forget(C)
+    found.step()
+    assert machines.finality.apart == {b"there"}, "it was made in another chain, as before"
+    machines.finality = replace(machines.finality, last_final=23)
+    found.step()
+    assert {*found._choices} == {A}, "once that round is final"
+    for one in STORY:
+        found.on_entry(one)
+    found.step()
+    assert {*found._choices} == {A, C, D}, "and all of it may come again"
+
+
+def test_what_comes_again_of_an_author_that_was_let_go_stays():
+    machines = Listener(known(*BOTH, last_final=20, chain=[OURS]))
+    machines.finality = replace(machines.finality, books={23: Book(contributions={b"there": (C, work(23))})})
+    found = OtherChains(machines, lambda: 1.0)
+    theirs = [one for one in STORY if one.author == C]
+    for one in theirs:
+        found.on_entry(one)
+    found.forget(C)
+    for one in theirs:
+        found.on_entry(one)
+    machines.finality = replace(machines.finality, last_final=23)
+    found.step()
+    assert C in found._choices
+
+
 def test_an_idle_voter_counts_the_same_set():
     held = frozenset([b"there", b"ours"])
     book = Book(contributions={b"there": (C, work(5)), b"ours": (A, work(5))})

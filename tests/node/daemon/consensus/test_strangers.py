@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import forks
 from atoll.node.daemon.consensus import machine as finality
+from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id, without
 from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen
 from atoll.protocols.ids import PeerId, Round, RunId, digest
@@ -99,8 +100,8 @@ def said_by(author):
 
 def facts_of(state):
     books = {at: book for at, book in state.books.items() if book.written or book.contributions}
-    epochs = {at: replace(book, epochs=frozenset()) for at, book in books.items()}
-    return epochs, state.epochs
+    unnamed = {at: replace(book, epochs=frozenset()) for at, book in books.items()}
+    return unnamed, state.epochs
 
 
 def test_nothing_is_left_of_a_stranger_that_the_ledger_let_go():
@@ -127,6 +128,29 @@ def test_a_signature_stays_under_an_epoch_that_a_decider_signed():
     assert state.epochs.is_complete(epoch_id(body))
     alone = after(entry(STRANGER, body), AuthorPruned(STRANGER), entry(B, body))
     assert alone.epochs.signers[epoch_id(body)] == {B}
+
+
+def test_all_epochs_of_a_stranger_go_at_once(monkeypatch):
+    """A flood of authors comes and goes each minute, and the loop of the daemon waits for each of them."""
+    together = tuple(sorted((STRANGER, PeerId("peer-y"))))
+    alone = [Epoch(Round(at), b"", (STRANGER,)) for at in range(200)]
+    both = [Epoch(Round(at), b"", together) for at in range(50)]
+    book = EpochBook()
+    for author, bodies in ((C, [Epoch(Round(0), b"", (C,))]), (together[0], both), (together[1], both)):
+        for body in bodies:
+            book = add_entry(book, author, body)
+    for body in alone:
+        book = add_entry(book, STRANGER, body)
+    made = []
+    monkeypatch.setattr(epochs, "replace", lambda *one, **more: made.append(one) or replace(*one, **more))
+    after = without(book, STRANGER, {C})
+    assert len(made) <= 3, "copies of the book"
+    assert {name: {*who} for name, who in after.signers.items()} == {
+        epoch_id(Epoch(Round(0), b"", (C,))): {C},
+        **{epoch_id(body): {*together} - {STRANGER} for body in both},
+    }
+    assert after.bodies.keys() == after.signers.keys()
+    assert after.places == {(b"", 0): (epoch_id(Epoch(Round(0), b"", (C,))),)}
 
 
 def looks(monkeypatch, *bodies, author=C):

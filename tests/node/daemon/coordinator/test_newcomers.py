@@ -1,6 +1,7 @@
 """Members and authors without work: who is waited for, and what is forgotten when the ledger lets one go."""
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 
 from msgspec.structs import replace
@@ -10,6 +11,7 @@ from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
+from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.machine import begin, step
 from atoll.node.daemon.rounds.state import RoundConfig
@@ -126,6 +128,23 @@ def test_what_is_pruned_is_forgotten_unless_it_is_held_or_named() -> None:
     assert set(machines.finality.books[0].contributions) == {authors[ANN], authors[EVE]}
     assert (authors[ANN] in index, authors[CROWD[0]] in index) == (True, False)
     assert stopped == [named, lost]
+
+
+def test_all_parts_hear_of_what_is_pruned_after_finality() -> None:
+    told: list[tuple[str, PeerId]] = []
+
+    def part(name: str) -> Callable[[PeerId], None]:
+        return lambda author: told.append((name, author))
+
+    removals = Removals.__new__(Removals)
+    removals.apart = SimpleNamespace(forget=part("choices"))  # type: ignore[assignment]
+    removals.reducer = SimpleNamespace(forget_author=part("reduction"))  # type: ignore[assignment]
+    newcomers = SimpleNamespace(on_pruned=part("finality"))
+    driver = SimpleNamespace(
+        queue=SimpleNamespace(post=lambda event: event()), newcomers=newcomers, removals=removals
+    )
+    Driver.on_pruned(driver, EVE)  # type: ignore[arg-type]
+    assert told == [("finality", EVE), ("choices", EVE), ("reduction", EVE)]
 
 
 def test_what_a_voter_names_is_kept_and_required() -> None:
