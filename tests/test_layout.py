@@ -133,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 81_559
+BUDGET_LINES = 81_561
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -211,8 +211,8 @@ leaps that need half of all members, and members that wait for most others (123)
 members that rounds closed without, and stalls by withheld payloads and early leases (142),
 marks that come while a worker starts, a socket that stays where no new file can, rounds whose work is gone (124),
 leases that stay the same, and a virtual world that ends by itself (15),
-bugs that a change of chain cannot hide, and lines lost with the journal (6).
-Weights by payload and turns of downloads (171).
+bugs that a change of chain cannot hide, and lines lost with the journal (6),
+weights by payload and turns of downloads (173).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

@@ -33,6 +33,8 @@ class Audits(Protocol):
     """Audits of which an evaluator's finding was adopted."""
     sharers: Mapping[PeerId, int]
     """Contributions to the newest final round with the payload of each of its authors."""
+    parts_16: Mapping[PeerId, int]
+    """16ths of the weights that these claim that copies leave."""
 
 
 class AuditsMade(Protocol):

@@ -35,7 +35,7 @@ class Queue:
         return self.began
 
 
-def test_one_place_is_strangers_and_all_others_for_members_first():
+def test_one_place_is_for_strangers_and_all_others_for_members_first():
     began = Queue().play(*[line("old", most=9)] * 4, *[line("new")] * 4, *[line("old", most=9)] * 8)
     assert began[:4] == ["old"] * 4
     assert sorted(began[4:8]) == ["new", "old", "old", "old"]
