@@ -251,6 +251,8 @@ def _build_payloads(common: _Common) -> PayloadFetcher:
         on_fault=common.guard.blame,
         on_disk_fault=common.guard.on_disk_fault,
         bringer_of=common.net.bringer,
+        is_known=lambda peer: common.machines.finality.last_final < 0 or common.net.is_accepted(peer),
+        pushed=common.net.take_pushed,
         waits=LaterPayloads(
             context=common.context,
             start_task=common.queue.start_task,

@@ -33,6 +33,8 @@ class Audits(Protocol):
     """Audits of which an evaluator's finding was adopted."""
     sharers: Mapping[PeerId, int]
     """Contributions to the newest final round with the payload of each of its authors."""
+    parts_16: Mapping[PeerId, int]
+    """16ths of the weights that these claim that copies leave."""
 
 
 class AuditsMade(Protocol):
@@ -107,8 +109,8 @@ class MemberStandings:
         measured = f"{count} verdicts of {auditors} members show {shown:.1f} deviations of work"
         if peer in judgement.gone:
             why, weight_16 = f"no weight: {measured}, {usual:.1f} are usual, {enough:.1f} would do", 0
-        elif sharers > 1:
-            why, weight_16 = f"a share of a weight: {sharers} members sent one payload", max(1, 16 // sharers)
+        elif (part_16 := self.auditor.parts_16.get(peer, 16)) < 16 and sharers > 1:
+            why, weight_16 = f"a share of a weight: {sharers} members sent one payload", max(1, part_16)
         else:
             why, weight_16 = "", 16
         return count, round(shown, 2), round(usual, 2), weight_16, why

@@ -169,6 +169,10 @@ class SwarmNetwork:
         """See Swarm.fetch."""
         return await self._swarm.fetch(blob, holders, max_bytes)
 
+    async def take_pushed(self, blob: Digest, max_bytes: int) -> Path | None:
+        """See PushedBlobs.take."""
+        return await self._swarm.take_pushed(blob, max_bytes)
+
     def fetched_bytes(self, blob: Digest) -> int:
         """See Blobs.fetched_bytes."""
         return self._swarm.blobs.fetched_bytes(blob)
@@ -227,6 +231,10 @@ class SwarmNetwork:
         """See NewcomerBudget."""
         newcomers = self._swarm.newcomers
         return newcomers.bringer(author) if newcomers.is_pressed else None
+
+    def is_accepted(self, author: PeerId) -> bool:
+        """See NewcomerBudget."""
+        return self._swarm.newcomers.is_accepted(author)
 
     def is_unreachable(self, peer: PeerId) -> bool:
         """See LeaseRegisters."""

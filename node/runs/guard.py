@@ -29,6 +29,7 @@ SAID: dict[str, Any] = {
     "audit": AuditSpec(each=AUDITS),
     "audit.voters": True,
     "audit.newcomers": NEWCOMERS,
+    "audit.by_payload": True,
     "pace.probation": PROBATION,
     "pace.probation_256": 64,
     "pace.excise_rounds": 50,

@@ -136,7 +136,7 @@ class Swarm:
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob from holders, dialling those we are not connected to. See BlobFetcher.fetch."""
-        if (path := await self._pushed.take(blob, max_bytes)) is not None:
+        if (path := await self.take_pushed(blob, max_bytes)) is not None:
             return path
         others = [peer for peer in holders if peer != self._identity.peer_id]
         live = await self._connections.routes()
@@ -146,6 +146,10 @@ class Swarm:
         # A relay's traffic is donated: a relayed holder is used only if no other holder has the blob.
         others.sort(key=lambda peer: (peer not in live, live.get(peer) is Route.RELAYED))
         return await self.blobs.fetch(blob, others, max_bytes)
+
+    async def take_pushed(self, blob: Digest, max_bytes: int) -> Path | None:
+        """See PushedBlobs.take."""
+        return await self._pushed.take(blob, max_bytes)
 
     def exclude(self, peer: PeerId, reason: str) -> None:
         """From now on nothing of `peer` is fetched, and nothing served to it but the ledger, which says why."""

@@ -151,14 +151,6 @@ def _circle(entries: tuple[Digest, ...], each: int) -> Mapping[Digest, tuple[Dig
     return {one: tuple((drawn + drawn)[at + 1 : at + 1 + count]) for at, one in enumerate(drawn) if count > 0}
 
 
-def weights(members: Sequence[Named], gone: frozenset[PeerId]) -> dict[Digest, int]:
-    """The weight of each contribution of a set, by entry id, where these authors have none. Copies share one."""
-    counted = [each for each in members if each.author not in gone]
-    payloads = [each.payload for each in counted]
-    found = {each.entry: each.weight // payloads.count(each.payload) for each in counted}
-    return {each.entry: found.get(each.entry, 0) for each in members}
-
-
 class Judgement(NamedTuple):
     """What the verdicts of a time say about all authors."""
 

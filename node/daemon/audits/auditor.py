@@ -9,17 +9,18 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.audits.adoption import CHECKED, Adoption, shows_work, vouches
 from atoll.node.daemon.audits.drawing import AuditDraw
+from atoll.node.daemon.audits.newcomer_weights import Weigh, claimed_weights
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
 from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Reweighed
+from atoll.protocols.audits.copies import weights
 from atoll.protocols.audits.standing import (
     NOBODY,
     Judgement,
     Named,
     judge,
     named,
-    weights,
     without_weight,
 )
 from atoll.protocols.data.shard_order import Turn
@@ -49,6 +50,8 @@ class Auditor:
     """Draws windows, and audits that are checked; who could foresee them could hide from them."""
     may_adopt: bool = False
     """Whether evaluators can make this node's audits."""
+    claimed: Weigh = claimed_weights
+    """Returns the weights that audits take and copies share."""
     made: int = 0
     """Audits whose forward passes this node made, since its start."""
     adopted: int = 0
@@ -58,6 +61,8 @@ class Auditor:
     """What verdicts say for the round after the newest final one."""
     sharers: Mapping[PeerId, int] = field(default_factory=dict)
     """Contributions to the newest final round with the payload of each of its authors."""
+    parts_16: Mapping[PeerId, int] = field(default_factory=dict)
+    """16ths of the weight that each of these authors claims that copies leave it."""
     _final: int = -1
     _gone: dict[int, frozenset[PeerId]] = field(default_factory=dict)
     """Authors without weight in each final round that has some."""
@@ -67,8 +72,8 @@ class Auditor:
     """Who decides the round after each final set that is remembered."""
     _counted: Mapping[int, frozenset[PeerId]] | None = None
     """Whose verdicts count in each set; None: everybody's. In an open round those that decide now."""
-    _given: dict[tuple[int, tuple[Digest, ...]], Mapping[Digest, int]] = field(default_factory=dict)
-    """Weights that the worker was given, for each set of an open round."""
+    _given: dict[tuple[int, tuple[Digest, ...]], frozenset[PeerId]] = field(default_factory=dict)
+    """Authors without weight in each set of an open round whose weights the worker was given."""
     _unaudited: float = 0.0
     """Own work since the newest audits of this node, in rounds of nominal work; at most one."""
     _known_before: dict[Digest, Round] = field(default_factory=dict)
@@ -84,11 +89,11 @@ class Auditor:
 
     def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
         """Return the weight of each of these contributions to a round, for its fold."""
-        members = [named(*each) for each in found]
-        weighed = weights(members, self._gone_in(number))
+        claims, gone = self.claimed(number, found), self._gone_in(number)
         if number > self._final:
-            self._given[number, tuple(each.entry for each in members)] = weighed
-        return weighed
+            self._given[number, tuple(entry for entry, _, _ in found)] = self._fallen(found, gone)
+        members = [named(*each)._replace(weight=claims[each[0]]) for each in found]
+        return weights(members, gone, by_payload=bool(self.audits.by_payload))
 
     def verdicts(self) -> tuple[Verdict, ...]:
         """Return the verdicts for the next contribution: those that are in no final set yet."""
@@ -174,11 +179,13 @@ class Auditor:
         for (later, entries), given in list(self._given.items()):
             if later < number + self.audits.lag:
                 continue
-            members = [named(*each) for each in self.contributions.find(entries)]
-            weighed = weights(members, self._gone_in(Round(later)))
-            if weighed != given:
-                self._given[later, entries] = weighed
+            fallen = self._fallen(self.contributions.find(entries), self._gone_in(Round(later)))
+            if fallen != given:
+                self._given[later, entries] = fallen
                 self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
+
+    def _fallen(self, found: Found, gone: frozenset[PeerId]) -> frozenset[PeerId]:
+        return gone.intersection(author for _, author, _ in found)
 
     def _gone_in(self, number: Round) -> frozenset[PeerId]:
         """Authors without weight in a round. Of a final one it is remembered: its worker may be far behind."""
@@ -199,6 +206,8 @@ class Auditor:
         )
         payloads = [each.payload for each in members]
         self.sharers = {each.author: payloads.count(each.payload) for each in members}
+        left = weights(members, self._gone_in(number), by_payload=bool(self.audits.by_payload))
+        self.parts_16 = {each.author: 16 * left[each.entry] // (each.weight or 1) for each in members}
         if self.judgement.gone != before:
             self.context.log.event("unweighed", peers=sorted(self.judgement.gone))
 

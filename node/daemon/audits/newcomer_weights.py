@@ -22,6 +22,12 @@ Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
 OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
 """The view has this set of a round, or it is final."""
 
+
+def claimed_weights(number: Round, found: Found) -> Mapping[Digest, int]:
+    """Return the weights that contributions claim: those of a run without audits."""
+    return {entry: record.weight for entry, _, record in found}
+
+
 KEPT = 1024
 """Final rounds whose newcomers are remembered: a worker may be so far behind."""
 

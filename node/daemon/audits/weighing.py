@@ -1,27 +1,22 @@
 """Builds what gives contributions their weights, and audits them."""
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from atoll.node.config.roles import Work
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.drawing import AuditDraw, is_repeatable
 from atoll.node.daemon.audits.for_others import AuditsForOthers
-from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, Weigh
+from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, Weigh, claimed_weights
 from atoll.node.daemon.audits.stale_weights import weights_of
 from atoll.node.daemon.certificates.summary import Summary
-from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
+from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally
-
-
-def _claimed(number: Round, found: Found) -> Mapping[Digest, int]:
-    """The weights that contributions claim: those of a run without audits."""
-    return {entry: record.weight for entry, _, record in found}
 
 
 @dataclass(slots=True)
@@ -32,7 +27,7 @@ class Weighing:
     """None in a run without audits."""
     for_others: AuditsForOthers | None = None
     """On an evaluator in a run whose audits it can make."""
-    weigh: Weigh = _claimed
+    weigh: Weigh = claimed_weights
     """Returns the weight of each contribution of a set."""
     share_of: Callable[[PeerId], int] = lambda peer: 256
     """Returns 256ths of its weight that the work of a member has that may be on probation."""
@@ -90,7 +85,9 @@ def build_weighing(
             prepare=prepare,
             may_adopt=work.trains and is_repeatable(context.spec),
         )
-        made.weigh, made.learners = made.auditor.weigh, [made.auditor.on_set]
+        made.learners = [made.auditor.on_set]
+        if not audits.by_payload:
+            made.weigh = made.auditor.weigh
         if work.evaluates and not work.trains and is_repeatable(context.spec):
             made.for_others = AuditsForOthers(
                 context=context,
@@ -105,6 +102,9 @@ def build_weighing(
     _weigh_less(
         made, context=context, queue=queue, machines=machines, contributions=contributions, summary=summary
     )
+    if made.auditor and audits and audits.by_payload:
+        # What is shared is what counts: else copies on probation would take part of a weight, and then lose it.
+        made.auditor.claimed, made.weigh = made.weigh, made.auditor.weigh
     return made
 
 

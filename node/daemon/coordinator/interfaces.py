@@ -131,6 +131,9 @@ class BlobSource(Protocol):
 class BlobShelf(BlobSource, Protocol):
     """A `BlobSource` that also stores files of this node."""
 
+    async def take_pushed(self, blob: Digest, max_bytes: int) -> Path | None:
+        """Store a blob that a neighbour pushed; None if none did. Raises DecodeError, DiskFault."""
+
     def add_blob(self, path: Path, *, move: bool = False, is_synced: bool = False) -> Digest:
         """Store a file as a blob; with `move` it may be gone afterwards. See BlobStore. Raises DiskFault."""
 
@@ -211,6 +214,9 @@ class NewcomerBudget(Protocol):
 
     def bringer(self, author: PeerId) -> PeerId | None:
         """Return the neighbour that brought an author without work while many do so; else None."""
+
+    def is_accepted(self, author: PeerId) -> bool:
+        """Return whether a final set, an epoch or the RunSpec names an author."""
 
 
 class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget, Protocol):

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node.daemon.coordinator.interfaces import BlobSource
-from atoll.p2p.blobs.asking import few_in_turn, pause_s
+from atoll.p2p.blobs.asking import holders_in_turn, pause_s
+from atoll.p2p.blobs.turns import DownloadTurns, Line
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.local.contribution_forms import PayloadRecord, rows_of, slice_of
@@ -22,9 +23,10 @@ from atoll.protocols.run.arena import Span
 
 log = logging.getLogger(__name__)
 
-ATTEMPT_S = 120.0
-PARALLEL, OF_ONE_AUTHOR, MAX_LANES = 8, 4, 256
-"""Downloads at a time; those of one author's payloads, as many as a peer serves at a time; remembered authors."""
+ATTEMPT_S, FIRST_S = 120.0, 20.0
+"""Of one attempt; of the first one for a stranger's payload, each later one twice as long: what came is kept."""
+PARALLEL, OF_STRANGERS, OF_ONE_AUTHOR = 8, 4, 4
+"""Downloads at a time; those of authors that no final set names; of one author, as many as a peer serves."""
 SMALL_BYTES = 1 << 20
 """Up to this size few peers are asked, the author first: many holders cost more than they save."""
 
@@ -47,16 +49,17 @@ class PayloadFetcher:
     on_disk_fault: Callable[[DiskFault], None]
     bringer_of: Callable[[PeerId], PeerId | None] = lambda author: None
     """Returns the neighbour that brought an author, while many bring authors that showed no work; else None."""
+    is_known: Callable[[PeerId], bool] = lambda author: True  # whether a final set names it, or there is none
+    pushed: Callable[[Digest, int], Awaitable[Path | None]] | None = None  # see PushedBlobs.take
     waits: Callable[[Round], asyncio.Event | None] = lambda number: None  # until when its payloads are not fetched
-    _lanes: dict[tuple[PeerId, int], asyncio.Semaphore] = field(default_factory=dict)
-    """Few downloads at a time of one author, one of all whom a neighbour brings: none keeps others waiting."""
     _listeners: list[Callable[[Digest], None]] = field(default_factory=list)
     _wanted: dict[Key, Round] = field(default_factory=dict)
-    _queued: set[tuple[Key, bool]] = field(default_factory=set)  # with whether in the lane of a bringer
+    _queued: set[tuple[Key, bool]] = field(default_factory=set)  # with whether in the line of a stranger
     _void: dict[Key, Round] = field(default_factory=dict)
     _sound: set[Key] = field(default_factory=set)
     _fetched: set[Digest] = field(default_factory=set)
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))
+    _turns: DownloadTurns = field(default_factory=lambda: DownloadTurns(places=PARALLEL, strangers=OF_STRANGERS))
+    _looks: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PARALLEL))
 
     def subscribe(self, listener: Callable[[Digest], None]) -> None:
         """Call `listener` with each wanted payload once it is held, or void. Listeners run in this order."""
@@ -80,8 +83,8 @@ class PayloadFetcher:
         if key in self._void or self.is_held(record):
             return
         self._wanted[key] = Round(max(record.round, until, self._wanted.get(key, record.round)))
-        # Once a set names the author it has no bringer, and waits no longer behind all that this one brought.
-        queue = key, self.bringer_of(author) is not None
+        # Once a set names the author it waits no longer behind strangers.
+        queue = key, self._line_of(author).is_stranger
         if queue not in self._queued:
             self._queued.add(queue)
             self.start_task(self._fetch_until_held(record, author, queue), f"payload {record.payload.hex()[:8]}")
@@ -124,8 +127,8 @@ class PayloadFetcher:
         """Try once. Returns True when there is nothing left to do."""
         key = self._key(record)
         try:
-            lane, slots = self._lanes_of(author)
-            async with lane, slots:
+            is_here = await self._is_here(record)
+            async with self._looks if is_here else self._turns.turn(self._line_of(author)):
                 if key not in self._wanted or self.waits(record.round):
                     return False
                 await self._load(record, author, attempt)
@@ -159,19 +162,26 @@ class PayloadFetcher:
 
     async def _load(self, record: PayloadRecord, author: PeerId, attempt: int) -> None:
         payload, size = record.payload, self.size_of(record)
-        async with asyncio.timeout(ATTEMPT_S):
+        may_last = not self._line_of(author).is_stranger or self.blobs.has_blob(payload)
+        async with asyncio.timeout(ATTEMPT_S if may_last else min(ATTEMPT_S, FIRST_S * 2 ** min(attempt, 9))):
             if not self.blobs.has_blob(payload):
-                await self.blobs.fetch_blob(payload, self._holders(author, attempt, size), size)
+                near, bringer, small = self.blobs.neighbours(), self.bringer_of(author), size <= SMALL_BYTES
+                holders = holders_in_turn(author, near, attempt, bringer=bringer, is_small=small)
+                await self.blobs.fetch_blob(payload, holders, size)
                 self._fetched.add(payload)
             await self.verify(self.blobs.blob_path(payload), record)
 
-    def _lanes_of(self, author: PeerId) -> tuple[asyncio.Semaphore, asyncio.Semaphore]:
-        bringer = self.bringer_of(author)
-        if len(self._lanes) > MAX_LANES:
-            self._lanes = {key: lane for key, lane in self._lanes.items() if lane.locked()}
-        width = 1 if bringer else OF_ONE_AUTHOR
-        lane = self._lanes.setdefault((bringer or author, width), asyncio.Semaphore(width))
-        return lane, asyncio.Semaphore() if bringer else self._slots
+    async def _is_here(self, record: PayloadRecord) -> bool:
+        """Whether the payload is on disk; what a neighbour pushed is stored first."""
+        if not (is_here := self.blobs.has_blob(record.payload)) and self.pushed:
+            is_here = await self.pushed(record.payload, self.size_of(record)) is not None
+            self._fetched |= {record.payload} if is_here else set()
+        return is_here
+
+    def _line_of(self, author: PeerId) -> Line:
+        if (bringer := self.bringer_of(author)) is not None:
+            return Line(bringer, is_stranger=True, most=1)
+        return Line(author, is_stranger=not self.is_known(author), most=OF_ONE_AUTHOR)
 
     def _key(self, record: PayloadRecord) -> Key:
         return record.payload, self.size_of(record), rows_of(record), slice_of(record)
@@ -181,19 +191,3 @@ class PayloadFetcher:
             self.blobs.delete_blob(payload)
         except DiskFault as error:
             self.on_disk_fault(error)
-
-    def _holders(self, author: PeerId, attempt: int, size_bytes: int) -> list[PeerId]:
-        """Return the author; for a large payload, or on a second try, others too, in turn.
-
-        An author that is not connected is dialled at every other try.
-        """
-        near = self.blobs.neighbours()
-        if (bringer := self.bringer_of(author)) is not None:
-            # Who lets others bring it has what it contributed; made-up authors are not dialled.
-            return [peer for peer in dict.fromkeys((author, bringer)) if peer in near]
-        others = [peer for peer in near if peer != author]
-        if size_bytes <= SMALL_BYTES:
-            others = few_in_turn(others, attempt)
-        if author in near:
-            return [author] if attempt == 0 and size_bytes <= SMALL_BYTES else [author, *others]
-        return [author, *others] if attempt % 2 or not others else others

@@ -23,6 +23,8 @@ class AuditSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Who decides rounds must have shown work by final verdicts; unset: probation counts final sets alone."""
     newcomers: Annotated[int, Meta(ge=1, le=512)] | msgspec.UnsetType = msgspec.UNSET
     """Authors that may not decide whom one final set names at most, or as many as others; unset: any number."""
+    by_payload: bool | msgspec.UnsetType = msgspec.UNSET
+    """Members that name one payload share the largest weight among them; unset: each has a part of its own."""
 
     @property
     def per_round(self) -> int:

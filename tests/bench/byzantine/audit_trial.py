@@ -21,7 +21,8 @@ from atoll.node.runs.presets import preset
 from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.round_trainer import weight_of
-from atoll.protocols.audits.standing import Named, audited_by, weights, without_weight
+from atoll.protocols.audits.copies import weights
+from atoll.protocols.audits.standing import Named, audited_by, without_weight
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Verdict

@@ -25,7 +25,15 @@ def standings(
     return MemberStandings(
         me=me,
         finality=lambda: SimpleNamespace(voters=voters, tally=tally or Tally(), equivocators=liars),
-        auditor=SimpleNamespace(judgement=judgement, sharers=sharers or {}, made=5, adopted=7) if audits else None,
+        auditor=SimpleNamespace(
+            judgement=judgement,
+            sharers=sharers or {},
+            parts_16={peer: 16 // many for peer, many in (sharers or {}).items()},
+            made=5,
+            adopted=7,
+        )
+        if audits
+        else None,
         distrusted=lambda: distrusted or {},
         share_of=lambda peer: share if tally and tally.missing(peer) else 256,
     )

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon import swarm_adapter
+from atoll.node.daemon import driver_factory, swarm_adapter
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.p2p.host.interface import Host
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
@@ -22,6 +22,32 @@ def test_what_a_quorum_names_is_more_than_what_a_proposer_does():
     net.require([b"a"], ME)
     net.require([b"b"], None)
     assert asked == [([b"a"], ME), ([b"b"], None)]
+
+
+def test_who_is_in_no_final_set_is_a_stranger_to_downloads_once_there_is_one():
+    asked = []
+
+    async def take_pushed(blob, max_bytes):
+        asked.append((blob, max_bytes))
+
+    newcomers = SimpleNamespace(is_pressed=False, is_accepted={ME}.__contains__)
+    swarm = SimpleNamespace(newcomers=newcomers, take_pushed=take_pushed)
+    net = SwarmNetwork(swarm, MemoryNetwork(seed=1).host(ME), ME)
+    machines = SimpleNamespace(finality=SimpleNamespace(last_final=-1))
+    common = SimpleNamespace(
+        net=net,
+        machines=machines,
+        worker=None,
+        context=SimpleNamespace(me=ME, now=lambda: 1.0),
+        queue=SimpleNamespace(start_task=None, post=None),
+        guard=SimpleNamespace(blame=None, on_disk_fault=None),
+    )
+    payloads = driver_factory._build_payloads(common)
+    assert not payloads._line_of("new").is_stranger, "the first members of a run are no strangers"
+    machines.finality.last_final = 0
+    assert [payloads._line_of(peer).is_stranger for peer in (ME, "new")] == [False, True]
+    run_virtual(payloads.pushed(b"blob", 7))
+    assert asked == [(b"blob", 7)]
 
 
 @pytest.mark.parametrize("parts", [0, 3])

@@ -116,6 +116,7 @@ def test_a_reduced_run_names_what_it_cannot_have():
         "audit",
         "audit.voters",
         "audit.newcomers",
+        "audit.by_payload",
         "pace.probation_256",
         "pace.excise_rounds",
     }

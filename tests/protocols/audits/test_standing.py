@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocols.audits.copies import weights
 from atoll.protocols.audits.standing import (
     DOUBT,
     ENOUGH,
@@ -15,7 +16,6 @@ from atoll.protocols.audits.standing import (
     audited_by,
     judge,
     verdicts_in,
-    weights,
     without_weight,
 )
 from atoll.protocols.ids import PeerId, digest
@@ -277,6 +277,46 @@ def test_copies_share_one_weight():
     assert [found[each.entry] for each in members] == [64, 0, 64, 21, 85, 21, 64, 64]
     alone = weights(members, frozenset({PeerId("a3"), PeerId("a4")}))
     assert alone[members[5].entry] == 64, "a copy without weight takes nothing from the original"
+
+
+def group(claims):
+    """Contributions with one payload."""
+    entries = (digest(b"copy", number.to_bytes(2, "big")) for number in range(len(claims)))
+    return [
+        Named(entry, PeerId(f"c{number}"), claim, digest(b"payload"), ())
+        for number, (entry, claim) in enumerate(zip(entries, claims, strict=True))
+    ]
+
+
+@pytest.mark.parametrize(("claim", "left"), [(1, 64), (16, 49)])
+@pytest.mark.parametrize("copies", [16, 64, 200])
+def test_made_up_copies_take_nothing_from_a_payload(copies, claim, left):
+    """64 of them left nothing of an honest one, each for a record of 250 bytes."""
+    members = group([64] + [claim] * copies)
+    found = weights(members, frozenset(), by_payload=True)
+    assert sum(found.values()) == 64
+    assert found[members[0].entry] >= left - 1
+    assert sum(weights(members, frozenset()).values()) < 32, "the rule of runs without the key"
+
+
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=40), st.sets(st.integers(0, 39)), st.randoms())
+def test_a_payload_has_the_largest_weight_of_those_that_name_it(claims, fallen, rng):
+    members, gone = group(claims), frozenset(PeerId(f"c{number}") for number in fallen)
+    found = weights(members, gone, by_payload=True)
+    counted = [each for each in members if each.author not in gone]
+    assert sum(found.values()) == max((each.weight for each in counted), default=0)
+    for each in counted:
+        assert each.weight // len(counted) <= found[each.entry] <= each.weight, "no less than by the old rule"
+    assert all(found[each.entry] == 0 for each in members if each.author in gone)
+    assert weights(rng.sample(members, len(members)), gone, by_payload=True) == found
+
+
+def test_equal_copies_have_equal_parts_and_others_are_untouched():
+    members = [*group([64, 64, 64, 64]), *history(rounds=1)[0]]
+    found = weights(members, frozenset({IDLE}), by_payload=True)
+    assert [found[each.entry] for each in members] == [16] * 4 + [0] + [64] * 7
+    alone = history(rounds=1)[0]
+    assert weights(alone, frozenset({IDLE}), by_payload=True) == weights(alone, frozenset({IDLE}))
 
 
 def test_the_rule_counts_no_more_audits_than_the_run_has():

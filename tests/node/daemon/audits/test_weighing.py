@@ -1,9 +1,19 @@
-"""The parts that weigh learn of sets."""
+"""The parts that weigh learn of sets; what a set weighs where audits, probation and copies meet."""
 
 from types import SimpleNamespace
 
-from atoll.node.daemon.audits.weighing import Weighing
-from atoll.protocols.ids import PeerId, Round
+import msgspec
+import pytest
+
+from atoll.node.config.roles import TRAINS
+from atoll.node.daemon.audits.weighing import Weighing, build_weighing
+from atoll.protocols.ids import PeerId, Round, digest
+from atoll.protocols.ledger.probation import Tally
+from atoll.protocols.ledger.records import Contribution
+from atoll.protocols.run.sections.audits import AuditSpec
+from tests.node.worker.session_home import SPEC
+
+OLD = PeerId("old")
 
 
 def test_deciders_reach_the_auditor_before_the_set():
@@ -15,3 +25,37 @@ def test_deciders_reach_the_auditor_before_the_set():
     assert heard == [(3, peers), (3, (), True)]
     weighing.on_set(Round(4), (), None)
     assert heard[2:] == [(4, (), False)], "nobody knows yet who decides after an open round"
+
+
+def weigh(copies, **audit):
+    """Weights of a member's work and of so many copies on probation, all of which claim 64."""
+    pace = msgspec.structs.replace(SPEC.pace, probation=8, probation_256=64)
+    context = SimpleNamespace(spec=msgspec.structs.replace(SPEC, pace=pace, audit=AuditSpec(**audit)), me=OLD)
+    made = build_weighing(
+        context=context,
+        net=None,
+        queue=None,
+        machines=None,
+        worker=None,
+        contributions=None,
+        prepare=None,
+        rng=None,
+        work=TRAINS,
+        summary=SimpleNamespace(work=Tally(8, 20, {OLD: 20}), round=19),
+    )
+    work = Contribution(Round(20), digest(b"base"), digest(b"payload"), 1, 1, 64, 1.0)
+    found = [(digest(author.encode()), author, work) for author in (OLD, *map("new{}".format, range(copies)))]
+    weighed = made.weigh(Round(20), found)
+    return weighed[found[0][0]], sum(weighed.values())
+
+
+@pytest.mark.parametrize("copies", [0, 1, 16, 64])
+def test_copies_on_probation_take_nothing_from_a_members_payload(copies):
+    """What they share is their part of a weight: else they would take part of the whole and lose most of it."""
+    own, together = weigh(copies, by_payload=True)
+    assert together == 64
+    assert own >= 48
+
+
+def test_a_run_without_the_key_is_weighed_as_before():
+    assert [weigh(copies) for copies in (0, 1, 16, 64)] == [(64, 64), (32, 40), (3, 19), (0, 0)]

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.node.daemon.coordinator.payload_fetcher import (
+    FIRST_S,
+    OF_STRANGERS,
     PARALLEL,
     SMALL_BYTES,
     PayloadFetcher,
@@ -368,7 +370,7 @@ def test_made_up_payloads_of_one_neighbour_keep_nobody_waiting(play):
     own, theirs = digest(b"own"), digest(b"theirs")
 
     async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
-        rig.shelf.takes_s = 30.0
+        rig.shelf.takes_s = 15.0
         rig.shelf.holding = {newcomer: {own}, member: {theirs}}
         rig.payloads.bringer_of = lambda author: {newcomer: newcomer, member: None}.get(author, bringer)
         for number in range(40):
@@ -378,7 +380,7 @@ def test_made_up_payloads_of_one_neighbour_keep_nobody_waiting(play):
         assert rig.shelf.asked[0][1] == [bringer], "a made-up author is not dialled"
         rig.payloads.fetch(record(own, 0), newcomer)
         rig.payloads.fetch(record(theirs, 0), member)
-        await asyncio.sleep(31.0)
+        await asyncio.sleep(16.0)
         assert {*rig.held} == {own, theirs}
         stopped = record(digest(bytes([0])), 0)
         rig.payloads.stop(stopped)
@@ -445,3 +447,78 @@ def test_an_author_with_work_in_all_open_rounds_that_nobody_gives_keeps_nobody_w
 
     play(story)
     assert took_s[0] < (1.0 if liars == 1 else 21.0)
+
+
+def wait_beside(play, liars: list[PeerId], stall_s: float, *, known: set[PeerId]) -> float:
+    """Seconds until an honest payload is here while these give four each, slowly."""
+    honest, took_s = PeerId("honest"), list[float]()
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        plain, clock = rig.shelf.fetch_blob, asyncio.get_running_loop().time
+
+        async def stall(blob: Digest, holders: list[PeerId], max_bytes: int) -> Path:
+            await asyncio.sleep(0.0 if honest in holders[:1] else stall_s)
+            return await plain(blob, holders, max_bytes)
+
+        rig.shelf.fetch_blob, rig.shelf.holding = stall, {honest: {ONE}}
+        rig.shelf.connected, rig.payloads.is_known = [honest, *liars], known.__contains__
+        for number in range(4):
+            for liar in liars:
+                rig.payloads.fetch(record(digest(f"{liar} {number}".encode()), number), liar)
+        await asyncio.sleep(1.5 * stall_s)
+        began, here = clock(), asyncio.Event()
+        rig.payloads.subscribe(lambda payload: payload == ONE and here.set())
+        rig.payloads.fetch(record(ONE, 0), honest)
+        await here.wait()
+        took_s.append(clock() - began)
+
+    play(story)
+    return took_s[0]
+
+
+LIARS = [PeerId(f"liar{number}") for number in range(30)]
+
+
+def test_strangers_that_give_slowly_keep_no_member_waiting(play):
+    assert wait_beside(play, LIARS, 120.0, known={PeerId("honest")}) < 1.0
+
+
+def test_a_stranger_waits_for_one_turn_of_each_other_and_not_for_all_that_they_offer(play):
+    """Its first attempts are short, so it is not long. Each liar offers four payloads."""
+    seconds = FIRST_S * len(LIARS) / OF_STRANGERS
+    assert wait_beside(play, LIARS, 120.0, known=set()) < seconds
+
+
+def test_a_member_waits_for_one_turn_of_each_other_member(play):
+    assert wait_beside(play, LIARS, 20.0, known={*LIARS, PeerId("honest")}) < 20.0 * len(LIARS) / PARALLEL
+
+
+def test_a_pushed_payload_waits_for_no_download(play):
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.takes_s, rig.payloads.is_known = 15.0, lambda author: False
+        for number in range(40):
+            rig.payloads.fetch(record(digest(bytes([number])), 0), PeerId(f"eve{number}"))
+        await asyncio.sleep(1.0)
+
+        async def pushed(blob: Digest, max_bytes: int) -> Path:
+            rig.shelf.here.add(blob)
+            return rig.shelf.blob_path(blob)
+
+        rig.payloads.pushed = pushed
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
+        await asyncio.sleep(1.0)
+        assert rig.held == [ONE]
+
+    play(story)
+
+
+def test_a_slow_stranger_has_longer_with_each_try(play):
+    """So its payload comes, too: what an attempt got is kept, but the worker may need long for it."""
+
+    async def story(rig: Rig, group: asyncio.TaskGroup) -> None:
+        rig.shelf.takes_s, rig.shelf.holding = 90.0, {AUTHOR: {ONE}}
+        rig.payloads.is_known = lambda author: False
+        rig.payloads.fetch(record(ONE, 0), AUTHOR)
+        await asyncio.sleep(300.0)
+
+    assert play(story).held == [ONE]
