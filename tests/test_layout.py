@@ -215,7 +215,8 @@ bugs that a change of chain cannot hide, and lines lost with the journal (6),
 for how long a node was down (38),
 turns of owners that act late (29),
 lines of a status that say what is so: waits for members behind, states without a mark, disks that refuse (103),
-messages that stay legal in any ledger (105).
+messages that stay legal in any ledger (105),
+full outputs, values with a table's name, first folds, starts: one true line each (52).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10
