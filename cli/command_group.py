@@ -1,16 +1,19 @@
 """Finds the command, and turns every failure into one line and an exit code (docs/control.md)."""
 
+import errno
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from atoll.cli.command_table import COMMANDS, MOVED, NOUNS, SECTIONS, SHOWN, extension
 from atoll.p2p.system.garbage import uncollected_imports
-from atoll.protocols.errors import AtollError
+from atoll.protocols.errors import AtollError, LocalFault
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from atoll.node.config.home import Home
 
 INTERRUPTED = 130
+_FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 
 
 def load(name: str) -> click.Command:
@@ -165,4 +169,19 @@ def run(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
     except AtollError as error:
         click.echo(f"error: {error.line()}", err=True)
         return error.exit_code
+    except OSError as error:
+        # A fault of any other file is a DiskFault by now: what is left is the output.
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        drop_output()
+        click.echo(f"error: cannot write the output: {error.strerror}", err=True)
+        return LocalFault.exit_code
     return result if isinstance(result, int) else 0
+
+
+def drop_output() -> None:
+    """Let what stdout did not take go, and all that follows; else the interpreter tries, and fails, at its end."""
+    with suppress(OSError, ValueError):  # a test's stdout is no file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

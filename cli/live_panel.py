@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import click
 from rich.console import Console, Group, RenderableType
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atoll.cli.client import stream
+from atoll.cli.command_group import drop_output
 from atoll.cli.commands.status import one_line
 from atoll.cli.formatting import (
     agreed_line,
@@ -78,8 +79,10 @@ def shown(
     page = PageLine(opens=opens, open_url=lambda url: open_page(steering_or_plain(url, home)))
 
     def show_until_unread() -> None:
-        with suppress(BrokenPipeError):  # `start | head`: nobody reads any more, and the node works on
+        try:
             show(home, ended, words, page)
+        except OSError:  # `start | head` or a full disk: nobody reads any more, and the node works on
+            drop_output()
 
     thread = threading.Thread(target=show_until_unread, name="panel", daemon=True)
     thread.start()

@@ -9,7 +9,7 @@ from atoll.cli.options import home_option, json_option
 from atoll.node.config.config_file import is_set, set_key, toml_text, value_in, value_of
 from atoll.node.config.config_keys import ConfigKey, config_keys, key_named
 from atoll.node.config.home import Home
-from atoll.node.config.node_config import check_values, read_values
+from atoll.node.config.node_config import checked_values
 
 NEXT_START = "a node that runs reads it at its next start"
 
@@ -31,8 +31,7 @@ def config() -> None:
 @json_option
 def list_keys(home: Home, as_json: bool) -> None:
     """Every key with its value and its meaning, as a file that could be the config.toml."""
-    values = read_values(home.config_toml)
-    check_values(values)
+    values = checked_values(home.config_toml)
     rows = [_row(key, values) for key in config_keys()]
     if as_json:
         print_json({"path": str(home.config_toml), "keys": rows})
@@ -53,7 +52,7 @@ def list_keys(home: Home, as_json: bool) -> None:
 @json_option
 def get(name: str, home: Home, as_json: bool) -> None:
     """The value of KEY: that of the file, else the default."""
-    row = _row(key_named(name), read_values(home.config_toml))
+    row = _row(key_named(name), checked_values(home.config_toml))
     if as_json:
         print_json(row)
     else:
@@ -82,7 +81,7 @@ def unset(name: str, home: Home, as_json: bool) -> None:
 
 def _write(home: Home, key: ConfigKey, value: Any, as_json: bool) -> None:
     set_key(home.config_toml, key, value)
-    row = _row(key, read_values(home.config_toml))
+    row = _row(key, checked_values(home.config_toml))
     if as_json:
         print_json(row)
     else:

@@ -10,7 +10,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from atoll.node.config.config_keys import ConfigKey
-from atoll.node.config.node_config import check_values, read_values
+from atoll.node.config.node_config import check_values, named_in, read_values
 from atoll.p2p.system.atomic_files import make_folder, read_whole, write_whole
 from atoll.protocols.errors import ConfigError, LocalFault
 
@@ -53,7 +53,8 @@ def set_key(path: Path, key: ConfigKey, value: Any) -> None:
     values, before = read_values(path), (read_whole(path, max_bytes=MAX_BYTES) or b"").decode()
     wanted = deepcopy(values)
     change(wanted, key, value)
-    check_values(wanted)
+    with named_in(path):
+        check_values(wanted)
     after = _changed_text(path, before, key, value)
     if tomllib.loads(after) != wanted:  # whatever the library made of an unusual file, nothing wrong is written
         raise LocalFault(f"cannot change {key.name} in {path}", hint="change the line by hand")
@@ -62,10 +63,15 @@ def set_key(path: Path, key: ConfigKey, value: Any) -> None:
 
 
 def change(values: Any, key: ConfigKey, value: Any) -> None:
-    """Set `key` in a TOML document or in plain values; with None take it out. Makes the table that it lacks."""
+    """Set `key` in a TOML document or in plain values; with None take it out. Makes the table that it lacks.
+
+    Raises ConfigError if something else has the table's name.
+    """
     table, _, name = key.name.rpartition(".")
     if table:
         values = values.setdefault(table, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{table} is a table, [{table}], and has a value", hint="remove that line from the file")
     if value is None:
         values.pop(name, None)
     else:

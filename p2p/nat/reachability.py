@@ -35,7 +35,7 @@ class Verdict:
     """How we may be reached, as one word, with the reason as one line."""
 
     reach: Reach = "unknown"
-    why: str = "no peer has been met yet"
+    why: str = "no directly connected peer has said how it sees this node"
 
 
 def judge(evidence: Evidence) -> Verdict:

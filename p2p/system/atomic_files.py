@@ -22,7 +22,7 @@ _HINTS = {
     errno.EISDIR: "a folder is in the place of a file; move it away",
     errno.ENXIO: "a pipe or a socket is in the place of a file; move it away",
     errno.EOPNOTSUPP: "a socket is in the place of a file; move it away",  # as macOS says it
-    errno.ENOENT: "the folder or file was removed under the node; restart it",
+    errno.ENOENT: "the folder is gone, or cannot be made; start the node again, or choose another --home",
 }
 
 

@@ -1,6 +1,8 @@
 """What `start` shows where nobody reads it, and what the panel shows of strangers' names."""
 
+import errno
 import io
+import os
 import threading
 
 import pytest
@@ -13,14 +15,16 @@ from atoll.node.config.home import Home
 from tests.cli.conftest import STATUS
 
 
-def test_a_pipe_that_nobody_reads_ends_the_lines_and_nothing_else(tmp_path, monkeypatch):
-    """As with `atoll start | head`: the node works on, and no traceback is printed."""
+@pytest.mark.parametrize("fault", [errno.EPIPE, errno.ENOSPC])
+def test_an_output_that_takes_no_more_ends_the_lines_and_nothing_else(tmp_path, monkeypatch, fault):
+    """As with `atoll start | head`, or a file on a full disk: the node works on, and no traceback is printed."""
     failed, written = [], threading.Event()
 
     def write(*_):
         written.set()
-        raise BrokenPipeError(32, "Broken pipe")
+        raise OSError(fault, os.strerror(fault))
 
+    monkeypatch.setattr(live_panel, "drop_output", lambda: None)  # this output is the test's own
     monkeypatch.setattr(threading, "excepthook", failed.append)
     monkeypatch.setattr(live_panel, "_plain_lines", write)
     with live_panel.shown(Home(tmp_path), as_json=False, plain=True):

@@ -130,6 +130,17 @@ def test_a_request_to_end_that_comes_late_changes_no_exit_code(tmp_path):
     assert subprocess.run([sys.executable, "-c", LATE, *home, "status"], capture_output=True).returncode == 3
 
 
+@pytest.mark.parametrize("words", [["--help"], ["config", "list"], ["run", "list", "--json"]])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_is_full_is_one_line(tmp_path, words, unbuffered):
+    with open("/dev/full", "wb") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "atoll.cli.main", "--home", str(tmp_path / "home"), *words],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered}, stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (1, "error: cannot write the output: No space left on device\n")
+
+
 def test_version(atoll):
     assert atoll("--version").out.startswith("atoll 0.")
 

@@ -38,7 +38,7 @@ from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
-from atoll.node.daemon.telemetry.absent_members import lost_work, missing, missing_model
+from atoll.node.daemon.telemetry.absent_members import lost_work, missing, no_model
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload
@@ -192,7 +192,7 @@ class Driver:
 
     def view(self) -> NodeView:
         final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
-        waiting = self.training.waiting or missing_model(final, self.finalizer.applied, self.net.leases)
+        waiting = self.training.waiting or no_model(self.round, final, self.finalizer.applied, self.net.leases)
         lost, why = self.training.lost, waiting or reason(self.round)
         stuck = lost_work(self.finality, lost, self.leases.members, self.contributions.is_held)
         return NodeView(

@@ -8,6 +8,8 @@ from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, with
 from atoll.node.daemon.consensus.succession import candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
+from atoll.node.daemon.rounds.state import RoundState
+from atoll.node.daemon.rounds.stillness import FETCHES
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease
@@ -133,13 +135,16 @@ def lost_work(
     )
 
 
-def missing_model(newest: int, applied: int, leases: Leases) -> str:
+def no_model(state: RoundState, newest: int, applied: int, leases: Leases) -> str:
     """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
 
     `applied`: the newest round in its Θ_final. `leases` is called for a node without a model only. Empty: it has
-    one, needs none, or somebody offers one.
+    one, needs none, or somebody offers one. A new run's first fold ends after its round became final: only a node
+    that fetches lacks a model.
     """
-    if applied >= 0 or newest < 0 or any(lease.snapshot for lease, _ in leases().values()):
+    if state.phase not in FETCHES or applied >= 0 or newest < 0:
+        return ""
+    if any(lease.snapshot for lease, _ in leases().values()):
         return ""
     return f"waiting for the model of round {newest}: no member that is here offers it"
 

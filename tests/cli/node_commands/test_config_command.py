@@ -3,6 +3,8 @@
 import json
 import tomllib
 
+import pytest
+
 from atoll.node.config.config_keys import config_keys
 
 
@@ -72,3 +74,25 @@ def test_failures_are_one_line(atoll, tmp_path):
     ran = atoll("config", "list")
     assert (ran.code, ran.err.count("\n")) == (78, 1)
     assert "is not TOML" in ran.err
+
+
+@pytest.mark.parametrize("line", ["guest = 1", "guest = []", 'guest = "22:00-07:00"'])
+def test_a_value_with_the_name_of_a_table_is_one_line(atoll, tmp_path, line):
+    path = tmp_path / "home" / "config.toml"
+    path.parent.mkdir()
+    path.write_text(f"{line}\n")
+    for args in (("get", "guest.hours"), ("set", "guest.hours", "22:00-07:00"), ("unset", "guest.hours")):
+        ran = atoll("config", *args)
+        assert (ran.code, ran.err.count("\n")) == (78, 1)
+        assert "guest" in ran.err
+    assert path.read_text() == f"{line}\n"
+
+
+def test_what_start_refuses_no_verb_of_config_shows_and_all_name_the_file(atoll, tmp_path):
+    path = tmp_path / "home" / "config.toml"
+    path.parent.mkdir()
+    path.write_text("port = 99999999\n")
+    for args in (("get", "port"), ("list",), ("set", "threads", "2")):
+        ran = atoll("config", *args)
+        assert (ran.code, ran.out) == (78, "")
+        assert ran.err == f"error: {path}: port = 99999999 is outside 0 … 65535\n"

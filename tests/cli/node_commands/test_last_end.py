@@ -65,6 +65,13 @@ def test_a_node_that_starts_is_there(home: Home) -> None:
         assert last_end(home) == "one starts or ends there and does not answer yet"
 
 
+def test_who_asks_in_the_second_of_a_start_is_not_told_to_start(atoll, home: Home) -> None:
+    with hold_lock(home):
+        ran = atoll("status", "--home", str(home.root))
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.endswith("does not answer yet; ask again in a moment\n")
+
+
 def test_a_home_that_is_none(tmp_path: Path) -> None:
     assert last_end(Home(tmp_path / "none")) == ""
 

@@ -20,7 +20,7 @@ MOVED = ("/ip4/11.1.1.1/udp/5999/quic-v1",)
 @pytest.mark.parametrize(
     ("evidence", "reach", "why"),
     [
-        (Evidence(), "unknown", "no peer"),
+        (Evidence(), "unknown", "no directly connected peer has said"),  # as well when all that were met are gone
         (Evidence(LISTEN, {A: ("/ip4/192.168.1.9/tcp/1",)}), "unknown", "same network"),
         (Evidence(LISTEN, {A: KEPT}), "punchable", "keeps ports; seen as 11.1.1.1:4001"),
         (Evidence(LISTEN, {A: KEPT}, reached=("/ip4/11.1.1.1/tcp/4001",)), "public", "dialled back at"),
