@@ -120,12 +120,8 @@ class SwarmNetwork:
     def leases(self) -> dict[PeerId, tuple[Lease, float]]:
         """Live leases of others with their remaining life in seconds."""
         now, registers = self._now(), self._swarm.registers
-        live = registers.live(Lease, now)
-        return {
-            peer: (lease, registers.expires(peer, Lease, now) or 0.0)
-            for peer, lease in live.items()
-            if peer != self._me
-        }
+        others = {peer: lease for peer, lease in registers.live(Lease, now).items() if peer != self._me}
+        return {peer: (lease, registers.expires(peer, Lease, now) or 0.0) for peer, lease in others.items()}
 
     def down_s(self, within_s: float) -> float:
         """See Swarm.down_s."""
@@ -257,10 +253,7 @@ class SwarmNetwork:
         """Return the traffic totals since the start."""
         total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
         return TrafficTotals(
-            up=total.bytes_up,
-            down=total.bytes_down,
-            blobs_up=blobs.wire_bytes_up,
-            blob_contents_up=blobs.bytes_up,
+            up=total.bytes_up, down=total.bytes_down, blobs_up=blobs.wire_bytes_up, blob_contents_up=blobs.bytes_up
         )
 
     # --- changes of the chain -------------------------------------------------------------------
