@@ -22,6 +22,8 @@ STREAMS_PER_PEER = 64
 """Inbound streams of one peer at one time; more are reset."""
 STREAMS_IN_ALL = 2048
 """Inbound streams of all peers at one time; more are reset."""
+FIRST_STREAMS = ((STREAMS_IN_ALL * 3 // 4, 2), (STREAMS_IN_ALL // 2, 8))
+"""Once so many streams are open, a peer that holds so many gets no more: 192 peers always have two each."""
 LINGER_S = 10.0
 """A responder that closes waits this long for the initiator's end."""
 LINGER_BYTES = 4 * 1024 * 1024
@@ -62,7 +64,8 @@ class Admission:
 
     def enter(self, peer: PeerId) -> bool:
         """Whether one more stream of `peer` may be served; if so it must `leave`."""
-        if self._streams[peer] >= STREAMS_PER_PEER or self._total >= STREAMS_IN_ALL:
+        most = next((most for taken, most in FIRST_STREAMS if self._total >= taken), STREAMS_PER_PEER)
+        if self._streams.get(peer, 0) >= most or self._total >= STREAMS_IN_ALL:
             return False
         self._streams[peer] += 1
         self._total += 1

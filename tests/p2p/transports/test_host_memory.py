@@ -67,6 +67,15 @@ def test_all_peers_together_have_so_many_streams():
     assert admission.enter(PEERS[0])
 
 
+@pytest.mark.parametrize("flooders", [33, 190])
+def test_peers_that_take_all_they_get_leave_room_for_the_first_streams_of_others(flooders):
+    admission = Admission()
+    for number in range(flooders):
+        while admission.enter(PeerId(f"p{number}")):
+            pass
+    assert all(admission.enter(peer) for peer in PEERS[:2] for _ in range(2))
+
+
 def now_s():
     return asyncio.get_running_loop().time()
 
