@@ -166,10 +166,17 @@ class BlobStatistics:
 class Blobs:
     """Serves the blobs of `store` on `host`, and downloads into it."""
 
-    def __init__(self, host: Host, store: BlobStore, on_fault: OnFault) -> None:
+    def __init__(
+        self,
+        host: Host,
+        store: BlobStore,
+        on_fault: OnFault,
+        is_accepted: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self.store = store
         self._host = host
         self._server = BlobServer(host, store)
+        self._server.is_accepted = is_accepted
         self._fetcher = BlobFetcher(host, store, on_fault)
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:

@@ -7,6 +7,7 @@ streams. Blobs that are still being fetched are served as far as they are presen
 import asyncio
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import cast
 
 from atoll.p2p.blobs import frames
@@ -23,8 +24,12 @@ log = logging.getLogger(__name__)
 
 SERVES_PER_PEER = 4
 SERVES_AT_ONCE = 32
+ASK_S = 10.0
+"""Seconds in which a stream says what it wants. It has no place before."""
 IDLE_S = 60.0
 """Seconds without a request, or without progress of a write, after which a stream is ended."""
+RESTING_S = 5.0
+"""A stream that wants nothing for so many seconds gives way where all places are taken."""
 HAVE_EVERY_S = 0.25
 """Interval, in seconds, at which an idle stream sends the bitmap of new chunks."""
 _WRITE_BYTES = 256 * 1024
@@ -42,7 +47,10 @@ class BlobServer:
         self._idle_s = idle_s
         self.refused: set[PeerId] = set()
         """Peers that get no blob: they were excluded from the run."""
-        self._serving: Counter[PeerId] = Counter()
+        self.is_accepted: Callable[[PeerId], bool] = lambda peer: False
+        """Whether final sets name a peer: others give way to it where all places are taken."""
+        self._open: Counter[PeerId] = Counter()
+        self._places: list[_Serve] = []
         self._turns: dict[PeerId, asyncio.Lock] = {}
         self.bytes_up: Counter[PeerId] = Counter()
         """Bytes of blobs sent, by peer; those of a copy that was broken off, too."""
@@ -53,7 +61,7 @@ class BlobServer:
     @property
     def serving(self) -> int:
         """Number of streams being served now."""
-        return self._serving.total()
+        return len(self._places)
 
     async def send(self, stream: Stream, data: bytes, *, is_blob: bool = False) -> None:
         """Write `data` in parts, each with a deadline. `is_blob`: it is of a blob. Raises Unreachable."""
@@ -67,29 +75,53 @@ class BlobServer:
 
     async def _handle(self, stream: Stream) -> None:
         peer = stream.peer
-        is_busy = self._serving[peer] >= SERVES_PER_PEER or self.serving >= SERVES_AT_ONCE
-        self._serving[peer] += 1
+        self._open[peer] += 1
         turn = self._turns.setdefault(peer, asyncio.Lock())
         try:
             ask = await self._next_ask(stream)
             share = None if peer in self.refused else self.store.share(ask.blob)
-            if is_busy or share is None:
-                await self.send(
-                    stream, framed(codec.encode(frames.BlobRefusal("busy" if is_busy else "not here")))
-                )
-            else:
-                await _Serve(self, stream, ask, share[0], turn).run(share[1], self._idle_s)
+            serve = None if share is None else _Serve(self, stream, ask, share[0], turn)
+            if share is None or serve is None or not self._take_place(serve):
+                refusal = frames.BlobRefusal("not here" if share is None else "busy")
+                await self.send(stream, framed(codec.encode(refusal)))
+                return
+            try:
+                await serve.run(share[1], self._idle_s)
+            finally:
+                if serve in self._places:
+                    self._places.remove(serve)
         except LocalFault as fault:
             log.warning("cannot serve a blob to %s: %s", short(peer), fault.line())
             raise Unreachable("a fault on this machine") from fault
         finally:
-            self._serving[peer] -= 1
-            if not self._serving[peer]:
-                del self._serving[peer], self._turns[peer]
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer], self._turns[peer]
+
+    def _take_place(self, serve: "_Serve") -> bool:
+        """Whether a stream is served; where all places are taken, one that deserves its place less ends."""
+        held = Counter(each.peer for each in self._places)
+        if held[serve.peer] >= SERVES_PER_PEER:
+            return False
+        if len(self._places) >= SERVES_AT_ONCE:
+            # Strangers cost nothing: 32 streams of theirs must keep no member from its payload, nor a newcomer
+            # whose peer has no place from a snapshot.
+            last = max(
+                self._places, key=lambda each: (not self.is_accepted(each.peer), held[each.peer], each.rested_s())
+            )
+            is_member = self.is_accepted(serve.peer) and not self.is_accepted(last.peer)
+            if not is_member and held[last.peer] <= held[serve.peer] + 1:
+                last = max(self._places, key=lambda each: each.rested_s())
+                if last.rested_s() < RESTING_S:
+                    return False
+            self._places.remove(last)
+            last.end()
+        self._places.append(serve)
+        return True
 
     async def _next_ask(self, stream: Stream) -> frames.Ask:
         try:
-            async with asyncio.timeout(self._idle_s):
+            async with asyncio.timeout(min(ASK_S, self._idle_s)):
                 return codec.decode(
                     await read_frame(stream, frames.ASK_MAX_BYTES), frames.Ask, max_bytes=frames.ASK_MAX_BYTES
                 )
@@ -108,6 +140,7 @@ class _Serve:
         manifest: BlobManifest,
         turn: asyncio.Lock,
     ) -> None:
+        self.peer = stream.peer
         self._server = server
         self._stream = stream
         self._blob: Digest = ask.blob
@@ -120,7 +153,17 @@ class _Serve:
         self._loaded: asyncio.Queue[tuple[int, bytes]] = asyncio.Queue()
         self._room = asyncio.Semaphore(_CHUNKS_IN_MEMORY)
         self._cancelled: set[int] = set()
+        self._unsent = 0  # chunks that are read or on their way
         self._active_s = asyncio.get_running_loop().time()
+
+    def rested_s(self) -> float:
+        """Seconds for which the peer wants nothing; 0.0 while it does."""
+        is_waited_for = self._wishes or self._unsent
+        return 0.0 if is_waited_for else asyncio.get_running_loop().time() - self._active_s
+
+    def end(self) -> None:
+        """Give the place to another stream: the peer asks again."""
+        self._stream.reset()
 
     async def run(self, have: int, idle_s: float) -> None:
         """Offer, then send requested chunks. Raises Unreachable when the peer ends the stream, DecodeError."""
@@ -164,6 +207,7 @@ class _Serve:
             while self._wishes and len(batch) < _CHUNKS_AT_A_TIME and not self._room.locked():
                 await self._room.acquire()
                 batch.append(self._wishes.popleft())
+            self._unsent += len(batch)
             for loaded in await asyncio.to_thread(self._read, batch):
                 self._loaded.put_nowait(loaded)
 
@@ -185,6 +229,7 @@ class _Serve:
                 await self._send_chunk(index, data)
             self._cancelled.discard(index)
             self._room.release()
+            self._unsent -= 1
             self._active_s = loop.time()
 
     async def _send_chunk(self, index: int, data: bytes) -> None:

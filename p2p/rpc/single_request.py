@@ -53,13 +53,16 @@ class SingleRequests:
     async def _serve(self, stream: Stream) -> None:
         assert self._handler is not None
         try:
+            turn = self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE))
             async with asyncio.timeout(REQUEST_S):
                 request = await read_frame(stream, self._max_bytes)
-            turn = self._turns.setdefault(stream.peer, asyncio.Semaphore(AT_ONCE))
-            async with turn:
+                await turn.acquire()
+            try:
                 async with asyncio.timeout(REQUEST_S):
                     body = await self._handler(stream.peer, request)
                 async with asyncio.timeout(self._answer_s):
                     await write_in_parts(stream, framed(body), PART_S)
+            finally:
+                turn.release()
         except TimeoutError as error:
             raise Unreachable("a request was not sent or answered in time") from error

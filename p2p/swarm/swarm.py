@@ -82,7 +82,9 @@ class Swarm:
         self._kept = KeptLeases(self.registers, home / "leases", wall_s)
         self._began_at = now()
         self.calls = Calls(host, run, on_fault=self.blame)
-        self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame)
+        self.blobs = Blobs(
+            host, BlobStore(home / BLOBS), self.blame, lambda peer: self.newcomers.is_accepted(peer)
+        )
         self._pushed = PushedBlobs(self.calls, self.blobs, now)
         self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
         self._connections = self._make_connections()

@@ -1,0 +1,148 @@
+"""Who is served where more streams ask than there are places: strangers cost nothing, and keep nobody out."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, BlobRefusal, Want
+from atoll.p2p.blobs.server import ASK_S, RESTING_S, SERVES_AT_ONCE, SERVES_PER_PEER, BlobServer
+from atoll.p2p.blobs.store import BlobStore
+from atoll.p2p.host.framing import read_frame, write_frame
+from atoll.p2p.host.interface import PeerAddress, Stream
+from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
+from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols import codec
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, manifest_of_bytes
+from atoll.protocols.errors import Unreachable
+from atoll.protocols.identity import Identity
+from atoll.protocols.ids import PeerId
+
+DATA = random.Random(3).randbytes(3 * BLOB_CHUNK_BYTES)
+BLOB = manifest_of_bytes(DATA).id
+
+
+class Lab:
+    """One server of a blob, and hosts that open streams to it."""
+
+    def __init__(self, path: Path, bandwidth_bps: float) -> None:
+        self.network = MemoryNetwork(seed=1, latency_s=0.01, bandwidth_bps=bandwidth_bps)
+        self.path = path
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def host(self, number: int) -> MemoryHost:
+        host = self.network.host(Identity(number.to_bytes(32, "big")).peer_id)
+        ready = asyncio.Event()
+        self.tasks.append(self.group.create_task(host.serve(ready.set)))
+        await ready.wait()
+        return host
+
+    async def begin(self, group: asyncio.TaskGroup) -> None:
+        self.group = group
+        self.holder = await self.host(1)
+        store = BlobStore(self.path / "blobs")
+        store.add_bytes(DATA)
+        self.server = BlobServer(self.holder, store)
+
+    async def peer(self, number: int) -> MemoryHost:
+        host = await self.host(number)
+        await host.connect(PeerAddress(self.holder.peer_id, (self.holder.maddr,)))
+        return host
+
+    async def ask(self, host: MemoryHost) -> tuple[Stream, BlobOffer | BlobRefusal]:
+        stream = await host.open_stream(self.holder.peer_id, PROTOCOL)
+        await write_frame(stream, codec.encode(Ask(BLOB, 0)))
+        return stream, codec.decode(await read_frame(stream, 1 << 16), BlobOffer | BlobRefusal)
+
+    async def fill(self, *, read: bool = False) -> list[Stream]:
+        """Strangers take all places; with `read` each wants chunks, which a slow line brings."""
+        streams = []
+        for number in range(SERVES_AT_ONCE):
+            stream, answer = await self.ask(await self.peer(100 + number))
+            assert isinstance(answer, BlobOffer)
+            if read:
+                for index in range(3):
+                    await write_frame(stream, codec.encode(Want(index)))
+            streams.append(stream)
+        return streams
+
+
+def played(path: Path, story: Callable[[Lab], Awaitable[None]], bandwidth_bps: float = 200e6) -> None:
+    async def main() -> None:
+        lab = Lab(path, bandwidth_bps)
+        async with asyncio.TaskGroup() as group:
+            await lab.begin(group)
+            await story(lab)
+            for task in lab.tasks:
+                task.cancel()
+
+    run_virtual(main())
+
+
+def test_streams_that_ask_for_nothing_have_no_place(tmp_path: Path) -> None:
+    """Eight strangers with four silent streams each kept a payload from everybody for as long as they liked."""
+
+    async def story(lab: Lab) -> None:
+        silent = []
+        for number in range(8):
+            host = await lab.peer(100 + number)
+            silent += [await host.open_stream(lab.holder.peer_id, PROTOCOL) for _ in range(SERVES_PER_PEER)]
+        await asyncio.sleep(1)
+        _, answer = await lab.ask(await lab.peer(2))
+        assert isinstance(answer, BlobOffer)
+        await asyncio.sleep(ASK_S + 1)
+        for stream in silent:
+            with pytest.raises(Unreachable):
+                async with asyncio.timeout(1):
+                    await read_frame(stream, 1 << 16)
+
+    played(tmp_path, story)
+
+
+def test_a_peer_with_many_places_gives_one_to_a_peer_that_has_none(tmp_path: Path) -> None:
+    async def story(lab: Lab) -> None:
+        for number in range(SERVES_AT_ONCE // SERVES_PER_PEER):
+            host = await lab.peer(100 + number)
+            assert all([isinstance((await lab.ask(host))[1], BlobOffer) for _ in range(SERVES_PER_PEER)])
+        assert isinstance((await lab.ask(host))[1], BlobRefusal), "no more than its share"
+        _, answer = await lab.ask(await lab.peer(2))
+        assert isinstance(answer, BlobOffer)
+        assert lab.server.serving == SERVES_AT_ONCE
+
+    played(tmp_path, story)
+
+
+def test_a_stream_that_rests_gives_way_and_one_that_is_read_does_not(tmp_path: Path) -> None:
+    async def story(lab: Lab) -> None:
+        await lab.fill()
+        host = await lab.peer(2)
+        assert isinstance((await lab.ask(host))[1], BlobRefusal), "they have just come"
+        await asyncio.sleep(RESTING_S)
+        assert isinstance((await lab.ask(host))[1], BlobOffer)
+
+    played(tmp_path, story)
+
+    async def slow(lab: Lab) -> None:
+        await lab.fill(read=True)
+        await asyncio.sleep(RESTING_S)
+        assert isinstance((await lab.ask(await lab.peer(2)))[1], BlobRefusal), "a slow line is no rest"
+
+    played(tmp_path / "slow", slow, bandwidth_bps=2e5)
+
+
+def test_strangers_give_way_to_members(tmp_path: Path) -> None:
+    """Read slowly, a place is never at rest; thirty-three strangers would keep all members from a payload."""
+
+    async def story(lab: Lab) -> None:
+        await lab.fill()
+        members: set[PeerId] = set()
+        lab.server.is_accepted = members.__contains__
+        host = await lab.peer(2)
+        members.add(host.peer_id)
+        assert isinstance((await lab.ask(host))[1], BlobOffer)
+        stranger = await lab.peer(3)
+        assert isinstance((await lab.ask(stranger))[1], BlobRefusal)
+
+    played(tmp_path, story)
