@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 SAVE_S = 20.0
 """Seconds between two writes: leases of the last one can be played again after a kill, which a lease or two is."""
+WHOLE_PERIODS = 3
+"""Periods of SAVE_S, which are a lease of the presets, after which a node was here."""
 _MAX_BYTES = MAX_AUTHORS * (REGISTER_MAX_BYTES + 8)
 _Lease = Annotated[bytes, Meta(max_length=REGISTER_MAX_BYTES)]
 
@@ -47,7 +49,7 @@ class KeptLeases:
         self._registers, self._path, self._refusal = registers, path, ""
         self._wall_s = wall_s
         found = self._read()
-        self._saved = found.leases
+        self._saved, self._at_s, self._periods = found.leases, found.at_s, 0
         # A clock that was put back says nothing.
         gone_s = -1.0 if found.at_s is None else wall_s() - found.at_s
         self.down_s = gone_s if gone_s >= 0.0 else math.inf
@@ -68,6 +70,7 @@ class KeptLeases:
         try:
             while True:
                 await asyncio.sleep(SAVE_S)
+                self._periods += 1
                 self.save()
         finally:
             self.save()
@@ -77,8 +80,10 @@ class KeptLeases:
         newest = tuple(self._registers.newest_leases())
         if newest == self._saved:
             return
+        # A start that ended soon may not have met those that went on while the node was down: it counts as none.
+        at_s = self._wall_s() if self._periods >= WHOLE_PERIODS else self._at_s
         try:
-            write_whole(self._path, codec.encode(SeenLeases(2, newest, self._wall_s())))
+            write_whole(self._path, codec.encode(SeenLeases(2, newest, at_s)))
             self._saved, self._refusal = newest, ""
         except DiskFault as fault:
             if fault.line() != self._refusal:

@@ -109,7 +109,11 @@ def begin_ballot(state: FinalityState, attempt: int) -> FinalityState:
     """Let a later ballot count. If it came after its turn, the turns after it have begun all the same."""
     # Else owners that follow one another could each open its ballot at the end of all their turns, and each time
     # the others would wait for all of them again: k of them for k (k + 1) patiences.
-    passed_s = max(0.0, waited_s(state) - _turns_s(state, attempt))
+    # No more than those of a third of the voters: time in which nobody may open a ballot, for want of a quorum, is
+    # no turn, and honest owners would open one ballot after another once it is here.
+    count = len(state.voters)
+    most_s = count // 3 * (1 + attempt // count) * state.patience_s
+    passed_s = min(most_s, max(0.0, waited_s(state) - _turns_s(state, attempt)))
     return replace(state, attempt=attempt, since=state.now, still=replace(state.still, passed_s=passed_s))
 
 

@@ -68,16 +68,31 @@ def test_a_damaged_file_is_ignored_and_written_anew(
     assert not again.merge(lease(0), 0.0)
 
 
+def lived(path: Path, seconds: float, wall_s: float) -> float:
+    """A life of so many seconds that ends in order; for how long the node was down before it."""
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        registers, kept = started(path, lambda: wall_s + loop.time())
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(kept.serve())
+            await asyncio.sleep(seconds)
+            registers.merge(lease(int(wall_s)), 0.0)
+            serving.cancel()
+        return kept.down_s
+
+    return run_virtual(main())
+
+
 def test_it_says_for_how_long_the_node_was_down(tmp_path: Path) -> None:
     path = tmp_path / "leases"
-    registers, kept = started(path, lambda: 1000.0)
-    assert kept.down_s == math.inf, "it never ran"
-    registers.merge(lease(1), 0.0)
-    kept.save()
-    assert started(path, lambda: 1030.0)[1].down_s == 30.0
+    assert lived(path, 100.0, 1000.0) == math.inf, "it never ran"
+    assert started(path, lambda: 1130.0)[1].down_s == 30.0
     assert started(path, lambda: 999.0)[1].down_s == math.inf, "the clock was put back"
+    assert lived(path, 5.0, 2000.0) == 900.0
+    assert started(path, lambda: 2010.0)[1].down_s == 910.0, "it may not have met anybody in five seconds"
     path.write_bytes(codec.encode((1, (lease(1),))))
-    assert started(path, lambda: 1030.0)[1].down_s == math.inf, "files of before do not say"
+    assert started(path, lambda: 1130.0)[1].down_s == math.inf, "files of before do not say"
 
 
 def test_a_disk_that_refuses_is_a_line_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

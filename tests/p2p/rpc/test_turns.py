@@ -6,7 +6,7 @@ import pytest
 
 from atoll.p2p.host.framing import write_frame
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.turns import CallTurns, Share
+from atoll.p2p.rpc.turns import MOST_TURN_S, CallTurns, Share
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
 from tests.p2p.rpc.test_calls import Member, Number, members, raw_stream
@@ -40,6 +40,16 @@ def test_turns_take_at_most_half_of_the_time():
         await asyncio.gather(*(order.take("a", Share()) for _ in range(10)))
         assert order.most == 1
         assert [at for _, at in order.began] == [pytest.approx(2 * COST_S * turn) for turn in range(10)]
+
+    run_virtual(scenario())
+
+
+def test_a_machine_that_stood_still_in_a_turn_costs_nobody_as_much_again():
+    async def scenario():
+        order, share = Order(), Share()
+        await asyncio.gather(order.take("a", share, 30.0), order.take("b", Share()))
+        assert order.began == [("a", 0.0), ("b", pytest.approx(30.0 + MOST_TURN_S))]
+        assert share.used_s == MOST_TURN_S
 
     run_virtual(scenario())
 

@@ -140,8 +140,8 @@ def test_for_how_long_it_was_down_is_told_at_its_start_only(tmp_path: Path) -> N
         async with World(tmp_path) as world:
             one = await world.start(1)
             assert one.down_s(20.0) == math.inf, "it never ran"
+            await asyncio.sleep(70)
             one.publish_register(lease(1), 60.0)
-            await asyncio.sleep(1)
             await world.stop(1)
             await asyncio.sleep(30)
             again = await world.start(1)
