@@ -324,7 +324,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         # one would be equivocation, and must not win its author more time.
         newest = body.ballot.attempt == state.attempt and counts(state, body.ballot)
         if newest and body.ballot.proposer == event.author and body.ballot not in before.first_proposals():
-            state = proposer.begin_vote(state)
+            state = replace(state, since=state.now)
     if not fault:
         return state, []
     return state, [finality_types.ReportEquivocation(body.round, event.author, event.entry, fault)]
@@ -372,7 +372,7 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
     """Let later ballots count as soon as they are due: from then on older ones get no promise."""
     due = _due(state)
-    return note_standstill(proposer.begin_ballot(note_part(state), max(due))) if due else state
+    return note_standstill(replace(note_part(state), attempt=max(due), since=state.now)) if due else state
 
 
 def _due(state: finality_types.FinalityState) -> list[int]:
@@ -395,7 +395,7 @@ def _is_due(state: finality_types.FinalityState, ballot: Ballot) -> bool:
     # Half a turn, because clocks and arrivals differ.
     waited, many = state.now - state.since, 1 + state.attempt // count
     turns = max(0, proposer.waits(state, ballot.attempt) - 0.5) * many
-    if waited + state.still.passed_s >= turns * state.patience_s:
+    if waited >= turns * state.patience_s:
         return True
     # Those that went ahead while this node was gone answer no ballot below any more. Only among the first n
     # ballots: each liar has one of these, and so many do not make the waits longer.

@@ -3,8 +3,6 @@
 from collections.abc import Collection
 from itertools import cycle, islice
 
-from msgspec.structs import replace
-
 from atoll.node.daemon.consensus.excision import able
 from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.inherited import inherited
@@ -100,28 +98,9 @@ def _turns_s(state: FinalityState, attempt: int) -> float:
 
 
 def waited_s(state: FinalityState) -> float:
-    """Seconds of turns that are over, from that of the newest ballot's owner on; 0 while the set may grow."""
+    """Seconds since the newest ballot, or its proposal, began to count; 0 while the set may grow."""
     stable = state.stable_since
-    return 0.0 if stable is None else state.now - max(state.since, stable) + state.still.passed_s
-
-
-def begin_ballot(state: FinalityState, attempt: int) -> FinalityState:
-    """Let a later ballot count. If it came after its turn, the turns after it have begun all the same."""
-    # Else owners that follow one another could each open its ballot at the end of all their turns, and each time
-    # the others would wait for all of them again: k of them for k (k + 1) patiences.
-    # No more than those of a third of the voters: time in which nobody may open a ballot, for want of a quorum, is
-    # no turn, and honest owners would open one ballot after another once it is here.
-    count = len(state.voters)
-    most_s = count // 3 * (1 + attempt // count) * state.patience_s
-    passed_s = min(most_s, max(0.0, waited_s(state) - _turns_s(state, attempt)))
-    return replace(state, attempt=attempt, since=state.now, still=replace(state.still, passed_s=passed_s))
-
-
-def begin_vote(state: FinalityState) -> FinalityState:
-    """Give the voters time to fold the first proposal of the newest ballot, if its owner's turn is not over."""
-    passed_s, turn_s = waited_s(state), (1 + state.attempt // len(state.voters)) * state.patience_s
-    passed_s = passed_s if passed_s >= turn_s else 0.0
-    return replace(state, since=state.now, still=replace(state.still, passed_s=passed_s))
+    return 0.0 if stable is None else state.now - max(state.since, stable)
 
 
 def waits(state: FinalityState, attempt: int) -> int:

@@ -16,5 +16,3 @@ class Standstill(msgspec.Struct, frozen=True):
     """When the newest try began."""
     blamed: frozenset[PeerId] = frozenset()
     """Who is left out in it."""
-    passed_s: float = 0.0
-    """Seconds of turns that were over before the newest ballot counted, or its proposal came: it came late."""
