@@ -9,6 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import owner_of, quorum
 from atoll.protocols.ledger.records import Ballot
@@ -140,8 +141,7 @@ def note_standstill(state: finality_types.FinalityState) -> finality_types.Final
     # All others took part in each. Otherwise the network fails: honest ones would be left out, and liars be more.
     is_clear = len(parts) >= STILL_BALLOTS and 3 * len(missed) < len(voters)
     blamed = missed if is_clear else frozenset[PeerId]()
-    tries = failed // STILL_BALLOTS
-    return replace(state, still=replace(state.still, tries=tries, since=state.now, blamed=blamed))
+    return replace(state, still=Standstill(parts, failed // STILL_BALLOTS, state.now, blamed))
 
 
 def note_presence(state: finality_types.FinalityState, here: frozenset[PeerId]) -> finality_types.FinalityState:
