@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from atoll.cli.client import start_hint
 from atoll.cli.formatting import agreed_line, number, span
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
@@ -48,7 +49,7 @@ def last_run(home: Home) -> FoundRun:
     """The run of this home that was trained last. Raises NotRunning where none was begun."""
     begun = [(path.stat().st_mtime, run) for run in runs_of(home) if (path := _log(home, run)).exists()]
     if not begun:
-        raise NotRunning(f"no node runs in {home.root}, and none did before", hint="start it with `atoll start`")
+        raise NotRunning(f"no node runs in {home.root}, and none did before", hint=start_hint(home))
     return max(begun, key=lambda found: found[0])[1]
 
 

@@ -63,11 +63,10 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
             seen = iter([call(home, control_messages.GetStatus(), control_messages.Status)])
         now = show(seen, as_json=as_json, short_lines=watch)
     except NotRunning as fault:
-        from atoll.cli.node_commands.last_end import STARTS_OR_ENDS, last_end
+        from atoll.cli.node_commands.last_end import last_end
 
-        end = last_end(home)
-        hint = "ask again in a moment" if end == STARTS_OR_ENDS else fault.hint
-        raise NotRunning("; ".join(filter(None, (str(fault), end))), hint=hint) from fault
+        said = "; ".join(filter(None, (str(fault), last_end(home))))
+        raise NotRunning(said, hint=fault.hint) from fault
     return UNHEALTHY if exit_code and now is not None and now.trouble else 0
 
 

@@ -119,6 +119,8 @@ async def _run(
         if plan.is_new:
             await _agree(plan, yes=yes)
         plan.check_text()
+        if plan.unread_text:
+            _report(f"{plan.config.data} is not read: the text of this run is {plan.run.spec.data.source}")
         if lock is not None:
             lock.enter_context(hold_lock(home))
         plan.store()

@@ -134,7 +134,7 @@ class FaultGuard:
 
     def on_disk_fault(self, error: DiskFault) -> None:
         """Report a refusal of the disk, each kind once a minute at most. The caller tries again."""
-        self.trouble = error.line()
+        self.trouble = f"{error.line()}; the node goes on by itself"
         if self._reports.is_due(str(error), self._now()):
             log.warning("%s", self.trouble)
             self._log.event("trouble", error=self.trouble)

@@ -317,7 +317,7 @@ def test_no_node_is_exit_3(atoll, command):
     ran = atoll(*command.split())
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("error: no node runs in ")
-    assert ran.err.endswith("start it with `atoll start`\n")
+    assert ran.err.endswith("or make one with `atoll run new NAME`\n")
     assert ran.err.count("\n") == 1
 
 

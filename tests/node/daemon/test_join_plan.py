@@ -1,6 +1,7 @@
 """The plan of `node start` reads each file of the home once, and writes nothing."""
 
 import asyncio
+import dataclasses
 import sys
 import time
 from collections import Counter
@@ -147,6 +148,16 @@ async def test_a_text_that_is_not_here_is_said_at_once(tmp_path, monkeypatch):
     for data in ("", str(tmp_path / "book.txt"), "books/*.txt"):
         (await plan_in(home, link=link, data=data)).check_text()
     (await plan_in(home)).check_text()
+
+
+@pytest.mark.parametrize(
+    ("source", "is_read"), [("builtin:shakespeare", False), ("packed:x", True), ("file:x", True)]
+)
+async def test_a_path_of_a_text_that_comes_with_atoll_is_not_read(tmp_path, source, is_read):
+    plan = await plan_in(Home(tmp_path), data="mine.txt")
+    spec = replace(SPEC, data=replace(SPEC.data, source=source))
+    assert dataclasses.replace(plan, run=plan.run._replace(spec=spec)).unread_text != is_read
+    assert not (await plan_in(Home(tmp_path))).unread_text
 
 
 @pytest.mark.parametrize("port", [0, 4710])
