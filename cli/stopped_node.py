@@ -95,14 +95,15 @@ def last_evaluation(home: Home) -> EvaluationResult:
     return evaluate_saved(run.spec, home.run(run.spec.id), config)
 
 
-def last_lines(last: LastStatus) -> list[str]:
-    """The same for a screen."""
+def last_lines(last: LastStatus, *, runs: bool) -> list[str]:
+    """The same for a screen. `runs`: whether a node of this home runs, or starts."""
+    then = "a node runs here: `atoll status` asks it" if runs else "`atoll start` goes on from there"
     ago = span(max(0.0, time.time() - last.unix_s))
     behind = f"; {counted(last.open, 'later round')} of its own not final" if last.open else ""
     done = f"up to round {last.trained} of {last.rounds}" if last.trained >= 0 else "no round"
     loss = f"loss {number(last.train_loss)}, validation {number(last.val_bpb)} bits per byte"
     return [
-        f"last      {ago} ago; `atoll start` goes on from there",
+        f"last      {ago} ago; {then}",
         f"run       {last.run_name}  {last.run[:16]}",
         f"trained   {done}, {last.tokens:,} tokens",
         f"model     {loss}",

@@ -26,7 +26,7 @@ from atoll.cli.formatting import (
     validation_line,
 )
 from atoll.cli.options import home_option, json_option
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, is_locked
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
@@ -53,7 +53,7 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
         from atoll.cli.stopped_node import last_lines, last_status
 
         found = last_status(home)
-        print_json(found) if as_json else click.echo("\n".join(last_lines(found)))
+        print_json(found) if as_json else click.echo("\n".join(last_lines(found, runs=is_locked(home))))
         return 0
     show = _redrawn if watch and not as_json and sys.stdout.isatty() else _printed
     try:

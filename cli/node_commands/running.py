@@ -39,6 +39,7 @@ from atoll.node.runs.capacity.machine_fit import (
 )
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds, reach_rank
+from atoll.node.runs.run_files import unread_text
 from atoll.node.service.notify import notice_from, notifying
 from atoll.p2p.system.stop_signals import StopSignals
 from atoll.protocols.errors import ConfigError
@@ -119,8 +120,8 @@ async def _run(
         if plan.is_new:
             await _agree(plan, yes=yes)
         plan.check_text()
-        if plan.unread_text:
-            _report(f"{plan.config.data} is not read: the text of this run is {plan.run.spec.data.source}")
+        if unread := unread_text(plan.run.spec, plan.config.data):
+            _report(unread)
         if lock is not None:
             lock.enter_context(hold_lock(home))
         plan.store()

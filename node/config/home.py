@@ -108,7 +108,7 @@ def hold_lock(home: Home) -> Iterator[None]:
         except BlockingIOError as error:
             raise ConfigError(
                 f"a node already runs in {home.root} (pid {_pid_in(descriptor)})",
-                hint="stop it with `atoll stop`, or start this one with another --home",
+                hint="stop it with `atoll stop --wait`; a second node needs another --home",
             ) from error
         with disk(home.lock):
             os.ftruncate(descriptor, 0)

@@ -54,7 +54,6 @@ from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, invite_id, link_again, read_invite, read_short
 from atoll.protocols.run.run_spec import RunSpec
 
-_NO_FILE = "builtin:", "synthetic:"
 Report = Callable[[str], None]
 Read = TypeVar("Read")
 
@@ -100,11 +99,6 @@ class JoinPlan:
             path = self.config.data or parse_file_source(source).name
             if not (glob.has_magic(path) or Path(path).expanduser().exists()):
                 raise no_text_at(path)
-
-    @property
-    def unread_text(self) -> bool:
-        """Whether a path was given, and this run's text comes with atoll."""
-        return bool(self.config.data) and self.run.spec.data.source.startswith(_NO_FILE)
 
     def store(self) -> None:
         """Write what the home lacks. The caller holds the home's lock. Raises ConfigError, LocalFault."""

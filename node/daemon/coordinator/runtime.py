@@ -113,10 +113,6 @@ class FaultGuard:
         """Delete a blob; a disk that refuses keeps the file."""
         self.does(partial(self._net.delete_blob, blob))
 
-    def end_replay(self) -> None:
-        """Let go of the newcomers that have no place; a disk that refuses keeps them until the next start."""
-        self.does(self._net.end_replay)
-
     def does(self, work: Callable[[], None]) -> bool:
         """Do what writes to the disk. False: it refuses, and this is reported."""
         try:

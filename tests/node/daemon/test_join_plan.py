@@ -1,7 +1,6 @@
 """The plan of `node start` reads each file of the home once, and writes nothing."""
 
 import asyncio
-import dataclasses
 import sys
 import time
 from collections import Counter
@@ -22,6 +21,7 @@ from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.node.runs.public_runs import WantedRun
+from atoll.node.runs.run_files import unread_text
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.atomic_files import make_folder
@@ -150,14 +150,12 @@ async def test_a_text_that_is_not_here_is_said_at_once(tmp_path, monkeypatch):
     (await plan_in(home)).check_text()
 
 
-@pytest.mark.parametrize(
-    ("source", "is_read"), [("builtin:shakespeare", False), ("packed:x", True), ("file:x", True)]
-)
-async def test_a_path_of_a_text_that_comes_with_atoll_is_not_read(tmp_path, source, is_read):
-    plan = await plan_in(Home(tmp_path), data="mine.txt")
+@pytest.mark.parametrize(("source", "is_read"), [("builtin:x", False), ("packed:x", True), ("file:x", True)])
+def test_a_path_of_a_text_that_comes_with_atoll_is_not_read(source, is_read):
     spec = replace(SPEC, data=replace(SPEC.data, source=source))
-    assert dataclasses.replace(plan, run=plan.run._replace(spec=spec)).unread_text != is_read
-    assert not (await plan_in(Home(tmp_path))).unread_text
+    assert unread_text(spec, "") == ""
+    said = f"a.txt is not read: the text of this run is {source}"
+    assert unread_text(spec, "a.txt") == ("" if is_read else said)
 
 
 @pytest.mark.parametrize("port", [0, 4710])
