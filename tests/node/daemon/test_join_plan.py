@@ -293,7 +293,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     assert len(parts.net.entries()) == 1
     asked = list[Driver]()
     trainer.restart = lambda: asked.append(parts.chain.driver)
-    assert not before.finalizer.left_chain
+    assert before.finalizer.left_with is None
     before.chain_exit.leave(Round(7))
     assert ChainMark(parts.chain._folder).first() == 7, "the next session reads it, also after a kill from now on"
     assert left == [7]
@@ -301,7 +301,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     parts.log.close()
     now = parts.chain.driver
     assert asked == [now], "its worker starts anew while it reads the ledger"
-    assert now.finalizer.left_chain, "what it finds on its disk is of another chain"
+    assert now.finalizer.left_with == -1, "what it finds on its disk is of another chain"
     assert now is not before
     assert operator.control is now, "the user sees what the node does now"
     assert parts.chain.trainer is trainer, "its process goes on"
