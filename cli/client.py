@@ -53,9 +53,9 @@ def call(home: Home, request: control_messages.Ask, kind: type[A]) -> A:
         return _next(lines, kind)
 
 
-def stream(home: Home, request: control_messages.Ask, kind: type[A]) -> Iterator[A]:
-    """Answers until the caller stops, or the daemon ends. Raises as `call`."""
-    with _connection(home, request, STREAM_S) as lines:
+def stream(home: Home, request: control_messages.Ask, kind: type[A], *, wait_s: float = STREAM_S) -> Iterator[A]:
+    """Answers, each within `wait_s`, until the caller stops, or the daemon ends. Raises as `call`."""
+    with _connection(home, request, wait_s) as lines:
         while True:
             try:
                 yield _next(lines, kind)
