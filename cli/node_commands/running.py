@@ -254,6 +254,8 @@ def _words(plan: JoinPlan) -> Words:
     invite = ShownInvite(plan.home, spec, me)
 
     def words(now: Status) -> list[str]:
+        if now.final >= spec.outer.rounds - 1:
+            return []  # nobody joins a run that is complete
         if spec.owner != me.peer_id and spec.admission.mode != "open":
             return []  # the owner's invites alone admit
         if spec.admission.mode == "invite" and not sys.stdout.isatty():

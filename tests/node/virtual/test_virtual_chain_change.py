@@ -235,7 +235,7 @@ def test_two_that_lost_the_same_work_do_not_hide_it_from_each_other(world):
             await w.until(lambda: len(w.changes) == 2 and all(node.worker.final >= first for node in nodes[3:]))
             for number in range(3):
                 await w.kill(number)
-            await w.until(lambda: all(node.driver.view().trouble for node in nodes[3:]))
+            await w.until(lambda: all(node.driver.view().trouble for node in nodes[3:]), 6 * w.spec.pace.lease_s)
             for node, other in (nodes[3:], nodes[:2:-1]):
                 view, number = node.driver.view(), node.driver.finality.deciding
                 lost = f"round {number} waits for others: this node lost its own work on it, and none came from"
