@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
-from atoll.node.config.home import Home, socket_address
+from atoll.node.config.home import Home, is_locked, socket_address
 from atoll.protocols.errors import DecodeError, LocalFault, NotRunning
 from atoll.protocols.local import control_messages
 from atoll.protocols.local.control_lines import REPLY_MAX_BYTES, decode_answer, encode_ask, fault_of
@@ -53,14 +53,29 @@ def call(home: Home, request: control_messages.Ask, kind: type[A]) -> A:
         return _next(lines, kind)
 
 
-def stream(home: Home, request: control_messages.Ask, kind: type[A]) -> Iterator[A]:
-    """Answers until the caller stops, or the daemon ends. Raises as `call`."""
-    with _connection(home, request, STREAM_S) as lines:
+def stream(home: Home, request: control_messages.Ask, kind: type[A], *, wait_s: float = STREAM_S) -> Iterator[A]:
+    """Answers, each within `wait_s`, until the caller stops, or the daemon ends. Raises as `call`."""
+    with _connection(home, request, wait_s) as lines:
         while True:
             try:
                 yield _next(lines, kind)
             except NotRunning:
                 return
+
+
+def start_hint(home: Home) -> str:
+    """How a node of this home is started; where it has no run, how it gets one."""
+    if any(home.runs.glob("*.run")):
+        return "start it with `atoll start`"
+    return "it has no run: join one with `atoll start INVITE`, or make one with `atoll run new NAME`"
+
+
+def _no_node(home: Home) -> NotRunning:
+    if is_locked(home):
+        return NotRunning(
+            f"the node in {home.root} starts or ends, and does not answer", hint="ask again in a moment"
+        )
+    return NotRunning(f"no node runs in {home.root}", hint=start_hint(home))
 
 
 def _next(lines: BinaryIO, kind: type[A]) -> A:
@@ -91,7 +106,7 @@ def _connection(home: Home, request: control_messages.Ask, wait_s: float) -> Ite
         except BlockingIOError as error:
             raise NoAnswer(_MUTE, hint=_LOGS) from error  # so many wait for it that the kernel lets nobody else in
         except (FileNotFoundError, ConnectionError) as error:
-            raise NotRunning(f"no node runs in {home.root}", hint="start it with `atoll start`") from error
+            raise _no_node(home) from error
         except OSError as error:
             raise LocalFault(f"cannot reach the node at {path}: {error.strerror}", hint="check --home") from error
         with suppress(ConnectionError, TimeoutError):  # the answer says why: it may have been sent before the end

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from atoll.node.config.home import Home
 
 INTERRUPTED = 130
+READER_GONE = 128 + signal.SIGPIPE
+"""As a shell shows the end of what it runs under `| head`."""
 _FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO
 
 
@@ -166,6 +168,8 @@ def run(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except SystemExit:  # click's end where nobody reads the output any more
+        return READER_GONE
     except AtollError as error:
         click.echo(f"error: {error.line()}", err=True)
         return error.exit_code

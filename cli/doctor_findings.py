@@ -15,7 +15,7 @@ from atoll.node.doctor import network as doctor_net
 from atoll.node.doctor import running_node as doctor_node
 from atoll.node.doctor.checks import DoctorInput, Finding, run_checks
 from atoll.node.runs.run_files import find_run, runs_of
-from atoll.protocols.errors import AtollError, ConfigError
+from atoll.protocols.errors import AtollError, ConfigError, NotRunning
 from atoll.protocols.run.run_spec import RunSpec
 
 CHECKS = (
@@ -34,8 +34,7 @@ def findings(home: Home, wanted: str | None = None) -> list[Finding]:
     given = DoctorInput(home, config, _run(home, wanted), status)
     with _logged(home):
         found = run_checks(given, CHECKS)
-    # A node that does not answer is no node that does not run.
-    return [*rows, *more, *(row for row in found if not more or row.check != "node")]
+    return [*rows, *more, *found]
 
 
 @contextmanager
@@ -61,12 +60,13 @@ def _config(home: Home) -> tuple[NodeConfig | None, list[Finding]]:
 
 
 def _status(home: Home) -> tuple[dict[str, Any] | None, list[Finding]]:
-    """What the node says; a row if it is there but does not answer as it should."""
+    """What the node says; a row if none does, with the reason."""
     try:
         return ask(home.root, "status"), []
+    except NotRunning as error:
+        return None, [Finding("node", "warn", f"{error}: NAT, relay and DHT cannot be seen", error.hint)]
     except AtollError as error:
-        if error.exit_code == 3:
-            return None, []
+        # A node that does not answer is no node that does not run.
         return None, [Finding("node", "fail", " ".join(str(error).split()), error.hint)]
 
 

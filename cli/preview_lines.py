@@ -109,9 +109,15 @@ def outlook_line(spec: RunSpec, outlook: RunOutlook | None) -> str:
         return "unknown: no member was asked, or none answered"
     if outlook.is_complete(spec):
         return f"complete: its owner says that all {spec.outer.rounds} rounds are final"
-    known = f"round {outlook.round}, {counted(outlook.members, 'member')}, {outlook.final + 1} rounds are final"
+    nobody, who = outlook.idle == outlook.members, counted(outlook.members, "member")
+    if outlook.idle:
+        trains = outlook.members - outlook.idle
+        who += f" ({trains or 'nobody'} train{'s' * (trains < 2)} now)"
+    known = f"round {outlook.round}, {who}, {outlook.final + 1} rounds are final"
     if outlook.loss is not None:
         known += f", training loss {number(outlook.loss)}"
+    if nobody:
+        return known
     rounds = max(0, spec.outer.rounds - outlook.round)
     speed = f"{number(outlook.tokens_per_s, 0)} tokens/s together"
     if outlook.pace_s is not None:

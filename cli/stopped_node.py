@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from atoll.cli.client import start_hint
 from atoll.cli.formatting import agreed_line, number, span
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import load_config
@@ -48,7 +49,7 @@ def last_run(home: Home) -> FoundRun:
     """The run of this home that was trained last. Raises NotRunning where none was begun."""
     begun = [(path.stat().st_mtime, run) for run in runs_of(home) if (path := _log(home, run)).exists()]
     if not begun:
-        raise NotRunning(f"no node runs in {home.root}, and none did before", hint="start it with `atoll start`")
+        raise NotRunning(f"no node runs in {home.root}, and none did before", hint=start_hint(home))
     return max(begun, key=lambda found: found[0])[1]
 
 
@@ -94,14 +95,15 @@ def last_evaluation(home: Home) -> EvaluationResult:
     return evaluate_saved(run.spec, home.run(run.spec.id), config)
 
 
-def last_lines(last: LastStatus) -> list[str]:
-    """The same for a screen."""
+def last_lines(last: LastStatus, *, runs: bool) -> list[str]:
+    """The same for a screen. `runs`: whether a node of this home runs, or starts."""
+    then = "a node runs here: `atoll status` asks it" if runs else "`atoll start` goes on from there"
     ago = span(max(0.0, time.time() - last.unix_s))
     behind = f"; {counted(last.open, 'later round')} of its own not final" if last.open else ""
     done = f"up to round {last.trained} of {last.rounds}" if last.trained >= 0 else "no round"
     loss = f"loss {number(last.train_loss)}, validation {number(last.val_bpb)} bits per byte"
     return [
-        f"last      {ago} ago; `atoll start` goes on from there",
+        f"last      {ago} ago; {then}",
         f"run       {last.run_name}  {last.run[:16]}",
         f"trained   {done}, {last.tokens:,} tokens",
         f"model     {loss}",

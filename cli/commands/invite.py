@@ -11,7 +11,7 @@ from atoll.cli.commands.given_invites import list_invites, revoke
 from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json, span
 from atoll.cli.options import OLD_SEED, home_option, json_option, with_old_seeds
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, is_locked
 from atoll.node.config.node_config import load_config
 from atoll.node.runs.given_invites import store_given
 from atoll.node.runs.invites import EXPIRES_S, InviteOptions, invite_text, load_invite, own_seeds, reach_rank
@@ -139,6 +139,8 @@ def _run_and_seeds(home: Home, wanted: str | None, seeds: list[str]) -> tuple[Fo
     try:
         status = ask(home.root, "status")
     except NotRunning:
+        if not seeds and is_locked(home):
+            raise
         status = None
     found = find_run(home, wanted if wanted is not None or status is None else status["run"])
     if seeds:

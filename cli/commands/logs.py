@@ -2,7 +2,7 @@
 
 import click
 
-from atoll.cli.client import stream
+from atoll.cli.client import ANSWER_S, STREAM_S, NoAnswer, stream
 from atoll.cli.formatting import print_json
 from atoll.cli.options import home_option, json_option
 from atoll.node.config.home import Home
@@ -19,11 +19,12 @@ from atoll.protocols.local.control_messages import MAX_LINES, GetLogs, LogLine, 
 def logs(home: Home, as_json: bool, follow: bool, tail: int) -> None:
     """The node's log."""
     try:
-        for batch in stream(home, GetLogs(tail, follow), LogLines):
+        wait_s = STREAM_S if follow else ANSWER_S
+        for batch in stream(home, GetLogs(tail, follow), LogLines, wait_s=wait_s):
             if not batch.lines and not follow:
                 return
             _print(batch.lines, as_json)
-    except NotRunning:
+    except (NotRunning, NoAnswer):  # who waits in vain for a node is told to look here
         if follow or not home.log.exists():
             raise
         _print(LogTail(home.log).last(tail), as_json)

@@ -26,7 +26,7 @@ from atoll.cli.formatting import (
     validation_line,
 )
 from atoll.cli.options import home_option, json_option
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, is_locked
 from atoll.protocols.errors import NotRunning, counted
 from atoll.protocols.ids import short
 from atoll.protocols.local import control_messages
@@ -53,7 +53,7 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
         from atoll.cli.stopped_node import last_lines, last_status
 
         found = last_status(home)
-        print_json(found) if as_json else click.echo("\n".join(last_lines(found)))
+        print_json(found) if as_json else click.echo("\n".join(last_lines(found, runs=is_locked(home))))
         return 0
     show = _redrawn if watch and not as_json and sys.stdout.isatty() else _printed
     try:
@@ -63,11 +63,10 @@ def status(home: Home, as_json: bool, watch: bool, exit_code: bool, last: bool) 
             seen = iter([call(home, control_messages.GetStatus(), control_messages.Status)])
         now = show(seen, as_json=as_json, short_lines=watch)
     except NotRunning as fault:
-        from atoll.cli.node_commands.last_end import STARTS_OR_ENDS, last_end
+        from atoll.cli.node_commands.last_end import last_end
 
-        end = last_end(home)
-        hint = "ask again in a moment" if end == STARTS_OR_ENDS else fault.hint
-        raise NotRunning("; ".join(filter(None, (str(fault), end))), hint=hint) from fault
+        said = "; ".join(filter(None, (str(fault), last_end(home))))
+        raise NotRunning(said, hint=fault.hint) from fault
     return UNHEALTHY if exit_code and now is not None and now.trouble else 0
 
 

@@ -7,9 +7,9 @@ from atoll.cli.client import call
 from atoll.cli.durations import Duration
 from atoll.cli.formatting import print_json
 from atoll.cli.model_source import open_model, printable
-from atoll.cli.node_commands.ending import STOPS_S, is_locked, tell, wait_for_end
+from atoll.cli.node_commands.ending import STOPS_S, tell, wait_for_end
 from atoll.cli.options import home_option, json_option
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, is_locked
 from atoll.node.generation.options import TextOptions
 from atoll.protocols.errors import NotRunning
 from atoll.protocols.local import control_messages

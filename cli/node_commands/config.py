@@ -1,5 +1,6 @@
 """`config list | get | set | unset`: the settings of this node, in `config.toml` of its home."""
 
+import re
 from typing import Any
 
 import click
@@ -59,7 +60,17 @@ def get(name: str, home: Home, as_json: bool) -> None:
         click.echo(_plain(row["value"]))
 
 
-@config.command("set")
+class _ValueCommand(click.Command):
+    """A number below zero is a value, and no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put such numbers behind all options, unless the user did: `config set guest.nice -5 --json`."""
+        numbers = [] if "--" in args else [arg for arg in args if re.match(r"-\.?\d", arg)]
+        rest = [arg for arg in args if arg not in numbers]
+        return super().parse_args(ctx, [*rest, "--", *numbers] if numbers else args)
+
+
+@config.command("set", cls=_ValueCommand)
 @KEY
 @click.argument("texts", metavar="VALUE...", nargs=-1, required=True)
 @home_option

@@ -1,13 +1,10 @@
 """Tells the node of a home to end, and waits: its lock is free when all that it had to save is on the disk."""
 
-import fcntl
-import os
 import time
 from contextlib import suppress
 
 from atoll.cli.client import NoAnswer, call
-from atoll.node.config.home import Home
-from atoll.p2p.system.atomic_files import disk
+from atoll.node.config.home import Home, is_locked
 from atoll.protocols.errors import LocalFault, NotRunning
 from atoll.protocols.local import control_messages
 
@@ -17,28 +14,6 @@ STARTS_S = 60.0
 """A node answers a few seconds after its start began, also on a busy machine."""
 LOOK_S = 0.05
 _LOGS = "look at `atoll logs`"
-
-
-def is_locked(home: Home) -> bool:
-    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written.
-
-    Raises DiskFault.
-    """
-    with disk(home.lock):
-        if not home.lock.exists():
-            return False
-        try:
-            descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
-            descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def tell(home: Home, *, finish: bool, within_s: float = STARTS_S) -> control_messages.CommandDone:

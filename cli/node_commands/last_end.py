@@ -4,14 +4,12 @@ from contextlib import suppress
 
 import msgspec
 
-from atoll.cli.node_commands.ending import is_locked
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, is_locked
 from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.node.daemon.telemetry.round_log import JOURNAL_FILE
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import LocalFault
 
-STARTS_OR_ENDS = "one starts or ends there and does not answer yet"
 _GOES_ON = "`atoll start` goes on from what it saved"
 LINES = 200
 """Newest lines of the journal that are read: a node writes few after it began to stop."""
@@ -26,9 +24,12 @@ class _Event(msgspec.Struct):
 
 
 def last_end(home: Home) -> str:
-    """What became of the newest node of this home, as a clause; empty if nobody knows. Raises DiskFault."""
+    """What became of the newest node of this home, as a clause; empty if it is there, or nobody knows.
+
+    Raises DiskFault.
+    """
     if is_locked(home):
-        return STARTS_OR_ENDS
+        return ""
     if home.control_socket.exists():  # a node removes it unless it is killed, or told to stop twice
         return "the last one was killed, told to stop twice, or lost its power or its disk"
     match _newest_end(home):

@@ -39,6 +39,7 @@ from atoll.node.runs.capacity.machine_fit import (
 )
 from atoll.node.runs.given_invites import ShownInvite
 from atoll.node.runs.invites import own_seeds, reach_rank
+from atoll.node.runs.run_files import unread_text
 from atoll.node.service.notify import notice_from, notifying
 from atoll.p2p.system.stop_signals import StopSignals
 from atoll.protocols.errors import ConfigError
@@ -119,6 +120,8 @@ async def _run(
         if plan.is_new:
             await _agree(plan, yes=yes)
         plan.check_text()
+        if unread := unread_text(plan.run.spec, plan.config.data):
+            _report(unread)
         if lock is not None:
             lock.enter_context(hold_lock(home))
         plan.store()
@@ -251,6 +254,8 @@ def _words(plan: JoinPlan) -> Words:
     invite = ShownInvite(plan.home, spec, me)
 
     def words(now: Status) -> list[str]:
+        if now.final >= spec.outer.rounds - 1:
+            return []  # nobody joins a run that is complete
         if spec.owner != me.peer_id and spec.admission.mode != "open":
             return []  # the owner's invites alone admit
         if spec.admission.mode == "invite" and not sys.stdout.isatty():

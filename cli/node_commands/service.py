@@ -11,9 +11,8 @@ from typing import NamedTuple
 import click
 
 from atoll.cli.formatting import print_json
-from atoll.cli.node_commands.ending import is_locked
 from atoll.cli.options import home_option, json_option, run_names
-from atoll.node.config.home import Home, home_at
+from atoll.node.config.home import Home, home_at, is_locked
 from atoll.node.runs.run_files import find_run
 from atoll.node.service.units import Service, launchd_list, node_command, systemd_unit
 from atoll.p2p.system.atomic_files import disk, make_folder, write_whole

@@ -50,5 +50,5 @@ def page_url(now: Status, home: Home) -> str:
         raise LocalFault(f"the page is not served: {now.web_trouble}", hint="give `web` another port")
     raise ConfigError(
         "this node serves no page",
-        hint=f'start it with `atoll start --open`, or put web = "localhost:4780" into {home.config_toml}',
+        hint=f'`atoll stop --wait`, then `atoll start --open`, or web = "localhost:4780" in {home.config_toml}',
     )

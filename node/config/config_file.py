@@ -10,7 +10,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
 from atoll.node.config.config_keys import ConfigKey
-from atoll.node.config.node_config import check_values, named_in, read_values
+from atoll.node.config.node_config import check_changed, read_values
 from atoll.p2p.system.atomic_files import make_folder, read_whole, write_whole
 from atoll.protocols.errors import ConfigError, LocalFault
 
@@ -53,8 +53,7 @@ def set_key(path: Path, key: ConfigKey, value: Any) -> None:
     values, before = read_values(path), (read_whole(path, max_bytes=MAX_BYTES) or b"").decode()
     wanted = deepcopy(values)
     change(wanted, key, value)
-    with named_in(path):
-        check_values(wanted)
+    check_changed(path, wanted)
     after = _changed_text(path, before, key, value)
     if tomllib.loads(after) != wanted:  # whatever the library made of an unusual file, nothing wrong is written
         raise LocalFault(f"cannot change {key.name} in {path}", hint="change the line by hand")

@@ -108,7 +108,7 @@ def hold_lock(home: Home) -> Iterator[None]:
         except BlockingIOError as error:
             raise ConfigError(
                 f"a node already runs in {home.root} (pid {_pid_in(descriptor)})",
-                hint="stop it with `atoll stop`, or start this one with another --home",
+                hint="stop it with `atoll stop --wait`; a second node needs another --home",
             ) from error
         with disk(home.lock):
             os.ftruncate(descriptor, 0)
@@ -116,6 +116,28 @@ def hold_lock(home: Home) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_locked(home: Home) -> bool:
+    """Whether a node of `home` runs, answers or not. The lock is tried and given back, nothing is written.
+
+    Raises DiskFault.
+    """
+    with disk(home.lock):
+        if not home.lock.exists():
+            return False
+        try:
+            descriptor = os.open(home.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            # A disk that the kernel made read-only after an error may have a node on it, which is to be stopped.
+            descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _pid_in(descriptor: int) -> int:

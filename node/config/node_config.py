@@ -11,8 +11,6 @@ import importlib.metadata
 import os
 import re
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -266,28 +264,32 @@ def load_config(path: Path, flags: dict[str, Any] | None = None) -> NodeConfig:
     for table, flagged in inner.items():
         if flagged and isinstance(values.setdefault(table, {}), dict):
             values[table] = values[table] | flagged
-    with named_in(path):
-        config = check_values(values)
+    config = check_changed(path, values)
     device = config.device if config.device != "auto" else "cuda" if _cuda_here() else "cpu"
     threads = config.threads or usable_cpus()
     return msgspec.structs.replace(config, device=device, threads=threads, name=composed(config.name))
 
 
-@contextmanager
-def named_in(path: Path) -> Iterator[None]:
-    """Put the path of the file, where there is one, before a ConfigError of the block."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}" if path.exists() else str(error), hint=error.hint) from error
-
-
 def checked_values(path: Path) -> dict[str, Any]:
     """What the file at `path` says, if `start` takes it. Raises ConfigError that names the file and the key."""
     values = read_values(path)
-    with named_in(path):
+    try:
         check_values(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", hint=error.hint) from error
     return values
+
+
+def check_changed(path: Path, values: dict[str, Any]) -> NodeConfig:
+    """The configuration of the file at `path` with changes, which are in `values` already. Raises ConfigError.
+
+    It names the file only where that is wrong by itself.
+    """
+    try:
+        return check_values(values)
+    except ConfigError:
+        checked_values(path)
+        raise
 
 
 def check_values(values: dict[str, Any]) -> NodeConfig:

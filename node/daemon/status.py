@@ -326,7 +326,7 @@ class DaemonOperator:
                 return STOPPING
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
-        text = node.waiting or reason(node.round)
+        text = node.waiting or reason(node.round, node.progress)
         if node.waiting or node.round.phase is not Phase.SYNC:
             return text
         seeds = short_texts([row for row in self.swarm.discovery.rows() if not row.via])

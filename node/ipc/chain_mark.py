@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.p2p.system.atomic_files import disk, read_whole, sync_folder, write_whole
-from atoll.protocols.errors import CorruptFault
+from atoll.protocols.errors import CorruptFault, DiskFault
+from atoll.protocols.ids import Round
 
 ASIDE = "state-aside"
 """Folder of the newest state whose chain this node left."""
@@ -28,9 +29,18 @@ class ChainMark:
         found = [first for name in (MARK, TAKEN) if (first := _read(self.folder / name)) is not None]
         return min(found, default=None)
 
-    def is_there(self) -> bool:
-        """Whether there is one, sound or not."""
-        return any((self.folder / name).exists() for name in (MARK, TAKEN))
+    def keeps(self, newest: int | None) -> Round | None:
+        """The round of the model that a worker will have that obeys the mark; None without a mark.
+
+        -1: none, for it is of the chain that is left, or nobody knows. `newest`: of its state, if that is known.
+        """
+        try:
+            first = self.first()
+        except (DiskFault, CorruptFault):  # the worker says so
+            first = 0
+        if first is None:
+            return None
+        return Round(-1 if newest is None or newest >= first else newest)
 
     def put(self, first: int) -> int | None:
         """Write durably that the state in this folder must not go on from round `first` on.

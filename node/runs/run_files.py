@@ -69,6 +69,12 @@ def text_path(home: Home, run: RunId, chosen: str = "") -> str:
     return chosen or (found or b"").decode(errors="surrogateescape")
 
 
+def unread_text(spec: RunSpec, chosen: str) -> str:
+    """That nobody reads a path that was given, since the run's text comes with atoll; else empty."""
+    is_needless = bool(chosen) and spec.data.source.startswith(("builtin:", "synthetic:"))
+    return f"{chosen} is not read: the text of this run is {spec.data.source}" if is_needless else ""
+
+
 def run_with_id(home: Home, run: RunId) -> FoundRun | None:
     """The run of this home with exactly this id; None if there is none."""
     return next((found for found in runs_of(home) if found.spec.id == run), None)

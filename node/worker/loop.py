@@ -228,6 +228,4 @@ def failed(error: Exception) -> worker_messages.FailureReply:
         return worker_messages.FailureReply(
             "LocalFault", "out of memory", "use a smaller model, or free memory and start again"
         )
-    return worker_messages.FailureReply(
-        "DiskFault", str(error), "free or repair the disk; the node goes on by itself"
-    )
+    return worker_messages.FailureReply("DiskFault", str(error), "free or repair the disk")

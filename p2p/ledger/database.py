@@ -191,9 +191,7 @@ def _fault(error: sqlite3.Error, path: Path) -> AtollError:
     if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT):
         return CorruptFault(text, hint=_REFETCH)
     if code == sqlite3.SQLITE_FULL:
-        return DiskFault(
-            text, hint="free some space or raise ledger_bytes (config.toml); the node goes on by itself"
-        )
+        return DiskFault(text, hint="free some space or raise ledger_bytes (config.toml)")
     if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
         return DiskFault(text, hint="the ledger cannot be written; check the file system and who owns the file")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from atoll.protocols.errors import CorruptFault, DiskFault
 
 _HINTS = {
-    errno.ENOSPC: "free some space; a node that runs goes on by itself",
+    errno.ENOSPC: "free some space",
     errno.EDQUOT: "the disk quota is used up; free some space",
     errno.EFBIG: "a file size limit is in force; raise it (ulimit -f)",
     errno.EROFS: "the file system is read-only; remount it or choose another --home",
@@ -22,7 +22,7 @@ _HINTS = {
     errno.EISDIR: "a folder is in the place of a file; move it away",
     errno.ENXIO: "a pipe or a socket is in the place of a file; move it away",
     errno.EOPNOTSUPP: "a socket is in the place of a file; move it away",  # as macOS says it
-    errno.ENOENT: "the folder is gone, or cannot be made; start the node again, or choose another --home",
+    errno.ENOENT: "the folder is gone; start the node again, or choose another --home",
 }
 
 
@@ -44,8 +44,12 @@ def disk(path: Path) -> Iterator[None]:
 
 def make_folder(path: Path) -> Path:
     """Create the folder `path` (0700) and its parents; return it. Raises DiskFault."""
-    with disk(path):
+    try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # with its parents, so nothing was there that is gone
+        raise DiskFault(f"{path}: this folder cannot be made", hint="choose another --home") from error
+    except OSError as error:
+        raise disk_fault(error, path) from error
     return path
 
 

@@ -99,7 +99,8 @@ class CurrentChain:
         )
         mark, way_out = ChainMark(self._folder), self.driver.chain_exit
         way_out.mark, way_out.begin_again = mark, self.on_other_chain
-        self.driver.finalizer.left_chain = mark.is_there()
+        newest = self.context.log.newest_final()
+        self.driver.finalizer.left_with = mark.keeps(newest.round if newest else None)
         self.net.listen(self.driver)
         self._on_progress = begin_pulls(self.driver, self.swarm, self.host, self._folder / "pulls")
 

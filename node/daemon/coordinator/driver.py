@@ -37,7 +37,7 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.rounds.stillness import Stillness, frozen, marks_of, watch
+from atoll.node.daemon.rounds.stillness import Stillness, frozen, is_late, marks_of, watch
 from atoll.node.daemon.telemetry.absent_members import lost_work, missing, no_model
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -191,21 +191,23 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
-        final, gone = self.finality.last_final, missing(self.finality, self.net.leases)
-        waiting = self.training.waiting or no_model(self.round, final, self.finalizer.applied, self.net.leases)
-        lost, why = self.training.lost, waiting or reason(self.round)
-        stuck = lost_work(self.finality, lost, self.leases.members, self.contributions.is_held)
+        state, finality, leases = self.round, self.finality, self.net.leases
+        pace_s, progress = self.training.starts.expected_s, self.training.progress
+        waiting = self.training.waiting or no_model(state, finality.last_final, self.finalizer.applied, leases)
+        late, held = is_late(self.still, state, pace_s), self.contributions.is_held
+        stuck = lost_work(finality, self.training.lost, self.leases.members, held, is_late=late)
+        gone, why = missing(finality, leases), waiting or reason(state, progress)
         return NodeView(
-            round=self.round,
+            round=state,
             applied=self.finalizer.applied,
             experts=self.assignment.trained,
-            progress=self.training.progress,
+            progress=progress,
             waiting=waiting,
             trouble=self.removals.trouble or self.guard.trouble or stuck,
             excluded=self.removals.shown(),
-            votes_against=votes_against(self.finality),
+            votes_against=votes_against(finality),
             missing=gone,
-            frozen=frozen(self.still, self.round, self.training.starts.expected_s, missing=gone or stuck, why=why),
+            frozen=frozen(self.still, state, pace_s, missing=gone or stuck, why=why),
             still_s=self.still.still_s,
             validated=self.evaluator.validated,
             standings=self.standings,
@@ -272,7 +274,7 @@ class Driver:
         self.queue.post(self._begin_voting)
 
     def _begin_voting(self) -> None:
-        self.guard.end_replay()
+        self.guard.does(self.net.end_replay)  # a disk that refuses keeps newcomers without a place until later
         self.finalizer.is_synced = True
         self.leases.refresh()  # a round may begin at once: whether it comes too late for one is in the leases
         worked = self.contributions.newest_own()

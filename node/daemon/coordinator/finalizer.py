@@ -70,7 +70,7 @@ class Finalizer:
     """The newest snapshot of this node."""
     is_synced: bool = False
     """The ledger is as complete as it can be now. Nothing is applied before."""
-    left_chain: bool = False  # the worker's model is of another chain: a snapshot is fetched while it starts
+    left_with: Round | None = None  # after a change of chain, while the worker starts: the model it will have
     _pending: tuple[worker_messages.Pending, ...] = ()
     """Trained work that the worker found on its disk, until the round machine knows it."""
     _older_offer: SnapshotOffer | None = None
@@ -123,7 +123,7 @@ class Finalizer:
 
     def on_worker_started(self, started: worker_messages.StartReply) -> None:
         """A fresh worker holds Θ_final(started.final). Raises Divergence if no chain has that state."""
-        self._pending, self.left_chain = started.pending, False
+        self._pending, self.left_with = started.pending, None
         final, _ = self._found = Round(started.final), started.state
         action = self._waiting_rounds.get(final) or self._applied_rounds.get(final)
         if action is not None and is_other(self._found, action, self.leave_unmarked):
@@ -144,7 +144,7 @@ class Finalizer:
         if self._busy or not self.is_synced:
             return
         if not self.worker.is_ready:
-            if self.left_chain and self.search.newest() is None:
+            if self.left_with is not None and self.search.newest() is None:
                 self.search.step([one for one in self._offers() if self._is_time_for(one)], self._is_wanted)
             return
         if not self._waiting_rounds and not self._is_empty:
@@ -184,9 +184,10 @@ class Finalizer:
     def _is_time_for(self, offer: OfferedSnapshot) -> bool:
         """Payloads are much smaller than a snapshot, but members keep them for SNAPSHOT_EVERY rounds only."""
         now = self.context.now()
-        if self._waiting[0] != self.applied + 1:
-            self._waiting = (self.applied + 1, now)
-        are_gone = self.applied + 1 < offer.round - SNAPSHOT_EVERY
+        following = 1 + (self.applied if self.left_with is None else self.left_with)
+        if self._waiting[0] != following:
+            self._waiting = (following, now)
+        are_gone = following < offer.round - SNAPSHOT_EVERY
         return are_gone or self._is_empty or now - self._waiting[1] >= PATIENCE_S
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:

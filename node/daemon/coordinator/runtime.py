@@ -113,10 +113,6 @@ class FaultGuard:
         """Delete a blob; a disk that refuses keeps the file."""
         self.does(partial(self._net.delete_blob, blob))
 
-    def end_replay(self) -> None:
-        """Let go of the newcomers that have no place; a disk that refuses keeps them until the next start."""
-        self.does(self._net.end_replay)
-
     def does(self, work: Callable[[], None]) -> bool:
         """Do what writes to the disk. False: it refuses, and this is reported."""
         try:
@@ -134,7 +130,7 @@ class FaultGuard:
 
     def on_disk_fault(self, error: DiskFault) -> None:
         """Report a refusal of the disk, each kind once a minute at most. The caller tries again."""
-        self.trouble = error.line()
+        self.trouble = f"{error.line()}; the node goes on by itself"
         if self._reports.is_due(str(error), self._now()):
             log.warning("%s", self.trouble)
             self._log.event("trouble", error=self.trouble)

@@ -24,6 +24,7 @@ from atoll.node.daemon.rounds.state import (
 from atoll.node.runs.capacity.open_rounds import MOST_PAYLOADS
 from atoll.protocols.errors import counted
 from atoll.protocols.ids import Digest, PeerId
+from atoll.protocols.local.worker_messages import TrainProgress
 
 _NO_WORK = RoundBook()
 _REMEMBERED = ", with as many contributions as a node remembers"
@@ -213,6 +214,13 @@ def must_wait(state: RoundState) -> bool:
     return in_flight(state) and state.step_s > 0 and state.now >= idle_at(state)
 
 
+def is_held(state: RoundState, progress: TrainProgress | None) -> bool:
+    """The same by the steps that the worker has told of, which count in the first round of a start, too."""
+    if not in_flight(state) or progress is None or progress.round != state.round:
+        return False
+    return progress.step >= min(state.ahead.chosen, progress.steps)
+
+
 def in_flight(state: RoundState) -> bool:
     """Whether a round is collected behind the one at hand."""
     return 0 <= state.collecting < state.round
@@ -310,8 +318,11 @@ def catches_up_until(state: RoundState) -> float:
     return min(state.since + state.config.lease_s, newest + max(LOST_LEAST_S, CATCH_UP_ROUNDS * round_s))
 
 
-def reason(state: RoundState) -> str:
-    """One line on why the node does not train now, and what ends that; empty while it trains."""
+def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
+    """One line on why the node does not train now, and what ends that; empty while it trains.
+
+    `progress`: what its worker told of the round at hand.
+    """
     match state.phase:
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
@@ -325,7 +336,7 @@ def reason(state: RoundState) -> str:
             return why_ahead(state) or ("folding contributions" if state.folding else far)
         case Phase.COLLECT:
             return _collect_reason(state)
-        case Phase.TRAIN if must_wait(state):
+        case Phase.TRAIN if must_wait(state) or is_held(state, progress):
             return _collect_reason(state)
         case Phase.FOLD:
             return "waiting for reduced slices" if is_resolving(state) else "folding contributions"

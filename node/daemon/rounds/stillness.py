@@ -129,6 +129,11 @@ def waits_ahead(state: RoundState) -> bool:
     return state.phase is Phase.JOIN and is_ahead(state, state.round)
 
 
+def is_late(still: Stillness, state: RoundState, pace_s: float, *, works: bool = False) -> bool:
+    """Whether no round became final for far longer than usual. See `limit_s`."""
+    return pace_s > 0 and still.unfinal_s > limit_s(state, pace_s, works=works)
+
+
 def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, why: str) -> str:
     """One line for the user of a node that stands still for far longer than usual; empty: it does not.
 
@@ -142,7 +147,7 @@ def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, 
     is_asked = still.marks is not None and still.marks.works
     longest_s = limit_s(state, pace_s, works=is_asked)
     usual = f", and a round usually takes {pace_s:.0f} s" if pace_s else ""
-    if pace_s and still.unfinal_s > longest_s:
+    if is_late(still, state, pace_s, works=is_asked):
         found = f"frozen: no round became final for {still.unfinal_s:.0f} s{usual}"
     elif still.still_s > longest_s and not waits_ahead(state):
         found = f"frozen: no step and no round for {still.still_s:.0f} s{usual}"

@@ -114,11 +114,14 @@ def lost_work(
     lost: Container[int],
     members: Mapping[PeerId, MemberView],
     is_held: Callable[[Digest], bool],
+    *,
+    is_late: bool,
 ) -> str:
     """That nobody is here to end the oldest open round, and this node lost its own work; empty: it is not so.
 
     `lost`: the rounds of this node's contributions whose payloads are on no disk of it. Its feed holds one each.
     `is_held`: whether a contribution's payload is here. Empty also if the round has a Reduction, which may do.
+    `is_late`: the round is open for so long that an author that is here, too, would have sent its own work.
     """
     book = state.book
     if state.deciding not in lost or book.reductions or any(map(is_held, book.contributions)):
@@ -126,12 +129,17 @@ def lost_work(
     if not state.live or state.now - state.live_since < LISTEN_S:
         return ""
     # An author that is here may send its work yet, and any other member that trains may train the round.
-    others = ((peer, view) for peer, view in members.items() if peer != state.me)
-    if any(peer in book.contributors or view.activity != "observing" for peer, view in others):
+    others = [(peer, view.activity) for peer, view in members.items() if peer != state.me]
+    authors = [peer for peer, _ in others if peer in book.contributors]
+    if any(peer not in authors and activity != "observing" for peer, activity in others):
         return ""
+    if authors and not is_late:
+        return ""
+    shown = ", ".join(_name(state, peer) for peer in sorted(authors)[:_SHOWN])
+    lost_own = "this node lost its own work on it" + (f", and none came from {shown}" if authors else "")
     return (
-        f"round {state.deciding} waits for others: this node lost its own work on it; a node that comes back with "
-        "its work, or that joins anew, goes on; if none does: `atoll checkpoint save`, and a new run from it"
+        f"round {state.deciding} waits for others: {lost_own}; a node that comes back with its work, or that "
+        "joins anew, goes on; if none does: `atoll checkpoint save`, and a new run from it"
     )
 
 

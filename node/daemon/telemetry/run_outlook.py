@@ -16,6 +16,8 @@ from atoll.protocols.local.progress import RateNow
 from atoll.protocols.run.learning_rate import learning_rate
 from atoll.protocols.run.run_spec import InnerSpec, RunSpec
 
+_WORKING = "training", "syncing"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutlook:
@@ -23,6 +25,8 @@ class RunOutlook:
 
     members: int
     """With a lease, without this node."""
+    idle: int
+    """Of them, those that train nothing now: paused, done, leaving, or here for something else."""
     round: int
     """That most of them train."""
     final: int
@@ -30,7 +34,7 @@ class RunOutlook:
     round_s: float | None
     """Median seconds that the steps of a round take them; None while nobody says."""
     tokens_per_s: float
-    """Of all of them together."""
+    """Of all together that train now."""
     loss: float | None
     """Median training loss of their newest rounds, nats per token; None while nobody says."""
     pace_s: float | None
@@ -50,13 +54,14 @@ def outlook_of(spec: RunSpec, known: Mapping[PeerId, Lease]) -> RunOutlook | Non
     leases, owners = known.values(), known.get(spec.owner)
     return RunOutlook(
         members=len(leases),
+        idle=sum(lease.activity not in _WORKING for lease in leases),
         # Medians: one that lies, or came just now, changes little.
         round=median_high(lease.round for lease in leases),
         final=median_high(lease.final for lease in leases),
         round_s=_median(round_seconds(spec, lease) for lease in leases),
         loss=_median(lease.loss for lease in leases),
         pace_s=_median(lease.round_s for lease in leases),
-        tokens_per_s=sum(lease.tokens_per_s for lease in leases),
+        tokens_per_s=sum(lease.tokens_per_s for lease in leases if lease.activity in _WORKING),
         owner_final=owners.final if owners else None,
     )
 

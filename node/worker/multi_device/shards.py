@@ -132,7 +132,7 @@ class Shards(Group):
             causes = [cause for cause, _ in error.failures.values()]
             if not all(isinstance(cause, OSError) for cause in causes):
                 raise LocalFault(f"the local ranks could not save: {causes}") from error
-            raise DiskFault(str(causes[0]), hint="free or repair the disk; the node goes on by itself") from error
+            raise DiskFault(str(causes[0]), hint="free or repair the disk") from error
 
     def _scatter(self, given: Iterator[Tensor] | None, shape: torch.Size, axis: int | None, part: Tensor) -> None:
         whole = torch.empty(shape, dtype=part.dtype) if given is None else next(given).detach().contiguous()

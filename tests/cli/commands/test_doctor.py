@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from atoll.cli import doctor_findings
+from atoll.cli.client import NoAnswer
 from atoll.cli.node_commands import doctor_screen
 from atoll.cli.node_commands.doctor_screen import lines
+from atoll.node.config.home import Home, hold_lock
 from atoll.node.doctor import machine as doctor_machine
 from atoll.node.doctor.checks import Finding
 from atoll.node.runs.capacity.machine_fit import Machine, PresetFit
@@ -34,7 +36,7 @@ def test_without_a_node(atoll, tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists(), "looking makes nothing"
     text = ran.out.splitlines()
     assert len(text) <= 40
-    assert "no node runs here" in ran.out
+    assert "no node runs in" in ran.out
     assert "give one with --peer, `seeds` in config.toml, or an invite" in ran.out
     counts = [sum(line.startswith(state) for line in text) for state in ("pass", "warn", "skip")]
     assert (
@@ -71,11 +73,21 @@ def test_a_bad_configuration_is_a_row_and_the_other_checks_go_on(atoll, tmp_path
 
 
 def test_a_node_that_does_not_answer_has_one_row_and_is_not_said_to_be_absent(atoll, quick, monkeypatch) -> None:
-    mute = Finding("node", "fail", "the node does not answer", "look at its log with `atoll logs`")
-    monkeypatch.setattr(doctor_findings, "_status", lambda _: (None, [mute]))
+    def mute(*_: object) -> None:
+        raise NoAnswer("the node does not answer", hint="look at its log with `atoll logs`")
+
+    monkeypatch.setattr(doctor_findings, "ask", mute)
     ran = atoll("doctor", "--json")
-    assert [row for row in msgspec.json.decode(ran.out, type=list[Finding]) if row.check == "node"] == [mute]
+    rows = [row for row in msgspec.json.decode(ran.out, type=list[Finding]) if row.check == "node"]
+    assert rows == [Finding("node", "fail", "the node does not answer", "look at its log with `atoll logs`")]
     assert ran.code == 1
+
+
+def test_a_node_that_starts_is_not_to_be_started(atoll, quick, tmp_path: Path) -> None:
+    with hold_lock(Home(tmp_path / "home")):
+        row = rows_in(atoll("doctor", "--json").out)["node"]
+    assert (row.state, row.remedy) == ("warn", "ask again in a moment")
+    assert "starts or ends, and does not answer: NAT" in row.found
 
 
 def test_an_unknown_run_is_refused(atoll, quick) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from atoll.cli.commands.invite import QR_MAX_COLUMNS, qr_text
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, hold_lock
 from atoll.node.runs.invites import invite_text, store_invite
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import peer_id_of
@@ -75,6 +75,12 @@ def test_what_cannot_be_invited_to(atoll, spec):
     refused(atoll("invite", "--seed", "/ip4/1.2.3.4/tcp/1"), 78, "does not end in an address and /p2p/PEERID")
     refused(atoll("invite", "--run", "nope", "--seed", PUBLIC), 78, "no run is called 'nope' here")
     refused(atoll("invite", "--seed", PUBLIC, "--for", "x" * 33), 78, "at most 32 printable characters")
+
+
+def test_a_node_that_starts_is_asked_again(atoll, spec, tmp_path):
+    with hold_lock(Home(tmp_path / "home")):
+        refused(atoll("invite"), 3, "starts or ends, and does not answer; ask again in a moment")
+        assert atoll("invite", "--seed", PUBLIC).code == 0, "another node leads there"
 
 
 def test_addresses_that_lead_nowhere_are_told(atoll, spec):

@@ -62,6 +62,9 @@ def test_a_node_that_hangs_with_many_who_wait_for_it_is_not_said_to_be_elsewhere
         hangs.listen(0)
         with idle_connections(home, 1):
             ran = atoll("status")
+            assert atoll("logs").code == 5, "it wrote none"
+            write_log(home, "its last line")
+            assert "its last line" in atoll("logs").out, "from its disk"
     assert (ran.code, ran.err) == (5, "error: the node does not answer; look at its log with `atoll logs`\n")
 
 
@@ -317,7 +320,7 @@ def test_no_node_is_exit_3(atoll, command):
     ran = atoll(*command.split())
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("error: no node runs in ")
-    assert ran.err.endswith("start it with `atoll start`\n")
+    assert ran.err.endswith("or make one with `atoll run new NAME`\n")
     assert ran.err.count("\n") == 1
 
 

@@ -36,6 +36,7 @@ def outlook(final):
     """What three members say."""
     return RunOutlook(
         members=3,
+        idle=0,
         round=final + 1,
         final=final,
         round_s=2.5,

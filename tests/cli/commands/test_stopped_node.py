@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.node.checkpoint.local import LocalBody, begin_local
-from atoll.node.config.home import Home
+from atoll.node.config.home import Home, hold_lock
 from atoll.node.learning.model import bridge
 from atoll.node.learning.model.genesis import genesis
 from atoll.node.learning.outer.fixed import state_digest
@@ -41,13 +41,17 @@ def run(atoll, tmp_path):
     return spec
 
 
-def test_how_far_it_came(atoll, run):
+def test_how_far_it_came(atoll, run, tmp_path):
+    home = Home(tmp_path / "home")
     said = json.loads(atoll("status", "--last", "--json").out)
     assert (said["type"], said["run_name"], said["rounds"]) == ("last", "tiny", run.outer.rounds)
     assert (said["trained"], said["final"], said["open"], said["tokens"]) == (2, 1, 1, 300)
     assert (said["digest"], said["contributors"]) == ("01" * 32, ["me", "you"])
     assert (said["train_loss"], said["val_bpb"]) == (1.5, 3.5)
+    with hold_lock(home):
+        assert "ago; a node runs here: `atoll status` asks it\n" in atoll("status", "--last").out
     shown = atoll("status", "--last").out
+    assert "ago; `atoll start` goes on from there\n" in shown
     assert "up to round 2 of" in shown
     assert "agreed    final round 1, digest 0101010101010101 by 2; 1 later round of its own not final\n" in shown
 

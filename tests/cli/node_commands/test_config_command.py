@@ -96,3 +96,19 @@ def test_what_start_refuses_no_verb_of_config_shows_and_all_name_the_file(atoll,
         ran = atoll("config", *args)
         assert (ran.code, ran.out) == (78, "")
         assert ran.err == f"error: {path}: port = 99999999 is outside 0 … 65535\n"
+
+
+def test_a_wrong_value_of_the_command_line_is_in_no_file(atoll, tmp_path):
+    path = tmp_path / "home" / "config.toml"
+    path.parent.mkdir()
+    path.write_text("threads = 2\n")
+    for args in (("config", "set", "port", "99999999"), ("start", "--port", "99999999")):
+        assert atoll(*args).err == "error: port = 99999999 is outside 0 … 65535\n"
+
+
+def test_a_number_below_zero_is_a_value(atoll, tmp_path):
+    for words in (("-5",), ("-5", "--json"), ("--", "-5")):
+        ran = atoll("config", "set", "guest.nice", *words)
+        assert (ran.code, ran.out) == (78, "")
+        assert "nice = -5 is outside 0 … 19" in ran.err
+    assert atoll("config", "set", "guest.nice", "--jsno", "5").code == 2, "a misspelt option is none"

@@ -9,8 +9,8 @@ import pytest
 
 from atoll.cli.client import NoAnswer
 from atoll.cli.node_commands import ending
-from atoll.cli.node_commands.ending import is_locked, wait_for_end
-from atoll.node.config.home import Home, hold_lock
+from atoll.cli.node_commands.ending import wait_for_end
+from atoll.node.config.home import Home, hold_lock, is_locked
 from atoll.protocols.errors import NotRunning
 from atoll.protocols.local.control_messages import CommandDone
 from tests.waiting import HANGS_S, poll

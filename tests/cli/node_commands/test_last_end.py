@@ -60,16 +60,29 @@ def test_a_kill_leaves_the_control_socket_whatever_the_journal_says(home: Home) 
     assert last_end(home) == "the last one was killed, told to stop twice, or lost its power or its disk"
 
 
-def test_a_node_that_starts_is_there(home: Home) -> None:
+def test_a_node_that_starts_has_not_ended(home: Home) -> None:
     with hold_lock(home):
-        assert last_end(home) == "one starts or ends there and does not answer yet"
+        assert last_end(home) == ""
 
 
 def test_who_asks_in_the_second_of_a_start_is_not_told_to_start(atoll, home: Home) -> None:
-    with hold_lock(home):
-        ran = atoll("status", "--home", str(home.root))
-    assert (ran.code, ran.out) == (3, "")
-    assert ran.err.endswith("does not answer yet; ask again in a moment\n")
+    for command in ("status", "peers", "pause"):
+        with hold_lock(home):
+            ran = atoll(command, "--home", str(home.root))
+        assert (ran.code, ran.out) == (3, "")
+        assert (
+            ran.err
+            == f"error: the node in {home.root} starts or ends, and does not answer; ask again in a moment\n"
+        )
+
+
+def test_who_asks_in_a_home_without_a_run_is_told_how_to_get_one(atoll, home: Home) -> None:
+    for command in ("status", "peers", "status --last"):
+        ran = atoll(*command.split(), "--home", str(home.root))
+        assert (ran.code, ran.out) == (3, "")
+        assert ran.err.endswith("join one with `atoll start INVITE`, or make one with `atoll run new NAME`\n")
+    (home.runs / "tiny.run").touch()
+    assert atoll("peers", "--home", str(home.root)).err.endswith("; start it with `atoll start`\n")
 
 
 def test_a_home_that_is_none(tmp_path: Path) -> None:
@@ -85,5 +98,5 @@ def test_status_says_it_in_its_one_line(atoll, tmp_path: Path) -> None:
         assert (ran.code, ran.out) == (3, "")
         assert ran.err == (
             f"error: no node runs in {home.root}; the last one ended: train.txt is not the text of this run; "
-            "start it with `atoll start`\n"
+            "it has no run: join one with `atoll start INVITE`, or make one with `atoll run new NAME`\n"
         )

@@ -17,19 +17,24 @@ OWNER, MEMBER = Identity(b"o" * 32), Identity(b"m" * 32)
 NOW = msgspec.structs.replace(STATUS, addresses=("/ip4/9.9.9.9/tcp/4710",))
 
 
-def words_of(tmp_path, who, mode):
+def words_of(tmp_path, who, mode, now=NOW):
     spec = msgspec.structs.replace(preset("tiny", OWNER.peer_id, 1), admission=AdmissionSpec(mode=mode))
     home = Home(tmp_path / "home")
     home.make()
-    return _words(SimpleNamespace(run=SimpleNamespace(spec=spec), identity=who, home=home, config=NodeConfig()))(
-        NOW
-    )
+    plan = SimpleNamespace(run=SimpleNamespace(spec=spec), identity=who, home=home, config=NodeConfig())
+    return _words(plan)(now)
 
 
 @pytest.mark.parametrize("who", [OWNER, MEMBER])
 def test_any_member_of_an_open_run_shows_one_invite(tmp_path, who):
     (line,) = words_of(tmp_path, who, "open")
     assert line.startswith("others join with: atoll start atoll:")
+
+
+def test_a_complete_run_invites_nobody(tmp_path):
+    rounds = preset("tiny", OWNER.peer_id, 1).outer.rounds
+    assert words_of(tmp_path, OWNER, "open", msgspec.structs.replace(NOW, final=rounds - 1)) == []
+    assert words_of(tmp_path, OWNER, "open", msgspec.structs.replace(NOW, final=rounds - 2))
 
 
 def test_members_of_a_run_by_invitation_promise_nothing(tmp_path):

@@ -54,7 +54,7 @@ def test_start_opens_the_address_with_a_token_and_prints_it_without(daemon, tmp_
 def test_without_a_page_it_says_how_to_get_one(atoll, daemon, opened):
     ran = atoll("web")
     assert (ran.code, ran.err.count("\n"), opened) == (78, 1, [])
-    assert "atoll start --open" in ran.err
+    assert "`atoll stop --wait`, then `atoll start --open`" in ran.err, "this one runs"
     assert str(daemon.home.config_toml) in ran.err
     daemon.operator.state = replace(STATUS, web_trouble="cannot listen on 127.0.0.1:1: in use; trying again")
     assert "in use" in atoll("web").err

@@ -21,6 +21,7 @@ from atoll.node.runs.capacity.open_rounds import open_rounds_of
 from atoll.node.runs.invites import InviteOptions, invite_text
 from atoll.node.runs.presets import preset
 from atoll.node.runs.public_runs import WantedRun
+from atoll.node.runs.run_files import unread_text
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.system.atomic_files import make_folder
@@ -147,6 +148,14 @@ async def test_a_text_that_is_not_here_is_said_at_once(tmp_path, monkeypatch):
     for data in ("", str(tmp_path / "book.txt"), "books/*.txt"):
         (await plan_in(home, link=link, data=data)).check_text()
     (await plan_in(home)).check_text()
+
+
+@pytest.mark.parametrize(("source", "is_read"), [("builtin:x", False), ("packed:x", True), ("file:x", True)])
+def test_a_path_of_a_text_that_comes_with_atoll_is_not_read(source, is_read):
+    spec = replace(SPEC, data=replace(SPEC.data, source=source))
+    assert unread_text(spec, "") == ""
+    said = f"a.txt is not read: the text of this run is {source}"
+    assert unread_text(spec, "a.txt") == ("" if is_read else said)
 
 
 @pytest.mark.parametrize("port", [0, 4710])
@@ -284,7 +293,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     assert len(parts.net.entries()) == 1
     asked = list[Driver]()
     trainer.restart = lambda: asked.append(parts.chain.driver)
-    assert not before.finalizer.left_chain
+    assert before.finalizer.left_with is None
     before.chain_exit.leave(Round(7))
     assert ChainMark(parts.chain._folder).first() == 7, "the next session reads it, also after a kill from now on"
     assert left == [7]
@@ -292,7 +301,7 @@ async def test_on_another_chain_there_is_a_new_driver_over_the_same_network(tmp_
     parts.log.close()
     now = parts.chain.driver
     assert asked == [now], "its worker starts anew while it reads the ledger"
-    assert now.finalizer.left_chain, "what it finds on its disk is of another chain"
+    assert now.finalizer.left_with == -1, "what it finds on its disk is of another chain"
     assert now is not before
     assert operator.control is now, "the user sees what the node does now"
     assert parts.chain.trainer is trainer, "its process goes on"

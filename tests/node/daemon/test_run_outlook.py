@@ -58,6 +58,15 @@ def test_loss_and_pace_are_medians_of_those_who_say_them():
     assert line.endswith(f" 5.0 s a round, about {left_s // 60} m {left_s % 60:02d} s left")
 
 
+def test_who_is_paused_promises_no_time():
+    paused = replace(lease(20, 18), activity="paused", round_s=4.0)
+    alone = outlook_line(SPEC, outlook_of(SPEC, members(paused)))
+    assert alone == "round 20, 1 member (nobody trains now), 19 rounds are final"
+    both = outlook_of(SPEC, members(paused, replace(paused, activity="training")))
+    assert both.tokens_per_s == TOKENS / 2.0, "of who trains"
+    assert outlook_line(SPEC, both).startswith("round 20, 2 members (1 trains now), 19 rounds are final; ")
+
+
 def test_without_a_speed_no_time_is_claimed():
     seen = outlook_of(SPEC, members(lease(3, -1, 0.0)))
     assert seen.round_s is None

@@ -35,11 +35,10 @@ def test_a_mark_that_comes_while_a_worker_starts_stays_for_the_next(tmp_path, mo
         patch.setattr(chain_mark.os, "rename", beside)
         mark.remove(10)
     assert mark.first() == 8
-    assert mark.is_there()
     mark.put(9)
     assert mark.first() == 8, "nobody has obeyed it"
     mark.remove(8)
-    assert not mark.is_there()
+    assert mark.first() is None
 
 
 def test_a_mark_that_comes_between_the_two_steps_of_its_end_is_not_the_one_that_was_obeyed(tmp_path, monkeypatch):
@@ -82,3 +81,13 @@ def test_one_that_a_worker_took_meanwhile_is_put_back_too(tmp_path, before):
     assert mark.first() == 8
     mark.put_back(before)
     assert mark.first() == before
+
+
+def test_what_a_mark_keeps(tmp_path):
+    """A worker whose model is older than the round from which it is to be left goes on with it."""
+    mark = ChainMark(tmp_path)
+    assert mark.keeps(9) is None, "there is none"
+    mark.put(10)
+    assert (mark.keeps(9), mark.keeps(10), mark.keeps(None)) == (9, -1, -1)
+    (tmp_path / "leaving-chain").write_text("ten")
+    assert mark.keeps(9) == -1, "the worker says that it is damaged"

@@ -47,7 +47,7 @@ from atoll.protocols import identity
 from atoll.protocols.blobs import manifest_of_bytes
 from atoll.protocols.errors import AtollError, CorruptFault, DecodeError, Divergence, Superseded
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import Digest, PeerId, digest
+from atoll.protocols.ids import Digest, PeerId, Round, digest
 from atoll.protocols.ledger.coverage import payload_size
 from atoll.protocols.ledger.ownership import nothing
 from atoll.protocols.ledger.records import Ack, Contribution, Proposal, Reduction, Vote
@@ -598,7 +598,7 @@ class Node:
         self._mark_states()
         net.forget_chain()
         self.driver = self._build(context, swarm, net)
-        self.driver.finalizer.left_chain = leaves
+        self.driver.finalizer.left_with = Round(-1) if leaves else None
 
     def _mark_states(self) -> None:
         for first in self.left:

@@ -218,3 +218,28 @@ def test_a_side_whose_old_work_is_gone_says_so_once_the_others_are_gone_too(worl
             assert not nodes[2].driver.view().trouble, "one that joins anew trains these rounds"
 
     run_virtual(story())
+
+
+def test_two_that_lost_the_same_work_do_not_hide_it_from_each_other(world):
+    """Each is an author of the open round, and so might have sent what it lacks."""
+
+    async def story() -> None:
+        async with world(1000, 1) as w:
+            paces = (*[ROUND_S] * 3, *[0.3 * ROUND_S] * 2)
+            nodes = [w.start(number, pace) for number, pace in enumerate(paces)]
+            await w.until(lambda: w.all_final(4))
+            w.network.cut([n.peer for n in nodes[:3]], [n.peer for n in nodes[3:]])
+            await asyncio.sleep(w.spec.pace.lease_s + 8 * ROUND_S)
+            first = nodes[0].worker.final
+            w.network.heal()
+            await w.until(lambda: len(w.changes) == 2 and all(node.worker.final >= first for node in nodes[3:]))
+            for number in range(3):
+                await w.kill(number)
+            await w.until(lambda: all(node.driver.view().trouble for node in nodes[3:]), 6 * w.spec.pace.lease_s)
+            for node, other in (nodes[3:], nodes[:2:-1]):
+                view, number = node.driver.view(), node.driver.finality.deciding
+                lost = f"round {number} waits for others: this node lost its own work on it, and none came from"
+                assert view.trouble.startswith(f"{lost} …{other.peer[-6:]}; ")
+                assert view.trouble in view.frozen, "to restart it would not help"
+
+    run_virtual(story())

@@ -54,7 +54,7 @@ def test_a_disk_that_fills_up_is_told_and_waited_out(world):
             await asyncio.sleep(120.0)
             assert sick.task is not None
             assert not sick.task.done(), "a full disk does not end a node"
-            assert sick.driver.guard.trouble == "no space left; free some space"
+            assert sick.driver.guard.trouble == "no space left; free some space; the node goes on by itself"
             assert w.nodes[0].worker.final > sick.worker.final, "the others go on"
             sick.worker.refuses = None
             await w.until(lambda: not sick.driver.guard.trouble, 60.0)

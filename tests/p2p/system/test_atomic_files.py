@@ -43,6 +43,19 @@ def test_os_errors_become_disk_faults_with_a_hint(tmp_path: Path, code: int) -> 
     assert str(tmp_path) in str(caught.value)
 
 
+def test_a_full_disk_promises_nothing_of_a_node(tmp_path: Path) -> None:
+    """The command that met it ends; the daemon's own line says that the node goes on."""
+    assert (
+        disk_fault(OSError(errno.ENOSPC, ""), tmp_path).line().endswith("No space left on device; free some space")
+    )
+
+
+def test_a_folder_that_cannot_be_made_was_not_there() -> None:
+    with pytest.raises(DiskFault) as caught:
+        make_folder(Path("/proc/nope/here"))
+    assert caught.value.line() == "/proc/nope/here: this folder cannot be made; choose another --home"
+
+
 def make_pipe(path: Path) -> None:
     os.mkfifo(path)
 

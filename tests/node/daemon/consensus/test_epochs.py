@@ -463,27 +463,29 @@ def test_a_node_that_came_up_just_now_complains_of_nobody():
 
 
 @pytest.mark.parametrize(
-    ("is_told", "here", "activity"),
+    ("is_told", "here", "activity", "is_late"),
     [
-        (False, B, "training"),  # it worked on the round, and may send that yet
-        (False, B, "observing"),
-        (False, STRANGER, "training"),  # it may train the round
-        (False, STRANGER, "paused"),
-        (True, STRANGER, "observing"),
+        (False, B, "training", False),  # it worked on the round, and may send that yet
+        (False, B, "observing", False),
+        (True, B, "training", True),  # it lost that, too: it would have sent it
+        (False, STRANGER, "training", True),  # it may train the round
+        (False, STRANGER, "paused", True),
+        (True, STRANGER, "observing", False),
     ],
 )
-def test_work_that_is_lost_is_told_where_nobody_is_here_that_could_go_on(is_told, here, activity):
+def test_work_that_is_lost_is_told_where_nobody_is_here_that_could_go_on(is_told, here, activity, is_late):
     node = Node(here=(A,)).say(A, work(A, 5)).say(B, work(B, 5)).wait(LISTEN_S - 1)
 
     def told(*peers, lost=5, held=()) -> str:
         members = {peer: MemberView(activity, 5, 0.0) for peer in (A, *peers)}
-        return lost_work(node.state, {lost}, members, lambda name: name in held)
+        return lost_work(node.state, {lost}, members, lambda name: name in held, is_late=is_late)
 
     assert not told(), "leases come with the first exchanges"
     node.wait(1)
     assert told().startswith("round 5 waits for others")
     assert not told(lost=6)
     assert bool(told(here)) == is_told
+    assert ("and none came from …peer-b; " in told(here)) == (is_told and here == B)
     assert not told(held=node.state.book.contributions)
 
 
@@ -492,10 +494,10 @@ def test_lost_work_of_a_reduced_round_is_told_unless_it_has_a_reduction():
     node = Node(here=(A,)).say(A, work(A, 5)).wait(LISTEN_S)
     (name,) = node.state.book.contributions
     node.feed(EntryPayloadHeld(name))
-    assert lost_work(node.state, {5}, {}, lambda name: False).startswith("round 5 waits for others")
+    assert lost_work(node.state, {5}, {}, lambda name: False, is_late=False).startswith("round 5 waits for others")
     row = Reduction(Round(5), (0, 9), b"\x01", (), digest(b"set"), digest(b"sum"), digest(b"a"), digest(b"b"), b"")
     node.say(B, row)
-    assert not lost_work(node.state, {5}, {}, lambda name: False)
+    assert not lost_work(node.state, {5}, {}, lambda name: False, is_late=False)
 
 
 def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():

@@ -58,7 +58,7 @@ from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import MAX_SET, Ballot, Contribution, Proposal, set_digest, sign_entry
 from atoll.protocols.ledger.set_limit import Arrival, NewcomerOrder, Seniority
-from atoll.protocols.local.worker_messages import Pending
+from atoll.protocols.local.worker_messages import Pending, TrainProgress
 
 ME, A, B, C = (PeerId(name) for name in ("me", "peer-a", "peer-b", "peer-c"))
 IDENTITY = Identity(bytes(32))
@@ -1217,6 +1217,21 @@ def test_work_whose_announcement_is_refused_is_announced_again_and_with_the_next
     node.trained(1)
     assert node.find(Announce) == [Announce(pending_of(0)), Announce(pending_of(1))]
     assert started(node) == [(0, -1), (1, 0)], "the older one is not collected yet"
+
+
+def test_a_first_round_that_is_held_says_so_by_the_steps_that_its_worker_took():
+    """A node that came back said "step 1/1" for a minute, while its round before waited: it knew no pace yet."""
+    state = replace(overlapping(quorum_256=256).leases(a=0).trained(0).state, step_s=0.0)
+    assert (state.phase, state.collecting) == (Phase.TRAIN, 0)
+
+    def told(step: int, steps: int = 2 * STEPS, number: int = 1) -> str:
+        return reason(state, TrainProgress(Round(number), step, steps, 2.0, 1.0))
+
+    assert told(STEPS).startswith("round 0: waiting for 2 of 2: …me ")
+    assert told(1, 1), "all steps of a short round"
+    assert not told(STEPS - 1)
+    assert not told(STEPS, number=0), "of the round before"
+    assert not reason(state)
 
 
 def test_announcements_of_two_rounds_that_are_refused_are_both_offered_again():
