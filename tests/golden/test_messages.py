@@ -60,6 +60,7 @@ NOT_SENT = {
     "protocols/ledger/set_limit.py:Arrivals": "in memory only: what audits found, by address block",
     "protocols/ledger/set_limit.py:NewcomerOrder": "in memory only: what finality says of newcomers",
     "protocols/ledger/set_limit.py:Seniority": "in memory only: what finality says of authors",
+    "protocols/ledger/turns.py": "a state in memory",
     "protocols/local/worker_messages.py:_RoundState": "what its subclasses share",
     "protocols/run/admission.py:Rule": "a value in memory",
     "protocols/run/arena.py": "values in memory",

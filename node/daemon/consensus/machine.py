@@ -436,13 +436,12 @@ def _decide(state: finality_types.FinalityState) -> Out:
             continue
         _, proposal = found
         # The authors of all that the set names decide the next round: it cannot begin before they are known.
-        unknown = book.unknown(proposal.contributions)
-        if unknown:
+        if unknown := book.unknown(proposal.contributions):
             state, more = fetch_missing(state, finality_types.FetchMissing(state.deciding, unknown, (), None))
             return state, actions + more
         choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
-        state = _next_round(state, book, book.contributions.keys() & proposal.contributions)
+        state = _next_round(state, book, proposal)
         actions.append(
             finality_types.FinalizeRound(
                 proposal.round, proposal.contributions, proposal.state, changed, frozenset(state.voters)
@@ -457,11 +456,10 @@ def _decide(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
-def _next_round(
-    state: finality_types.FinalityState, book: Book, names: set[Digest]
-) -> finality_types.FinalityState:
+def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal) -> finality_types.FinalityState:
     """The state that decides the round after, with the proven authors of the final set as its voters."""
-    number, authors = state.deciding, book.authors_of(names)
+    number, names = state.deciding, book.contributions.keys() & final.contributions
+    authors = book.authors_of(names)
     proven = state.tally.proven(authors, state.voters)
     forks = {segment.first for segment in state.chain[1:]}
     books = {at: book for at, book in state.books.items() if at > number or at in forks}
@@ -474,6 +472,7 @@ def _next_round(
         state,
         last_final=number,
         decided={**decided, number: (state.voters, proven)},
+        turns=state.turns.after(number, state.voters, final.ballot.attempt, voters),
         voters=voters,
         tally=state.tally.after(authors, ((name, *book.contributions[name]) for name in names), proven),
         accepted=state.accepted if authors <= state.accepted else state.accepted | authors,

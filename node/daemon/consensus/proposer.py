@@ -87,7 +87,9 @@ def _is_its_turn(state: FinalityState, attempt: int, view: tuple[Digest, ...]) -
     # The wait grows with the owner's place, so that owners take turns, and with every n attempts, so that two
     # owners do not cut off each other's ballots for ever.
     before_s = _turns_s(state, attempt)
-    if not before_s and _is_acknowledged(state, view):
+    # One that is here and has no turn proposes that set itself now, if it does not lie: a ballot would cut it off.
+    has_rivals = not state.turns.without.isdisjoint(state.voters[state.attempt : attempt])
+    if not before_s and not has_rivals and _is_acknowledged(state, view):
         return True  # an owner that is gone would propose now
     return state.stable_since is not None and waited_s(state) >= before_s
 
@@ -107,10 +109,10 @@ def waits(state: FinalityState, attempt: int) -> int:
     """How many owners that are here have their turn before this attempt, from the newest that counts on."""
     there = able_voters(state)
     # A member that was killed has a lease for many round times. That its connection is lost proves nothing, but an
-    # owner that lives loses no more than a ballot by it. Only the first time round: members of which each lost the
-    # others would else cut off each other's ballots for ever.
+    # owner that lives loses no more than a ballot by it. Nor does one whose turns passed unused of late. Only the
+    # first time round: members of which each lost the others would else cut off each other's ballots for ever.
     if state.attempt < len(state.voters):
-        there = {*there} - state.lost
+        there = {*there} - state.lost - state.turns.without
     first = state.attempt % len(state.voters)
     owners = islice(cycle(state.voters), first, first + attempt - state.attempt)
     return sum(map(there.__contains__, owners))

@@ -16,6 +16,7 @@ from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
 from atoll.protocols.ledger.set_limit import first_authors
+from atoll.protocols.ledger.turns import OwnerTurns
 
 AWAY_ROUNDS = 8
 """Who contributed to none of so many newest rounds was away."""
@@ -47,6 +48,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         chain=(*state.chain, Segment(name, first, state.electorate(first), state.tally.at_fork)),
         planned=state.planned[1:],
         voters=voters,
+        turns=OwnerTurns(),
         accepted=state.accepted.union(voters),
         attempt=0,
         since=state.now,

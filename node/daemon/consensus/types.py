@@ -24,6 +24,7 @@ from atoll.protocols.ledger.choices import Choice
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import Body, Epoch, Excised, Follow, Prepare, Promise, Proposal, Vote
 from atoll.protocols.ledger.set_limit import NewcomerOrder, Seniority
+from atoll.protocols.ledger.turns import OwnerTurns
 from atoll.protocols.remembered import remembered
 
 PATIENCE_S = 10.0
@@ -369,6 +370,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Newest round whose set is final; -1: none."""
     voters: tuple[PeerId, ...]
     """Voters of the next round: the proven authors of the last final set, in the order of their ballots."""
+    turns: OwnerTurns = OwnerTurns()  # for whose ballots nobody waits
     tally: Tally = Tally()
     """Accepted work of each author, by the rounds that are final."""
     accepted: frozenset[PeerId] = frozenset()
@@ -407,8 +409,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """Seconds before another owner opens a ballot. May be replaced at any time (msgspec.structs.replace)."""
     applied: int = -1  # newest round that the worker folded into Θ_final
     closed: int = -1  # newest round that our round machine closed
-    live: bool = False
-    """The replay of our own feed is over (`ReplayDone`)."""
+    live: bool = False  # the replay of our own feed is over (`ReplayDone`)
     idle: bool = False  # this node trains no further rounds (`Idle`)
     stable_since: float | None = None
     """Since when the set of the next round is not expected to grow; None: it is."""
@@ -424,8 +425,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     """State digest of each choice that the worker checked, for this round; without exclusions (`folded`)."""
     checking: frozenset[Choice] = frozenset()
     """Sets that the worker was asked for and has not answered."""
-    appending: Body | None = None
-    """The entry that is on its way into our feed."""
+    appending: Body | None = None  # the entry that is on its way into our feed
     refuted: frozenset[Digest] = frozenset()  # Reductions that are not believed
     proven: frozenset[Digest] = frozenset()  # of these, what a proof shows to be wrong
     reported: frozenset[Digest] = frozenset()
