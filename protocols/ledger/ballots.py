@@ -5,7 +5,7 @@ A Book is the same in whatever order the entries of different authors arrive.
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 from operator import attrgetter
 from typing import cast, get_args
@@ -14,24 +14,28 @@ import msgspec
 from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, RunId, digest
+from atoll.protocols.layered_map import put
 from atoll.protocols.ledger import records
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.remembered import remembered
 
 _BALLOTS = frozenset(get_args(records.BallotBody))
 BALLOTS_KEPT = 4096
-"""Ballots of one author about one round that count: the first ones in its feed, so all nodes count the same."""
+"""Ballots of one author in one round and epoch that count: the first ones in its feed.
+
+All nodes count the same: of other epochs each has entered some, and at another place in the feed.
+"""
 PROPOSALS_KEPT = 64
 """Of these, proposals. An honest owner makes another one only after a quorum promised and did not vote."""
 PREPARES_KEPT = 16
-"""Prepares of one author about one round: the highest ones, because nobody promises a lower one afterwards."""
+"""Prepares of one author in one round and epoch: the highest, because nobody promises a lower one afterwards."""
 
 ANSWERS_KEPT = 4
 """Answers of `decided_proposal` that a book remembers."""
 
 
 class Book(msgspec.Struct, frozen=True, dict=True):
-    """All entries about one round, of all epochs. Prepares and Proposals in another peer's ballot never get in."""
+    """Entries about one round, of several epochs. Prepares and Proposals in another peer's ballot never get in."""
 
     contributions: Mapping[Digest, tuple[PeerId, records.Contribution]] = msgspec.field(default_factory=dict)
     """Author and body by entry id."""
@@ -53,8 +57,8 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     """By ballot, the first vote of each author: a second one is equivocation and does not count."""
     epochs: frozenset[bytes] = frozenset()
     """The epochs of all ballots that were seen."""
-    written: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """Ballots of each author that were seen, up to BALLOTS_KEPT."""
+    written: Mapping[tuple[PeerId, bytes], int] = msgspec.field(default_factory=dict)
+    """Ballots of each author in each epoch that were seen, up to BALLOTS_KEPT."""
     orphans: frozenset[Digest] = frozenset()
     """Contributions, Reductions and proposals that no feed here holds (`add_orphan`)."""
     bound: tuple[Tally, Collection[PeerId]] | None = None
@@ -225,15 +229,15 @@ def add_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> 
     """The book with one more entry, and the reason why the entry does not count; empty where it does."""
     if type(body) not in _BALLOTS:
         return _with_entry(book, entry, author, body)
-    seen = book.written.get(author, 0)
+    epoch = cast(records.BallotBody, body).ballot.epoch
+    seen = book.written.get((author, epoch), 0)
     if seen >= BALLOTS_KEPT:
         return book, ""
     after, fault = _with_entry(book, entry, author, body)
     if after is book:
         return after, fault
-    epoch = cast(records.BallotBody, body).ballot.epoch
     epochs = book.epochs if epoch in book.epochs else book.epochs | {epoch}
-    return replace(after, written={**book.written, author: seen + 1}, epochs=epochs), fault
+    return replace(after, written=put(book.written, (author, epoch), seen + 1), epochs=epochs), fault
 
 
 def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -> tuple[Book, str]:
@@ -256,7 +260,7 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
             return _propose(book, entry, body)
         case records.Promise():
             given = {**book.promises.get(body.ballot, {}), author: body}
-            return replace(book, promises={**book.promises, body.ballot: given}), ""
+            return replace(book, promises=put(book.promises, body.ballot, given)), ""
         case records.Prepare() | records.Proposal():
             return book, "a ballot belongs to the peer that it names"
     return book, ""
@@ -277,9 +281,9 @@ def add_orphan(book: Book, entry: Digest, author: PeerId, body: records.Body) ->
             proposals = {**book.proposals, entry: body}
             epochs = book.epochs | {body.ballot.epoch}
             return replace(book, proposals=proposals, orphans=book.orphans | {entry}, epochs=epochs)
-        case records.Vote() if book.written.get(author, 0) < BALLOTS_KEPT:
+        case records.Vote() if (seen := book.written.get((author, body.ballot.epoch), 0)) < BALLOTS_KEPT:
             votes = {(author, body.ballot, body.proposal): entry, **book.other_votes}
-            written = {**book.written, author: book.written.get(author, 0) + 1}
+            written = put(book.written, (author, body.ballot.epoch), seen + 1)
             return replace(book, other_votes=votes, epochs=book.epochs | {body.ballot.epoch}, written=written)
     return book
 
@@ -296,49 +300,17 @@ def without(book: Book, author: PeerId, held: Collection[Digest]) -> Book:
     return replace(book, contributions=left, contributors=frozenset(who for who, _ in left.values()))
 
 
-def without_ballots(book: Book, author: PeerId) -> Book:
-    """The book without the ballots and the ack of an author that decides nothing."""
+def without_orphans(book: Book, author: PeerId) -> Book:
+    """The book without the ack and the other votes of an author that decides nothing: it has no other ballots."""
     if author in book.acks:
         book = replace(book, acks={who: members for who, members in book.acks.items() if who != author})
-    return _keep_ballots(book, lambda who, epoch: who != author) if author in book.written else book
-
-
-def of_voters(book: Book, epoch: bytes, voters: Collection[PeerId]) -> Book:
-    """The book whose ballots in `epoch` are those of its voters: nobody else's ever count in the round."""
-    if book.written.keys() <= {*voters}:
-        return book  # nearly always
-    return _keep_ballots(book, lambda who, at: at != epoch or who in voters)
-
-
-def _keep_ballots(book: Book, keeps: Callable[[PeerId, bytes], bool]) -> Book:
-    """The book with the ballots that `keeps` wants, by author and epoch. Orphans stay: they were asked for."""
-    promises = {
-        at: {p: one for p, one in given.items() if keeps(p, at.epoch)} for at, given in book.promises.items()
-    }
-    votes = {at: {p: one for p, one in given.items() if keeps(p, at.epoch)} for at, given in book.votes.items()}
-    proposals = {
-        name: one
-        for name, one in book.proposals.items()
-        if name in book.orphans or keeps(one.ballot.proposer, one.ballot.epoch)
-    }
-    here = replace(
+    if not any(who == author for who, _ in book.written):
+        return book
+    return replace(
         book,
-        prepares={at: entry for at, entry in book.prepares.items() if keeps(at.proposer, at.epoch)},
-        promises={at: given for at, given in promises.items() if given},
-        proposals=proposals,
-        votes={at: given for at, given in votes.items() if given},
-        other_votes={key: entry for key, entry in book.other_votes.items() if keeps(key[0], key[1].epoch)},
+        other_votes={key: entry for key, entry in book.other_votes.items() if key[0] != author},
+        written={key: many for key, many in book.written.items() if key[0] != author},
     )
-    left = {*_writers(here)}
-    return replace(here, written={who: many for who, many in book.written.items() if who in left})
-
-
-def _writers(book: Book) -> Iterator[PeerId]:
-    yield from (at.proposer for at in book.prepares)
-    yield from (one.ballot.proposer for one in book.proposals.values())
-    for given in (*book.promises.values(), *book.votes.values()):
-        yield from given
-    yield from (who for who, _, _ in book.other_votes)
 
 
 def _contribute(book: Book, entry: Digest, author: PeerId, body: records.Contribution) -> Book:
@@ -347,16 +319,17 @@ def _contribute(book: Book, entry: Digest, author: PeerId, body: records.Contrib
 
 
 def _prepare(book: Book, entry: Digest, ballot: records.Ballot) -> Book:
-    ours = [at for at in book.prepares if at.proposer == ballot.proposer]
+    of = ballot.proposer, ballot.epoch  # attempts begin again at 0 in the next epoch
+    ours = [at for at in book.prepares if (at.proposer, at.epoch) == of]
     prepares = {**book.prepares, ballot: entry}
     if len(ours) >= PREPARES_KEPT:
-        # Those of other epochs first: attempts begin again at 0 in the next one.
-        del prepares[min([*ours, ballot], key=lambda at: (at.epoch == ballot.epoch, at))]
+        del prepares[min(*ours, ballot)]
     return replace(book, prepares=prepares)
 
 
 def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, str]:
-    ours = [(name, p) for name, p in book.proposals.items() if p.ballot.proposer == body.ballot.proposer]
+    of = body.ballot.proposer, body.ballot.epoch
+    ours = [(name, p) for name, p in book.proposals.items() if (p.ballot.proposer, p.ballot.epoch) == of]
     if len(ours) >= PROPOSALS_KEPT and entry not in book.proposals:
         return book, ""
     other = next((name for name, p in ours if p.ballot == body.ballot and name != entry), None)
@@ -374,7 +347,7 @@ def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tupl
     above = any(at.epoch == ballot.epoch and at > ballot for at in mine)
     if known is None and not above:
         given = {**book.votes.get(ballot, {}), author: (entry, body)}
-        return replace(book, votes={**book.votes, ballot: given}), ""
+        return replace(book, votes=put(book.votes, ballot, given)), ""
     other = replace(book, other_votes={(author, ballot, body.proposal): entry, **book.other_votes})
     return other, "a vote below its author's promise" if known is None else "two votes in one ballot"
 

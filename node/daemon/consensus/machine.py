@@ -13,7 +13,7 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from operator import attrgetter, is_
 from typing import cast, get_args
 
@@ -22,6 +22,7 @@ from msgspec.structs import astuple, replace
 from atoll.node.daemon.consensus import proposer
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains import epochs
+from atoll.node.daemon.consensus.chains.early_ballots import admit, is_early, may_count, wait, without_early
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, decided_before, deciders_of, look_for_better_chain
@@ -48,11 +49,10 @@ from atoll.protocols.ledger.ballots import (
     decided_proposal,
     has_votes,
     is_quorum,
-    of_voters,
     owner_of,
     voter_order,
     without,
-    without_ballots,
+    without_orphans,
 )
 from atoll.protocols.ledger.choices import Choice, choice_of
 from atoll.protocols.ledger.probation import Tally
@@ -304,16 +304,22 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
     kind = type(body)
-    if kind in _OF_EPOCHS:
+    if kind in _OF_EPOCHS or event.author in state.epochs.left:
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if kind is not Vote and isinstance(body, EpochBody):
             return state, []
     if kind in _BALLOTS:
         given = cast(BallotBody, body)
-        if not _may_count(state, event.author, given):
+        has_left = state.epochs.has_left(event.author, given.round, given.ballot.epoch)
+        if has_left and kind is not Vote:
             return state, []
-        if state.epochs.has_left(event.author, given.round, given.ballot.epoch):
-            return _orphan_seen(state, event) if kind is Vote else (state, [])
+        if not may_count(state.chain, state.voters, state.deciding, event.author, given):
+            if is_early(state.chain, state.deciding, given) and given.round < state.rounds:
+                waiting = wait(state.waiting, event.entry, event.author, given, has_left=has_left)
+                state = replace(state, waiting=waiting)
+            return state, []
+        if has_left:
+            return _orphan_seen(state, event)
     if not _is_looked_at(state, body.round):
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
@@ -341,21 +347,12 @@ def _without(state: finality_types.FinalityState, author: PeerId) -> finality_ty
     deciders = deciders_of(state)
     books, others = state.books, epochs.without(state.epochs, author, deciders)
     # The ledger hears who is accepted only after this machine found it: what a decider wrote is not forgotten.
+    waiting = state.waiting
     if author not in deciders:
-        books = {at: without_ballots(book, author) for at, book in books.items()}
+        books = {at: without_orphans(book, author) for at, book in books.items()}
+        waiting = without_early(waiting, author)
     books = {at: without(book, author, state.held) for at, book in books.items()}
-    return replace(state, books=books, epochs=others)
-
-
-def _may_count(state: finality_types.FinalityState, author: PeerId, body: BallotBody) -> bool:
-    """Whether the author may be a voter of the ballot's round and epoch. Of all others any number cost nothing."""
-    if body.round == (number := state.deciding) and body.ballot.epoch == state.epoch:
-        return author in state.voters
-    # What is decided is only looked at where an epoch began: whether the one before it decided that round, too.
-    # In later rounds and other epochs everybody may be a voter still (`_next_round`, `enter_epoch`).
-    if body.round >= number:
-        return True
-    return any(author in part.electorate.voters for part in state.chain[1:] if part.first == body.round)
+    return replace(state, books=books, epochs=others, waiting=waiting)
 
 
 def _orphan_seen(state: finality_types.FinalityState, event: finality_types.EntrySeen) -> Out:
@@ -441,12 +438,13 @@ def _decide(state: finality_types.FinalityState) -> Out:
             return state, actions + more
         choice = choice_of(proposal)
         changed = corrections(state, choice.excised) if choice.excised else ()
-        state = _next_round(state, book, proposal)
+        state, more = _next_round(state, book, proposal)
         actions.append(
             finality_types.FinalizeRound(
                 proposal.round, proposal.contributions, proposal.state, changed, frozenset(state.voters)
             )
         )
+        actions += more
         if state.excise_rounds:
             state = note_final(state, book, choice)
         if choice.excluded:
@@ -456,17 +454,17 @@ def _decide(state: finality_types.FinalityState) -> Out:
     return state, actions
 
 
-def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal) -> finality_types.FinalityState:
+def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal) -> Out:
     """The state that decides the round after, with the proven authors of the final set as its voters."""
     number, names = state.deciding, book.contributions.keys() & final.contributions
     authors = book.authors_of(names)
     proven = state.tally.proven(authors, state.voters)
     forks = {segment.first for segment in state.chain[1:]}
-    books = {at: book for at, book in state.books.items() if at > number or at in forks}
+    books: Mapping[int, Book] = {at: book for at, book in state.books.items() if at > number or at in forks}
+    waiting = {at: early for at, early in state.waiting.items() if at > number}
     voters = voter_order(state.run, number + 1, proven)
     proven = _remembered(state, frozenset(voters))
-    if number + 1 in books:
-        books[number + 1] = of_voters(books[number + 1], state.epoch, voters)
+    books, faults = admit(books, waiting, number + 1, state.epoch, voters)
     decided = {at: found for at, found in state.decided.items() if at > number - DECIDED_KEPT}
     done = replace(
         state,
@@ -477,6 +475,7 @@ def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal
         tally=state.tally.after(authors, ((name, *book.contributions[name]) for name in names), proven),
         accepted=state.accepted if authors <= state.accepted else state.accepted | authors,
         books=books,
+        waiting=waiting,
         held=state.held & {entry for book in books.values() for entry in book.contributions},
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
@@ -490,7 +489,7 @@ def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal
         still=Standstill(),
         stable_since=None,
     )
-    return _note_stable(done)
+    return _note_stable(done), [finality_types.ReportEquivocation(done.deciding, *fault) for fault in faults]
 
 
 def _remembered(state: finality_types.FinalityState, proven: frozenset[PeerId]) -> frozenset[PeerId]:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.chains.early_ballots import admit
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
 from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
-from atoll.protocols.ledger.ballots import is_quorum, of_voters, voter_order
+from atoll.protocols.ledger.ballots import is_quorum, voter_order
 from atoll.protocols.ledger.records import Epoch, Follow, epoch_id
 from atoll.protocols.ledger.set_limit import first_authors
 from atoll.protocols.ledger.turns import OwnerTurns
@@ -36,9 +37,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         return state, []
     first = state.deciding
     voters = voter_order(state.run, first, state.epochs.bodies[name].members)
-    books = {**state.books}
-    if first in books:
-        books[first] = of_voters(books[first], name, voters)
+    books, faults = admit(state.books, state.waiting, first, name, voters)
     # Whom an epoch of long ago left out, which a node enters as it comes up, may have been down then.
     saw_it_begin = state.live and state.now - state.live_since >= state.lease_s
     left_out = here_of(state, state.voters) - {*voters} if saw_it_begin else frozenset[PeerId]()
@@ -59,7 +58,8 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         suspects=(state.suspects | left_out) - {*voters},
         reported=frozenset(),
     )
-    return state, [finality_types.EnterEpoch(name, first, voters)]
+    reports = [finality_types.ReportEquivocation(first, *fault) for fault in faults]
+    return state, [finality_types.EnterEpoch(name, first, voters), *reports]
 
 
 def waits_for_epoch(state: finality_types.FinalityState) -> bool:

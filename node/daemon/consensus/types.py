@@ -9,14 +9,8 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from atoll.node.daemon.consensus.chains.epochs import (
-    ROOT,
-    Electorate,
-    EpochBook,
-    EpochId,
-    Segment,
-    exempt_of,
-)
+from atoll.node.daemon.consensus.chains.early_ballots import Waiting
+from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, Segment, exempt_of
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import Digest, PeerId, Round, RunId
 from atoll.protocols.ledger.ballots import Book
@@ -450,6 +444,7 @@ class FinalityState(msgspec.Struct, frozen=True, dict=True):
     epochs: EpochBook = msgspec.field(default_factory=EpochBook)
     books: Mapping[int, Book] = msgspec.field(default_factory=dict)
     """The ledger's entries about each round that is not final."""
+    waiting: Waiting = msgspec.field(default_factory=dict)  # ballots that may count later
     held: frozenset[Digest] = frozenset()  # contributions whose payload is held
     unrivalled: tuple[object, ...] = ()
     """What the newest search for a better chain looked at, if it found none (forks.py). Changes no action."""

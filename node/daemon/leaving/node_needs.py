@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable
 
+from atoll.node.daemon.consensus.chains.early_ballots import after
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.finalizer import Finalizer
 from atoll.node.daemon.coordinator.interfaces import RoundReducer
 from atoll.node.daemon.leaving.holders import Needs
 from atoll.protocols.ids import Digest, Round
+from atoll.protocols.ledger.records import Proposal, Vote
 
 
 def needs_of(
@@ -35,8 +37,11 @@ def needs_of(
 def _voted(finality: FinalityState, newest: int) -> set[Digest]:
     """What proposals with a vote name: the next voters may be bound to these sets."""
     books = [book for number, book in finality.books.items() if number > newest]
+    early = dict(after(finality.waiting, newest))  # of rounds that this node did not reach
     voted = {vote.proposal for book in books for votes in book.votes.values() for _, vote in votes.values()}
-    proposals = (p for book in books for name, p in book.proposals.items() if name in voted)
+    voted |= {body.proposal for body in early.values() if isinstance(body, Vote)}
+    proposals = [p for book in books for name, p in book.proposals.items() if name in voted]
+    proposals += [body for name, body in early.items() if name in voted and isinstance(body, Proposal)]
     return {name for proposal in proposals for name in proposal.contributions}
 
 

@@ -4,16 +4,16 @@ Rows are in `rounds.jsonl`, the newest ones in memory too (round_rows.py).
 This is telemetry only: nothing that a run computes is read from here.
 """
 
-import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import msgspec
 
 from atoll.node.daemon.telemetry.goodput import add, move_to_recompute
+from atoll.node.daemon.telemetry.logfile import FewLines, Journal
 from atoll.node.daemon.telemetry.round_rows import RoundRows
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.errors import counted
@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 LOG_FILE, JOURNAL_FILE = "rounds.jsonl", "events.jsonl"
 FAULTS = "failed", "crashed", "not_saved"
 """Events of an end that was not in good order."""
-JOURNAL_BYTES = 16 << 20
-"""At the start of a node a longer journal becomes `events.1.jsonl`, which replaces the previous one."""
 
 
 class TrafficTotals(NamedTuple):
@@ -64,10 +62,8 @@ class RoundLog:
         with disk(folder):
             self.rows = RoundRows(path, peer)
             """Known rows by round; `_row` gives one that may be changed."""
-            journal = self.journal = folder / JOURNAL_FILE
-            if journal.exists() and journal.stat().st_size > JOURNAL_BYTES:
-                journal.replace(folder / "events.1.jsonl")
-            self._events_file: TextIO = journal.open("a", encoding="utf-8")
+        self.journal = folder / JOURNAL_FILE
+        self._journal, self._few = Journal(self.journal), FewLines()
 
     def close(self) -> None:
         """Write the current row and close the files, once. Lines that a full disk refused are lost."""
@@ -75,8 +71,9 @@ class RoundLog:
             self._save(self._current)
             self._current = None
         self.rows.close()
+        self._note_left_out(is_end=True)
         try:
-            self._events_file.close()  # which writes what was refused before, if it can
+            self._journal.close()
         except OSError:
             self.on_closed(self._is_end_lost)
         else:
@@ -84,9 +81,16 @@ class RoundLog:
             self.on_closed(self._is_end_lost and not self.journal.exists())
 
     def event(self, name: str, **facts: Any) -> None:
-        """Write a line to the journal: a stable snake_case name and its facts."""
+        """Write a line to the journal: a stable snake_case name and its facts.
+
+        Of `equivocation` few an hour are written, and once how many were not (`equivocations_left_out`).
+        """
+        self._note_left_out()
+        if name == "equivocation" and not self._few.takes(str(facts.get("peer"))):
+            return
+        self._journal.is_ending = self._journal.is_ending or name in (*FAULTS, "stopping")
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
-        if not self._write(line) and name in FAULTS:
+        if not self._journal.write(line) and name in FAULTS:
             self._is_end_lost = True
         for listener in self.listeners:
             listener(name, facts)
@@ -245,19 +249,9 @@ class RoundLog:
     def _save(self, number: int) -> None:
         self.rows.save(self._row(number))
 
-    def _write(self, line: str) -> bool:
-        """Write a line of the journal, which begins again where somebody deleted or moved it.
-
-        False: a full disk refuses it, and may lose it. Telemetry must not stop a node, others report the disk.
-        """
-        with contextlib.suppress(OSError):
-            if not self.journal.exists() and not self._events_file.closed:
-                gone, self._events_file = self._events_file, self.journal.open("a", encoding="utf-8")
-                gone.close()
-            self._events_file.write(line + "\n")
-            self._events_file.flush()
-            return True
-        return False
+    def _note_left_out(self, *, is_end: bool = False) -> None:
+        if lines := self._few.left_out(self._wall(), is_end=is_end):
+            self.event("equivocations_left_out", lines=lines)
 
 
 def read_rows(path: Path) -> list[RoundStatus]:

@@ -16,12 +16,11 @@ from atoll.protocols.ledger.ballots import (
     add_entry,
     add_orphan,
     decided_proposal,
-    of_voters,
     owner_of,
     quorum,
     voter_order,
     without,
-    without_ballots,
+    without_orphans,
 )
 from atoll.protocols.ledger.records import Ack, Ballot, Contribution, Prepare, Promise, Proposal, Reduction, Vote
 from atoll.protocols.run.arena import Span
@@ -190,12 +189,22 @@ def test_the_first_proposals_of_an_author_are_kept_and_the_highest_prepares():
     assert not faults
 
 
-def test_the_prepares_of_an_epoch_before_give_way():
+def test_each_epoch_has_its_own_ballots_of_an_author():
+    """Nodes enter an epoch at different places of its author's feed, and all must count the same there."""
     before = [ballot(attempt) for attempt in range(0, 5 * 2 * PREPARES_KEPT, len(ORDER))]
     newest = Ballot(0, ORDER[0], b"epoch")
-    book, _ = book_of(*(entry(ORDER[0], Prepare(NUMBER, at)) for at in (*before, newest)))
-    assert newest in book.prepares
-    assert len(book.prepares) == PREPARES_KEPT
+    prepares = [entry(ORDER[0], Prepare(NUMBER, at)) for at in (*before, newest)]
+    proposals = [
+        entry(ORDER[0], Proposal(NUMBER, at, (digest(b"a"),), digest(b"s"))) for at in (*before * 8, newest)
+    ]
+    proposals = [(digest(bytes([at % 256, at // 256])), *one[1:]) for at, one in enumerate(proposals)]
+    promises = [entry(ORDER[0], Promise(NUMBER, Ballot(at, ORDER[1]), ())) for at in range(BALLOTS_KEPT)]
+    vote = entry(ORDER[0], Vote(NUMBER, newest, digest(b"p")))
+    early, _ = book_of(vote, prepares[-1], proposals[-1], *prepares[:-1], *proposals[:-1], *promises)
+    late, _ = book_of(*prepares[:-1], *proposals[:-1], *promises, vote, proposals[-1], prepares[-1])
+    assert early == late
+    found = late.within(b"epoch")
+    assert (len(found.prepares), len(found.proposals), len(found.votes)) == (1, 1, 1)
 
 
 def test_an_author_writes_only_so_many_ballots_about_a_round():
@@ -219,25 +228,14 @@ def said_by(peer: PeerId, epoch: bytes = b"") -> list[tuple[Digest, PeerId, obje
     return [entry(peer, body) for body in bodies]
 
 
-def test_nothing_is_left_of_the_ballots_of_one_author():
-    gone, others = said_by(ORDER[0]), [one for peer in ORDER[1:] for one in said_by(peer)]
-    book, _ = book_of(*gone, *others)
-    left = without_ballots(book, ORDER[0])
-    assert left == book_of(*others)[0]
-    again = book_of(*others, *gone)[0]
+def test_nothing_is_left_of_the_votes_of_one_author_that_decides_nothing():
+    gone = [entry(ORDER[0], Vote(NUMBER, ballot(at), digest(b"name"))) for at in range(3)]
+    others, _ = book_of(*(one for peer in ORDER[1:] for one in said_by(peer)))
+    book, _ = add_entry(others, *entry(ORDER[0], Ack(NUMBER, digest(b"name"), digest(b"name"))))
     for one in gone:
-        left, _ = add_entry(left, *one)
-    assert left == again, "what comes again counts as if it came for the first time"
-
-
-def test_of_the_ballots_of_an_epoch_those_of_its_voters_are_left():
-    strange, elsewhere = said_by(ORDER[0]), said_by(ORDER[0], b"other")
-    voters = [one for peer in ORDER[1:] for one in said_by(peer)]
-    book, _ = book_of(*strange, *elsewhere, *voters)
-    left = of_voters(book, b"", ORDER[1:])
-    assert {at.epoch for at in left.prepares if at.proposer == ORDER[0]} == {b"other"}
-    assert left.within(b"").votes == book_of(*voters)[0].votes
-    assert left.within(b"").proposals == book_of(*voters)[0].proposals
-    assert left.within(b"other").votes == book.within(b"other").votes
-    whole, _ = book_of(*voters)
-    assert of_voters(whole, b"", ORDER[1:]) is whole
+        book = add_orphan(book, *one)
+    left = without_orphans(book, ORDER[0])
+    assert left == others
+    for one in gone:
+        left = add_orphan(left, *one)
+    assert left.other_votes == book.other_votes, "and all of it may come again"

@@ -184,8 +184,17 @@ def test_who_left_votes_again_only_after_the_rounds_that_it_left_behind():
         .wait(100)
         .say(B, Leave(Round(6)), Promise(Round(7), Ballot(1, A), ()), Promise(Round(8), Ballot(1, A), ()))
     )
-    assert Ballot(1, A) not in node.state.books[7].promises if 7 in node.state.books else True
-    assert B in node.state.books[8].promises[Ballot(1, A)]
+    assert {at: [*early] for at, early in node.state.waiting.items()} == {8: [B]}
+
+
+def test_who_works_in_a_round_that_its_leave_names_came_back():
+    """A Leave may name any round: its author would be gone, and work on, in each of thousands."""
+    node = Node().wait(100).say(B, work(B, 5), Leave(Round(4000)))
+    assert [node.state.epochs.has_left(B, at, b"") for at in (5, 6, 4001, 4002)] == [True, True, True, False]
+    node.say(B, work(B, 7))
+    assert [node.state.epochs.has_left(B, at, b"") for at in (5, 7, 8, 4001)] == [True, True, False, False]
+    node.say(C, work(C, 5), Leave(Round(5)), work(C, 6))
+    assert [node.state.epochs.has_left(C, at, b"") for at in (5, 6, 7)] == [True, True, False], "an honest one"
 
 
 def test_an_epoch_begins_when_all_its_members_signed_it():
@@ -529,7 +538,7 @@ def test_where_all_left_and_came_back_they_go_on():
     assert may_append(node.state), "it votes in the epoch that it signed since"
     assert node.state.epochs.has_left(A, 6, b""), "and nowhere else"
     vote = Vote(Round(6), Ballot(0, A, name), digest(b"proposal"))
-    assert A in node.say(A, vote).state.books[6].votes[vote.ballot]
+    assert [*node.say(A, vote).state.waiting[6][A].values()] == [(vote, False)]
     assert node.say(A, Leave(Round(6))).state.epochs.has_left(A, 6, name), "it left again"
 
 

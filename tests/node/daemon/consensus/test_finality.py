@@ -384,7 +384,7 @@ def test_what_is_remembered_of_final_rounds_is_shared():
         for author in (PeerId(f"peer-{n}") for n in range(3 + number % 2)):
             entry, body = contribution(author, number)
             book, _ = add_entry(book, entry, author, body)
-        state = finality._next_round(state, book, proposal(contributions=tuple(book.contributions)))
+        state, _ = finality._next_round(state, book, proposal(contributions=tuple(book.contributions)))
     assert len({id(authors) for _, authors in state.decided.values()}) == 2
     remembered = [name for voters, authors in state.decided.values() for name in (*voters, *authors)]
     assert len({id(name) for name in remembered}) == len(PEERS)

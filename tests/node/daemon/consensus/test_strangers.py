@@ -7,9 +7,11 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import forks
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.chains import epochs
+from atoll.node.daemon.consensus.chains.early_ballots import admit
 from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id, without
-from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen
+from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen, RoundClosed
 from atoll.protocols.ids import PeerId, Round, RunId, digest
+from atoll.protocols.layered_map import LayeredMap
 from atoll.protocols.ledger.ballots import voter_order
 from atoll.protocols.ledger.records import (
     Ballot,
@@ -61,23 +63,30 @@ def ballots(author, number, attempts=range(3), epoch=b""):
 
 def test_ballots_of_the_round_by_anybody_but_its_voters_are_not_kept():
     state = after(*ballots(STRANGER, NUMBER, range(50)))
-    assert state.books == {}
-    assert {*after(*ballots(B, NUMBER)).books[NUMBER].written} == {B}
+    assert (state.books, state.waiting) == ({}, {})
+    assert writers(after(*ballots(B, NUMBER)).books[NUMBER]) == {B}
+
+
+def writers(book):
+    return {author for author, _ in book.written}
 
 
 def test_ballots_that_come_before_their_round_count_if_their_author_decides_it():
     """The feed of a voter may come whole before that of another, whose votes make the rounds between final."""
     early = [*ballots(B, NUMBER + 1), *ballots(STRANGER, NUMBER + 1)]
     state = after(*(work(peer, NUMBER) for peer in PEERS), *early)
-    assert {*state.books[NUMBER + 1].written} == {B, STRANGER}, "nobody knows the voters of the next round"
+    assert {*state.waiting[NUMBER + 1]} == {B, STRANGER}, "nobody knows the voters of the next round"
+    assert NUMBER + 1 not in state.books
     owner = state.voters[0]
     names = tuple(sorted(work(peer, NUMBER).entry for peer in PEERS))
     chosen = entry(owner, Proposal(NUMBER, Ballot(0, owner), names, digest(b"state")))
     votes = [entry(peer, Vote(NUMBER, Ballot(0, owner), chosen.entry)) for peer in PEERS]
     state = after(chosen, *votes, state=state)
     assert state.last_final == NUMBER
-    assert {*state.book.written} == {B}
+    assert writers(state.book) == {B}
     assert state.book.highest_vote(B) is not None
+    ordered = after(chosen, *votes, state=after(*(work(peer, NUMBER) for peer in PEERS)))
+    assert state.book == after(*ballots(B, NUMBER + 1), state=ordered).book, "as if they came in time"
 
 
 def test_ballots_that_come_before_their_epoch_count_if_their_author_is_a_member():
@@ -85,7 +94,56 @@ def test_ballots_that_come_before_their_epoch_count_if_their_author_is_a_member(
     early = [*ballots(A, NUMBER, epoch=epoch_id(body)), *ballots(STRANGER, NUMBER, epoch=epoch_id(body))]
     state, actions = finality.step(after(MembersSeen(frozenset({A})), *early), entry(A, body))
     assert any(isinstance(action, EnterEpoch) for action in actions)
-    assert {*state.book.written} == {A}
+    assert writers(state.book) == {A}
+    ordered = after(MembersSeen(frozenset({A})), entry(A, body))
+    assert state.book == after(*ballots(A, NUMBER, epoch=epoch_id(body)), state=ordered).book, "as if in time"
+
+
+def test_a_vote_of_the_next_round_that_its_author_s_leave_forbids_counts_for_no_set():
+    """It waits like others, and is kept for the case that its author has two histories."""
+    late = Vote(Round(NUMBER + 1), Ballot(0, C), digest(b"proposal"))
+    book, _ = admit({}, after(entry(B, Leave(NUMBER)), entry(B, late)).waiting, NUMBER + 1, b"", PEERS)
+    assert not book[NUMBER + 1].votes
+    assert [*book[NUMBER + 1].other_votes] == [(B, late.ballot, late.proposal)]
+
+
+def test_an_early_ballot_that_contradicts_another_is_reported_once_its_round_is_decided():
+    twice = [entry(B, Vote(Round(NUMBER + 1), Ballot(0, C), digest(name))) for name in (b"one", b"two")]
+    waiting = after(*twice, entry(STRANGER, twice[0].body), entry(STRANGER, twice[1].body)).waiting
+    assert admit({}, waiting, NUMBER + 1, b"", PEERS)[1] == [(B, twice[1].entry, "two votes in one ballot")]
+
+
+def test_ballots_of_epochs_that_are_not_ours_change_nothing_that_is_looked_at(monkeypatch):
+    """A newcomer has room for hundreds of them, a flood for thousands: a look at all at each took its square."""
+    state, _ = finality.step(begin(), RoundClosed(NUMBER, (digest(b"work"),)))
+    moved = []
+    monkeypatch.setattr(finality, "_move", lambda state: moved.append(state) or (state, []))
+    before = state.books
+    for made_up in range(100):
+        at = Ballot(0, STRANGER, made_up.to_bytes(32, "big"))
+        state, _ = finality.step(state, entry(STRANGER, Promise(NUMBER, at, ())))
+        state, _ = finality.step(state, entry(STRANGER, Promise(Round(NUMBER + 9), at, ())))
+    assert state.books is before
+    assert len(moved) <= 1
+
+
+def test_ballots_of_other_epochs_stay_where_they_are():
+    waiting = after(*ballots(B, NUMBER + 1), *ballots(B, NUMBER + 1, epoch=b"made up")).waiting
+    books, _ = admit({}, waiting, NUMBER + 1, b"", PEERS)
+    assert books[NUMBER + 1].epochs == {b""}
+
+
+def test_what_waits_grows_with_the_ballots_not_with_their_square():
+    """Maps are shared by the states (layered_map.py): a plain one is copied for each ballot of anybody."""
+    state = begin()
+    for author in range(200):
+        for attempt in range(100):
+            at = Promise(Round(NUMBER + 1), Ballot(attempt, B), ())
+            state = after(entry(PeerId(f"stranger-{author}"), at), state=state)
+    sizes = {len(given) for given in state.waiting[NUMBER + 1].values()}
+    assert sizes == {100}
+    assert type(state.waiting[NUMBER + 1]) is LayeredMap
+    assert state.books == {}
 
 
 def said_by(author):
@@ -101,7 +159,7 @@ def said_by(author):
 def facts_of(state):
     books = {at: book for at, book in state.books.items() if book.written or book.contributions}
     unnamed = {at: replace(book, epochs=frozenset()) for at, book in books.items()}
-    return unnamed, state.epochs
+    return unnamed, state.epochs, state.waiting
 
 
 def test_nothing_is_left_of_a_stranger_that_the_ledger_let_go():
@@ -118,7 +176,7 @@ def test_what_a_decider_wrote_is_not_forgotten():
     state = after(entry(B, body), *ballots(B, NUMBER + 1), AuthorPruned(B))
     assert state.epochs.signers[epoch_id(body)] == {B}
     assert state.epochs.choice(B) == epoch_id(body)
-    assert {*state.books[NUMBER + 1].written} == {B}
+    assert {*state.waiting[NUMBER + 1]} == {B}
 
 
 def test_a_signature_stays_under_an_epoch_that_a_decider_signed():

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from atoll.node.daemon.consensus.chains.early_ballots import wait
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.leaving.holders import Needs
 from atoll.node.daemon.leaving.node_needs import needs_of
@@ -35,7 +36,7 @@ class State:
                 record = Contribution(Round(number), b"", payload(number, author), 1, 1, 255, 1.0)
                 self.index.add(name(number, author), author, record)
         self.finalizer = SimpleNamespace(has_model=True, applied=5, final_sets={4: self.set(4), 5: self.set(5)})
-        self.reduced, self.books = set(), {}
+        self.reduced, self.books, self.waiting = set(), {}, {}
 
     def set(self, number):
         return name(number, ME), name(number, OTHER)
@@ -49,7 +50,8 @@ class State:
 
     def needs(self):
         reducer = SimpleNamespace(is_reduced=self.reduced.__contains__)
-        return needs_of(SimpleNamespace(books=self.books), self.finalizer, self.index, reducer)
+        finality = SimpleNamespace(books=self.books, waiting=self.waiting)
+        return needs_of(finality, self.finalizer, self.index, reducer)
 
 
 def both(number):
@@ -65,6 +67,23 @@ def test_what_a_vote_names_binds_the_next_voters():
     state.propose(6, voted=True)
     state.propose(7, voted=False)
     assert state.needs().open_payloads == {6: both(6), 7: frozenset({payload(7, ME)})}
+
+
+def test_so_does_a_vote_of_a_round_that_this_node_did_not_reach():
+    state = State()
+    for number, voted in ((6, True), (7, False)):
+        state.propose(number, voted=voted)
+        book = state.books.pop(number)
+        early = {entry: (body, False) for entry, body in book.proposals.items()}
+        early |= {Digest(bytes(32)): (vote, False) for given in book.votes.values() for _, vote in given.values()}
+        state.waiting = wait_all(state.waiting, early)
+    assert state.needs().open_payloads == {6: both(6), 7: frozenset({payload(7, ME)})}
+
+
+def wait_all(waiting, early):
+    for entry, (body, has_left) in early.items():
+        waiting = wait(waiting, entry, OTHER, body, has_left=has_left)
+    return waiting
 
 
 def test_what_is_not_here_nobody_can_get_from_here():

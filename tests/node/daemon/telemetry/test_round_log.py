@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.daemon.telemetry import round_log as roundlog
-from atoll.node.daemon.telemetry import round_rows
+from atoll.node.daemon.telemetry import logfile, round_rows
+from atoll.node.daemon.telemetry.logfile import LogTail
 from atoll.node.daemon.telemetry.round_log import RoundLog, TrafficTotals, newest_rows, sent_per_round
 from atoll.protocols.errors import DiskFault
 from atoll.protocols.ids import PeerId, Round, digest
@@ -207,14 +207,68 @@ def test_a_file_of_repeated_rows_is_written_anew(opened, tmp_path):
 
 
 def test_a_long_journal_is_set_aside_at_the_next_start(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr(roundlog, "JOURNAL_BYTES", 100)
     for at in range(3):
+        monkeypatch.setattr(logfile, "JOURNAL_BYTES", 9999)
         log = opened(tmp_path)
         for _ in range(5):
             log.event(f"start_{at}")
         log.close()
-    assert events(tmp_path) == ["start_2"] * 5
-    assert "start_1" in (tmp_path / "events.1.jsonl").read_text()
+        monkeypatch.setattr(logfile, "JOURNAL_BYTES", 100)
+        opened(tmp_path).close()
+        assert events(tmp_path) == []
+    assert "start_2" in (tmp_path / "events.1.jsonl").read_text()
+
+
+def test_a_long_journal_is_set_aside_while_the_node_runs(opened, tmp_path, monkeypatch):
+    """A node runs for months. What another reads of it is whole, and goes on where it was."""
+    monkeypatch.setattr(logfile, "JOURNAL_BYTES", 1000)
+    log, tail, seen = opened(tmp_path), LogTail(tmp_path / "events.jsonl"), []
+    for at in range(300):
+        log.event("final", round=at)
+        if at % 8 == 0:
+            seen += tail.fresh_bytes()
+    seen += tail.fresh_bytes()
+    assert [json.loads(line)["round"] for line in seen] == [*range(300)]
+    assert {path.name for path in tmp_path.iterdir()} == {"rounds.jsonl", "events.jsonl", "events.1.jsonl"}
+    for name in ("events.jsonl", "events.1.jsonl"):
+        assert (tmp_path / name).stat().st_size < 1100
+        assert (tmp_path / name).read_text().endswith("}\n")
+
+
+def test_the_end_of_a_node_is_in_one_journal(opened, tmp_path, monkeypatch):
+    """`stop --wait` reads the newest lines, and what was not saved comes after the line of the stop."""
+    monkeypatch.setattr(logfile, "JOURNAL_BYTES", 1000)
+    log = opened(tmp_path)
+    for at in range(10):
+        log.event("final", round=at)
+    log.event("stopping")
+    for at in range(100):
+        log.event("kept", round=at)
+    log.event("not_saved", error="disk")
+    assert {"stopping", "not_saved"} <= {*events(tmp_path)}
+
+
+def test_few_lines_are_written_about_the_faults_of_others(opened, tmp_path):
+    """Each voter could write thousands in a round, and identities that are made up have no end."""
+    now, heard = [7200.0], []
+    log = RoundLog(tmp_path, ME, lambda: now[0])
+    log.listeners.append(lambda name, facts: heard.append(name))
+    for _ in range(50):
+        log.event("equivocation", round=1, peer=ME)
+    assert events(tmp_path) == ["equivocation"] * logfile.LINES_OF_ONE == heard
+    for at in range(500):
+        log.event("equivocation", round=1, peer=f"made-up-{at}")
+    assert events(tmp_path) == ["equivocation"] * logfile.LINES_OF_ALL == heard
+    now[0] += 3600
+    log.event("final", round=1)
+    log.event("equivocation", round=1, peer=ME)
+    assert events(tmp_path)[-3:] == ["equivocations_left_out", "final", "equivocation"]
+    left = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-3])["lines"]
+    assert left + logfile.LINES_OF_ALL == 550
+    for _ in range(logfile.LINES_OF_ONE):
+        log.event("equivocation", round=1, peer=ME)
+    log.close()
+    assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])["lines"] == 1
 
 
 def test_memory_is_bounded(opened, tmp_path, monkeypatch):
