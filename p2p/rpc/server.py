@@ -46,13 +46,18 @@ class Method:
 class CallServer:
     """Answers the requests and notices of peers with registered methods."""
 
-    def __init__(self, hello: frames.Hello, on_fault: OnFault) -> None:
+    def __init__(
+        self,
+        hello: frames.Hello,
+        on_fault: OnFault,
+        is_accepted: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
+        """`is_accepted`: whether final sets name a peer; strangers, all others, come after it."""
         self._hello = hello
         self._on_fault = on_fault
+        self._is_accepted = is_accepted
         self._methods: dict[str, Method] = {}
         self._guests: dict[PeerId, Guest] = {}
-        self.is_accepted: Callable[[PeerId], bool] = lambda peer: False
-        """Whether final sets name a peer: the others, strangers, come after it where there is too little."""
         self._unread_bytes = 0
         self._turns = CallTurns()
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
@@ -160,7 +165,7 @@ class CallServer:
         """Answer once the peer took what it asked for before, and once it is this peer's turn."""
         async with guest.large:
             await guest.unread.room()
-            async with self._turns.turn(guest.share):
+            async with self._turns.turn(guest.share, is_stranger=not self._is_accepted(peer)):
                 await self._reply(peer, frame, outbox)
 
     async def _reply(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
@@ -181,7 +186,7 @@ class CallServer:
         reply at a time, less than those that hold much to keep others out.
         """
         held = [(guest, one) for guest in self._guests.values() for one in guest.outboxes if one.bytes]
-        strangers = [pair for pair in held if not self.is_accepted(pair[0].peer)]
+        strangers = [pair for pair in held if not self._is_accepted(pair[0].peer)]
         if sum(one.bytes for _, one in strangers) > UNREAD_OF_STRANGERS:
             held = strangers
         return max(held, key=lambda pair: (pair[0].unread.bytes // QUEUED_BYTES, -pair[1].taken_s))[1]

@@ -189,8 +189,8 @@ class Held:
     def __init__(self, monkeypatch, most_bytes, strangers=(), of_strangers=0):
         monkeypatch.setattr(server, "UNREAD_BYTES", most_bytes)
         monkeypatch.setattr(server, "UNREAD_OF_STRANGERS", of_strangers)
-        self.answers = server.CallServer(frames.hello(RUN, "a", "x"), print)
-        self.answers.is_accepted = lambda peer: peer not in strangers
+        hello = frames.hello(RUN, "a", "x")
+        self.answers = server.CallServer(hello, print, lambda peer: peer not in strangers)
 
     def put(self, peer, size):
         """A reply for a new stream of `peer`."""
