@@ -31,7 +31,7 @@ SLOW_BPS = 32 * 1024
 """Bytes per second below which a stream gives way where all places are taken, once it has had one whole chunk: 32
 places at this rate are 1 MiB/s, about the uplink of a home, so holding all of them costs as much as using them."""
 BARRED_S = 300.0
-"""For so long a peer whose stream gave way as slow ends none of another: those that hold places cannot swap them."""
+"""For so long a peer whose stream gave way as slow ends no other's: those that hold places cannot swap them."""
 _MOST_BARRED = 256
 ASK_S = 10.0
 """Seconds in which a stream says what it wants. It has no place before."""

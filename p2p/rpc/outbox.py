@@ -71,13 +71,13 @@ class Backlog:
     def change(self, size_bytes: int) -> None:
         """So many bytes more, or fewer."""
         self.bytes += size_bytes
-        if self.has_room:
+        if self.bytes < QUEUED_BYTES:
             self._has_room.set()
         self._on_change(size_bytes)
 
     async def room(self) -> None:
         """Wait until there are less than QUEUED_BYTES."""
-        while not self.has_room:  # of those that waited, the first may have filled it again
+        while self.bytes >= QUEUED_BYTES:  # of those that waited, the first may have filled it again
             self._has_room.clear()
             await self._has_room.wait()
 

@@ -11,7 +11,7 @@ from atoll.p2p.host.framing import PART_S, read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
 from atoll.p2p.rpc.call_stream import HELLO_S, check_hello, read_hello, send_hello
-from atoll.p2p.rpc.guest import Guest
+from atoll.p2p.rpc.calling_peer import CallingPeer
 from atoll.p2p.rpc.outbox import QUEUED_BYTES, FrameOutbox
 from atoll.p2p.rpc.turns import CallTurns
 from atoll.p2p.transports.host_base import OnFault
@@ -30,7 +30,7 @@ UNREAD_BYTES = 64 * 1024 * 1024
 that read nothing of two large replies. Above it a stream ends."""
 UNREAD_OF_STRANGERS = UNREAD_BYTES // 4
 """While peers that no final set names hold more than this, one of their streams ends: identities cost nothing.
-Below it members that read nothing do not push them out: it is enough for eight newcomers with two large replies."""
+Below it members that read nothing do not push them out: it has room for eight newcomers' two large replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class CallServer:
         self._on_fault = on_fault
         self._is_accepted = is_accepted
         self._methods: dict[str, Method] = {}
-        self._guests: dict[PeerId, Guest] = {}
+        self._guests: dict[PeerId, CallingPeer] = {}
         self._unread_bytes = 0
         self._turns = CallTurns()
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
@@ -76,7 +76,7 @@ class CallServer:
 
     async def serve(self, stream: Stream) -> None:
         """Serve one stream of a peer. Raises Unreachable and DecodeError."""
-        guest = self._guests.get(stream.peer) or Guest(stream.peer, self._count_unread)
+        guest = self._guests.get(stream.peer) or CallingPeer(stream.peer, self._count_unread)
         self._guests[stream.peer] = guest
         guest.streams += 1
         outbox = FrameOutbox(guest.unread)
@@ -107,7 +107,7 @@ class CallServer:
             return False
         return True
 
-    async def _answer_all(self, stream: Stream, guest: Guest, outbox: FrameOutbox) -> None:
+    async def _answer_all(self, stream: Stream, guest: CallingPeer, outbox: FrameOutbox) -> None:
         """Answer requests until the stream ends; then cancel the handlers that still run."""
         running = dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
@@ -141,7 +141,7 @@ class CallServer:
         if failure is not None:
             raise failure
 
-    async def _answer(self, peer: PeerId, guest: Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
+    async def _answer(self, peer: PeerId, guest: CallingPeer, frame: frames.Frame, outbox: FrameOutbox) -> None:
         """Run one handler and queue its reply or failure."""
         method = self._methods.get(frame.method)
         is_large = method is not None and not method.one_way and method.max_bytes > MESSAGE_MAX_BYTES
@@ -161,7 +161,9 @@ class CallServer:
             log.exception("handler of %s failed", frame.method)
             self._refuse(frame, outbox, LocalFault.__name__, f"{frame.method} failed on this machine")
 
-    async def _answer_in_turn(self, peer: PeerId, guest: Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
+    async def _answer_in_turn(
+        self, peer: PeerId, guest: CallingPeer, frame: frames.Frame, outbox: FrameOutbox
+    ) -> None:
         """Answer once the peer took what it asked for before, and once it is this peer's turn."""
         async with guest.large:
             await guest.unread.room()
@@ -208,7 +210,7 @@ class CallServer:
             outbox.put(frames.failure(frame.id, error, message))
 
 
-def _finish(running: dict[int, asyncio.Task[None]], frame: frames.Frame, guest: Guest, _: object) -> None:
+def _finish(running: dict[int, asyncio.Task[None]], frame: frames.Frame, guest: CallingPeer, _: object) -> None:
     """Clean up after the answer to a request, as a done-callback of its task."""
     del running[frame.id]
     guest.slots.release()

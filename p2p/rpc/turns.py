@@ -5,8 +5,8 @@ one after the other, pings would be answered late, and neighbours would hang up.
 queuing (Goyal, Vin and Cheng, 1996): the tag of a request is the time that its peer's requests took so far, but at
 least the tag of the newest turn; the lowest tag is next. A peer that asks seldom, or for little, waits for few.
 
-Identities cost nothing, so strangers (peers that no final set names) wait in a queue of their own. It has at most a
-quarter of the loop's time, and beside members that wait a quarter of the turns' time.
+Identities cost nothing, so strangers (peers that no final set names) wait in a queue of their own. It has at most
+a quarter of the loop's time, and beside members that wait a quarter of the turns' time.
 """
 
 import asyncio

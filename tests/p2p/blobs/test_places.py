@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, BlobRefusal, Want
-from atoll.p2p.blobs.server import ASK_S, FOR_NEWCOMERS, RESTING_S, SERVES_AT_ONCE, SERVES_PER_PEER, SLOW_BPS, BlobServer
+from atoll.p2p.blobs.server import (
+    ASK_S,
+    FOR_NEWCOMERS,
+    RESTING_S,
+    SERVES_AT_ONCE,
+    SERVES_PER_PEER,
+    SLOW_BPS,
+    BlobServer,
+)
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress, Stream

@@ -87,7 +87,7 @@ async def ask_without_end(order, name):
 def test_strangers_keep_no_member_waiting_for_more_than_one_turn(strangers):
     async def scenario():
         order, share, loop = Order(), Share(), asyncio.get_running_loop()
-        asking = [asyncio.create_task(ask_without_end(order, "S")) for _ in range(strangers)]
+        asking = [loop.create_task(ask_without_end(order, "S")) for _ in range(strangers)]
         await asyncio.sleep(2)
         for _ in range(20):
             began = loop.time()
@@ -111,8 +111,8 @@ def test_strangers_have_a_quarter_of_the_time():
 
 def test_members_that_ask_without_end_leave_strangers_a_quarter_of_the_turns():
     async def scenario():
-        order = Order()
-        asking = [asyncio.create_task(ask_without_end(order, name)) for name in "SSabcd"]
+        order, loop = Order(), asyncio.get_running_loop()
+        asking = [loop.create_task(ask_without_end(order, name)) for name in "SSabcd"]
         await asyncio.sleep(200 * COST_S)
         for task in asking:
             task.cancel()

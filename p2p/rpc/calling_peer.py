@@ -16,7 +16,7 @@ when its old one is lost; as its pings have 3 s each (p2p/membership/liveness.py
 _LOOK_S = 0.5
 
 
-class Guest:
+class CallingPeer:
     """A peer that calls us; its streams share one limit of requests in flight, and of bytes."""
 
     def __init__(self, peer: PeerId, on_unread: Callable[[int], None]) -> None:
