@@ -6,7 +6,7 @@ streams. Blobs that are still being fetched are served as far as they are presen
 
 import asyncio
 import logging
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import cast
 
@@ -14,9 +14,10 @@ from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import framed, read_frame, size_prefix, write_in_parts
 from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.limits.bounded_table import put_newest
 from atoll.p2p.system.waiting import together
 from atoll.protocols import codec
-from atoll.protocols.blobs import BlobManifest
+from atoll.protocols.blobs import BLOB_CHUNK_BYTES, BlobManifest
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short
 
@@ -24,6 +25,14 @@ log = logging.getLogger(__name__)
 
 SERVES_PER_PEER = 4
 SERVES_AT_ONCE = 32
+FOR_NEWCOMERS = 4
+"""Places that members do not take: 40 members that ask one holder would keep a newcomer from its snapshot."""
+SLOW_BPS = 32 * 1024
+"""Bytes per second below which a stream gives way where all places are taken, once it has had one whole chunk: 32
+places at this rate are 1 MiB/s, about the uplink of a home, so holding all of them costs as much as using them."""
+BARRED_S = 300.0
+"""For so long a peer whose stream gave way as slow ends no other's: those that hold places cannot swap them."""
+_MOST_BARRED = 256
 ASK_S = 10.0
 """Seconds in which a stream says what it wants. It has no place before."""
 IDLE_S = 60.0
@@ -51,6 +60,8 @@ class BlobServer:
         """Whether final sets name a peer: others give way to it where all places are taken."""
         self._open: Counter[PeerId] = Counter()
         self._places: list[_Serve] = []
+        self._barred: OrderedDict[PeerId, float] = OrderedDict()
+        """Until when peers end no slow stream."""
         self._turns: dict[PeerId, asyncio.Lock] = {}
         self.bytes_up: Counter[PeerId] = Counter()
         """Bytes of blobs sent, by peer; those of a copy that was broken off, too."""
@@ -103,21 +114,44 @@ class BlobServer:
         held = Counter(each.peer for each in self._places)
         if held[serve.peer] >= SERVES_PER_PEER:
             return False
-        if len(self._places) >= SERVES_AT_ONCE:
-            # Strangers cost nothing: 32 streams of theirs must keep no member from its payload, nor a newcomer
-            # whose peer has no place from a snapshot.
-            last = max(
-                self._places, key=lambda each: (not self.is_accepted(each.peer), held[each.peer], each.rested_s())
-            )
-            is_member = self.is_accepted(serve.peer) and not self.is_accepted(last.peer)
-            if not is_member and held[last.peer] <= held[serve.peer] + 1:
-                last = max(self._places, key=lambda each: each.rested_s())
-                if last.rested_s() < RESTING_S:
-                    return False
+        rivals, most = self._places, SERVES_AT_ONCE
+        if self.is_accepted(serve.peer):
+            members = [each for each in rivals if self.is_accepted(each.peer)]
+            if len(members) >= SERVES_AT_ONCE - FOR_NEWCOMERS:
+                rivals, most = members, len(members)
+        if len(rivals) >= most:
+            if (last := self._last(serve, rivals, held)) is None:
+                return False
             self._places.remove(last)
             last.end()
         self._places.append(serve)
         return True
+
+    def _last(self, serve: "_Serve", rivals: list["_Serve"], held: Counter[PeerId]) -> "_Serve | None":
+        """The stream that ends for `serve`; None: its peer asks again."""
+        # Strangers cost nothing: 32 streams of theirs must keep no member from its payload, nor a newcomer
+        # whose peer has no place from a snapshot.
+        last = max(rivals, key=lambda each: (not self.is_accepted(each.peer), held[each.peer], each.rested_s()))
+        is_member = self.is_accepted(serve.peer)
+        if (is_member and not self.is_accepted(last.peer)) or held[last.peer] > held[serve.peer] + 1:
+            return last
+        last = max(rivals, key=lambda each: each.rested_s())
+        return last if last.rested_s() >= RESTING_S else self._slowest(serve, rivals, is_member=is_member)
+
+    def _slowest(self, serve: "_Serve", rivals: list["_Serve"], *, is_member: bool) -> "_Serve | None":
+        now_s = asyncio.get_running_loop().time()
+        if self._barred.get(serve.peer, 0.0) > now_s:
+            return None
+        rates = {
+            each: each.rate_bps()
+            for each in rivals
+            if each.sent_bytes and (is_member or not self.is_accepted(each.peer))
+        }
+        last = min(rates, key=rates.__getitem__, default=None)
+        if last is None or rates[last] >= SLOW_BPS:
+            return None
+        put_newest(self._barred, last.peer, now_s + BARRED_S, _MOST_BARRED)
+        return last
 
     async def _next_ask(self, stream: Stream) -> frames.Ask:
         try:
@@ -154,7 +188,14 @@ class _Serve:
         self._room = asyncio.Semaphore(_CHUNKS_IN_MEMORY)
         self._cancelled: set[int] = set()
         self._unsent = 0  # chunks that are read or on their way
-        self._active_s = asyncio.get_running_loop().time()
+        self._began_s = self._active_s = asyncio.get_running_loop().time()
+        self.sent_bytes = 0
+        """Bytes of whole chunks that the peer took."""
+
+    def rate_bps(self) -> float:
+        """Bytes per second that the peer took since the stream began, with all of the chunk that is on its way."""
+        lasted_s = max(asyncio.get_running_loop().time() - self._began_s, 1.0)
+        return (self.sent_bytes + BLOB_CHUNK_BYTES) / lasted_s
 
     def rested_s(self) -> float:
         """Seconds for which the peer wants nothing; 0.0 while it does."""
@@ -237,6 +278,7 @@ class _Serve:
             head = framed(codec.encode(frames.Chunk(index)))
             await self._server.send(self._stream, head + size_prefix(len(data)))
             await self._server.send(self._stream, data, is_blob=True)
+        self.sent_bytes += len(data)
 
     @property
     def _is_whole(self) -> bool:

@@ -1,14 +1,20 @@
-"""Whose download begins next: those of authors that nobody knows never hold all places."""
+"""Whose download begins next: neither those of authors that nobody knows hold all places, nor those that stall."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from atoll.p2p.limits.bounded_table import put_newest
+
 MOST_REMEMBERED = 256
-"""Lines whose last turn is remembered."""
+"""Lines whose last turn is remembered, and lines whose stall is."""
+STALL_S = 20.0
+"""A turn that brings nothing for so long, as long as a stranger's first one has, is a stall."""
+RECENT_S = 600.0
+"""For so many seconds after a stall, a line comes after those without one."""
 
 
 class Line(NamedTuple):
@@ -33,16 +39,28 @@ class DownloadTurns:
     _served: dict[str, int] = field(default_factory=dict)
     """When each line had its last turn, the newest last."""
     _turns: int = 0
+    _stalled: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    """Until when each line comes later."""
 
     @asynccontextmanager
     async def turn(self, line: Line) -> AsyncIterator[None]:
-        """Wait for a place, and hold it. A cancelled wait leaves the line; the caller owns the deadline."""
-        mine = asyncio.get_running_loop().create_future()
+        """Wait for a place, and hold it. A cancelled wait leaves the line; the caller owns the deadline.
+
+        An exception after STALL_S counts as a stall of the line.
+        """
+        loop = asyncio.get_running_loop()
+        mine = loop.create_future()
         self._waiting.setdefault(line, deque()).append(mine)
         self._begin()
         try:
             await mine
-            yield
+            began_s = loop.time()
+            try:
+                yield
+            except Exception:
+                if loop.time() - began_s >= STALL_S:
+                    put_newest(self._stalled, line.name, loop.time() + RECENT_S, MOST_REMEMBERED)
+                raise
         finally:
             if mine.cancelled():
                 self._leave(line, mine)
@@ -68,17 +86,28 @@ class DownloadTurns:
         if self._at_work.total() >= self.places:
             return None
         new = sum(many for line, many in self._at_work.items() if line.is_stranger)
+        late = sum(many for line, many in self._at_work.items() if line.is_stranger or self._has_stalled(line))
         free = (
             line
             for line in self._waiting
-            if self._at_work[line] < line.most and (not line.is_stranger or new < self.strangers)
+            if self._at_work[line] < line.most
+            and (not line.is_stranger or new < self.strangers)
+            # One place stays for members that did not stall: else each waits for the end of another's stall.
+            and (late < max(self.places - 1, 1) or not (line.is_stranger or self._has_stalled(line)))
         )
         # Those that sets name come first, but for one place: else nobody would ever become one of them.
         return min(
             free,
-            key=lambda line: (line.is_stranger == (new > 0), self._served.get(line.name, 0)),
+            key=lambda line: (
+                line.is_stranger == (new > 0),
+                self._has_stalled(line),
+                self._served.get(line.name, 0),
+            ),
             default=None,
         )
+
+    def _has_stalled(self, line: Line) -> bool:
+        return self._stalled.get(line.name, 0.0) > asyncio.get_running_loop().time()
 
     def _leave(self, line: Line, mine: asyncio.Future[None]) -> None:
         waiting = self._waiting.get(line, deque())

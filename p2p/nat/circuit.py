@@ -150,7 +150,7 @@ class CircuitAcceptor:
         if inside is None:
             return
         # The base host counted this stream as the relay's; here it counts for the peer that sent it.
-        if not self._admission.enter(inside.peer):
+        if not self._admission.enter(inside.peer, inside.protocol):
             await self._in_time(stream, write_frame(inside, codec.encode(refused("too many streams"))))
             return
         self._served.add(inside)
@@ -159,7 +159,7 @@ class CircuitAcceptor:
             await run_handler(inside, self._handlers[inside.protocol], self._on_fault)
         finally:
             self._served.discard(inside)
-            self._admission.leave(inside.peer)
+            self._admission.leave(inside.peer, inside.protocol)
 
     async def _in_time(self, stream: Stream, step: Awaitable[T]) -> T:
         try:

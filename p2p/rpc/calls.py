@@ -26,13 +26,24 @@ Reply = TypeVar("Reply")
 class Calls:
     """Calls and notices over `host` among the members of one run."""
 
-    def __init__(self, host: Host, run_id: RunId, *, on_fault: OnFault = log_fault, answers: bool = True) -> None:
-        """`answers`: False for a node that only asks, because it is no member yet."""
+    def __init__(
+        self,
+        host: Host,
+        run_id: RunId,
+        *,
+        on_fault: OnFault = log_fault,
+        answers: bool = True,
+        is_accepted: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
+        """`answers`: False for a node that only asks, because it is no member yet.
+
+        `is_accepted`: whether final sets name a peer. The others come after it where many ask.
+        """
         self._host = host
         self.me = host.peer_id
         """PeerID of this node."""
         self._hello = frames.hello(run_id, host.peer_id, "atoll")
-        self._answers = CallServer(self._hello, on_fault)
+        self._answers = CallServer(self._hello, on_fault, is_accepted)
         self._links: dict[PeerId, OutgoingCalls] = {}
         self._group: asyncio.TaskGroup | None = None
         self.started = asyncio.Event()

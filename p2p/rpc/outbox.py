@@ -63,6 +63,11 @@ class Backlog:
         self._on_change = on_change
         self._has_room = asyncio.Event()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there are less than QUEUED_BYTES."""
+        return self.bytes < QUEUED_BYTES
+
     def change(self, size_bytes: int) -> None:
         """So many bytes more, or fewer."""
         self.bytes += size_bytes
@@ -92,13 +97,14 @@ class FrameOutbox:
         """When the stream last took something while frames waited, on the clock of the event loop."""
         self._frames: deque[bytes] = deque()
         self._stream: Stream | None = None
-        self._finished = False
+        self.is_finished = False
+        """Whether nothing is sent any more."""
         self._wake = asyncio.Event()
         self.notices = NoticeQueue()
 
     def put(self, frame: bytes) -> None:
         """Queue a request, a reply, a failure or a cancel."""
-        if self._finished:
+        if self.is_finished:
             return
         if not self.bytes:
             self._note_taken()
@@ -110,7 +116,7 @@ class FrameOutbox:
         """Queue a notice behind everything else."""
         self.notices.put(framed(frame))
         self._wake.set()
-        if self._finished:
+        if self.is_finished:
             self.notices.drop_all()
 
     async def drain(self, stream: Stream) -> None:
@@ -132,7 +138,7 @@ class FrameOutbox:
 
     def finish(self) -> None:
         """Drop all frames, so that nobody waits for room: the stream is gone. Idempotent."""
-        self._finished = True
+        self.is_finished = True
         self._frames.clear()
         self._count(-self.bytes)
         self.notices.drop_all()

@@ -10,9 +10,10 @@ from typing import Any
 from atoll.p2p.host.framing import PART_S, read_frame
 from atoll.p2p.host.interface import Stream
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.call_stream import HELLO_S, IN_FLIGHT, check_hello, read_hello, send_hello
-from atoll.p2p.rpc.outbox import Backlog, FrameOutbox
-from atoll.p2p.rpc.turns import CallTurns, Share
+from atoll.p2p.rpc.call_stream import HELLO_S, check_hello, read_hello, send_hello
+from atoll.p2p.rpc.calling_peer import CallingPeer
+from atoll.p2p.rpc.outbox import QUEUED_BYTES, FrameOutbox
+from atoll.p2p.rpc.turns import CallTurns
 from atoll.p2p.transports.host_base import OnFault
 from atoll.protocols import codec
 from atoll.protocols.codec import MESSAGE_MAX_BYTES
@@ -26,7 +27,10 @@ STREAMS_PER_PEER = 4
 """Most calls streams of one peer; one is in use, others are about to end."""
 UNREAD_BYTES = 64 * 1024 * 1024
 """Bytes of replies that all peers together have not taken: what a small machine can spare, and enough for 32 peers
-that read nothing of two large replies. Above it the stream ends that took nothing for the longest time."""
+that read nothing of two large replies. Above it a stream ends."""
+UNREAD_OF_STRANGERS = UNREAD_BYTES // 4
+"""While peers that no final set names hold more than this, one of their streams ends: identities cost nothing.
+Below it members that read nothing do not push them out: it has room for eight newcomers' two large replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +43,21 @@ class Method:
     one_way: bool
 
 
-class _Guest:
-    """A peer that calls us; its streams share one limit of requests in flight, and of bytes."""
-
-    def __init__(self, on_unread: Callable[[int], None]) -> None:
-        self.slots = asyncio.Semaphore(IN_FLIGHT)
-        self.streams = 0
-        self.asked = Backlog()
-        """Requests that are not answered yet."""
-        self.unread = Backlog(on_unread)
-        """Replies that are not taken yet."""
-        self.large = asyncio.Lock()
-        self.share = Share()
-
-
 class CallServer:
     """Answers the requests and notices of peers with registered methods."""
 
-    def __init__(self, hello: frames.Hello, on_fault: OnFault) -> None:
+    def __init__(
+        self,
+        hello: frames.Hello,
+        on_fault: OnFault,
+        is_accepted: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
+        """`is_accepted`: whether final sets name a peer; strangers, all others, come after it."""
         self._hello = hello
         self._on_fault = on_fault
+        self._is_accepted = is_accepted
         self._methods: dict[str, Method] = {}
-        self._guests: dict[PeerId, _Guest] = {}
-        self._outboxes: set[FrameOutbox] = set()
+        self._guests: dict[PeerId, CallingPeer] = {}
         self._unread_bytes = 0
         self._turns = CallTurns()
         self._frame_max_bytes = frames.HEADER_MAX_BYTES + MESSAGE_MAX_BYTES
@@ -80,7 +76,7 @@ class CallServer:
 
     async def serve(self, stream: Stream) -> None:
         """Serve one stream of a peer. Raises Unreachable and DecodeError."""
-        guest = self._guests.get(stream.peer) or _Guest(self._count_unread)
+        guest = self._guests.get(stream.peer) or CallingPeer(stream.peer, self._count_unread)
         self._guests[stream.peer] = guest
         guest.streams += 1
         outbox = FrameOutbox(guest.unread)
@@ -88,11 +84,11 @@ class CallServer:
             if guest.streams > STREAMS_PER_PEER:
                 raise Unreachable("too many calls streams of one peer")
             if await self._welcome(stream):
-                self._outboxes.add(outbox)
+                guest.outboxes.append(outbox)
                 await self._answer_all(stream, guest, outbox)
         finally:
             outbox.finish()
-            self._outboxes.discard(outbox)
+            guest.outboxes = [one for one in guest.outboxes if one is not outbox]
             guest.streams -= 1
             if not guest.streams:
                 del self._guests[stream.peer]
@@ -111,7 +107,7 @@ class CallServer:
             return False
         return True
 
-    async def _answer_all(self, stream: Stream, guest: _Guest, outbox: FrameOutbox) -> None:
+    async def _answer_all(self, stream: Stream, guest: CallingPeer, outbox: FrameOutbox) -> None:
         """Answer requests until the stream ends; then cancel the handlers that still run."""
         running = dict[int, asyncio.Task[None]]()
         failure: AtollError | None = None
@@ -119,8 +115,7 @@ class CallServer:
             writer = group.create_task(outbox.drain(stream))
             try:
                 while True:
-                    await guest.asked.room()
-                    await guest.unread.room()
+                    await guest.room(outbox)
                     frame = frames.parse(await read_frame(stream, lambda: self._frame_max_bytes, PART_S))
                     if frame.kind is frames.Kind.CANCEL:
                         if (task := running.get(frame.id)) is not None:
@@ -146,7 +141,7 @@ class CallServer:
         if failure is not None:
             raise failure
 
-    async def _answer(self, peer: PeerId, guest: _Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
+    async def _answer(self, peer: PeerId, guest: CallingPeer, frame: frames.Frame, outbox: FrameOutbox) -> None:
         """Run one handler and queue its reply or failure."""
         method = self._methods.get(frame.method)
         is_large = method is not None and not method.one_way and method.max_bytes > MESSAGE_MAX_BYTES
@@ -166,11 +161,13 @@ class CallServer:
             log.exception("handler of %s failed", frame.method)
             self._refuse(frame, outbox, LocalFault.__name__, f"{frame.method} failed on this machine")
 
-    async def _answer_in_turn(self, peer: PeerId, guest: _Guest, frame: frames.Frame, outbox: FrameOutbox) -> None:
+    async def _answer_in_turn(
+        self, peer: PeerId, guest: CallingPeer, frame: frames.Frame, outbox: FrameOutbox
+    ) -> None:
         """Answer once the peer took what it asked for before, and once it is this peer's turn."""
         async with guest.large:
             await guest.unread.room()
-            async with self._turns.turn(guest.share):
+            async with self._turns.turn(guest.share, is_stranger=not self._is_accepted(peer)):
                 await self._reply(peer, frame, outbox)
 
     async def _reply(self, peer: PeerId, frame: frames.Frame, outbox: FrameOutbox) -> None:
@@ -182,8 +179,19 @@ class CallServer:
         """Keep the replies of all peers within their bound."""
         self._unread_bytes += size_bytes
         while size_bytes > 0 and self._unread_bytes > UNREAD_BYTES:
-            idlest = min((one for one in self._outboxes if one.bytes), key=lambda one: one.taken_s)
-            idlest.break_off()
+            self._victim().break_off()
+
+    def _victim(self) -> FrameOutbox:
+        """The stream that ends: a stranger's, of the peer that holds most MiB, that is idle for longest.
+
+        An honest caller on a slow line takes a part of a reply in 8 s, so it may be the idlest. It has one large
+        reply at a time, less than those that hold much to keep others out.
+        """
+        held = [(guest, one) for guest in self._guests.values() for one in guest.outboxes if one.bytes]
+        strangers = [pair for pair in held if not self._is_accepted(pair[0].peer)]
+        if sum(one.bytes for _, one in strangers) > UNREAD_OF_STRANGERS:
+            held = strangers
+        return max(held, key=lambda pair: (pair[0].unread.bytes // QUEUED_BYTES, -pair[1].taken_s))[1]
 
     async def _run_method(self, peer: PeerId, frame: frames.Frame) -> bytes:
         if self._has_ended:
@@ -202,7 +210,7 @@ class CallServer:
             outbox.put(frames.failure(frame.id, error, message))
 
 
-def _finish(running: dict[int, asyncio.Task[None]], frame: frames.Frame, guest: _Guest, _: object) -> None:
+def _finish(running: dict[int, asyncio.Task[None]], frame: frames.Frame, guest: CallingPeer, _: object) -> None:
     """Clean up after the answer to a request, as a done-callback of its task."""
     del running[frame.id]
     guest.slots.release()

@@ -1,9 +1,12 @@
-"""Turns of large calls: one at a time, peers in equal shares, and half of the event loop's time together.
+"""Turns of large calls: one at a time, members first, peers in equal shares, half of the loop's time together.
 
 A call of a few bytes may cost its handler milliseconds, and any peer may keep 64 of them in flight. If they ran
 one after the other, pings would be answered late, and neighbours would hang up. The order is start-time fair
 queuing (Goyal, Vin and Cheng, 1996): the tag of a request is the time that its peer's requests took so far, but at
 least the tag of the newest turn; the lowest tag is next. A peer that asks seldom, or for little, waits for few.
+
+Identities cost nothing, so strangers (peers that no final set names) wait in a queue of their own. It has at most
+a quarter of the loop's time, and beside members that wait a quarter of the turns' time.
 """
 
 import asyncio
@@ -13,6 +16,8 @@ from contextlib import asynccontextmanager
 
 MOST_TURN_S = 0.25
 """A turn counts as no longer: what takes more is a disk or a machine that stood still, and no peer's fault."""
+OTHERS_SHARE = 3
+"""After a stranger's turn no stranger has one for so many times as long, and members that wait have as much."""
 
 
 class Share:
@@ -20,51 +25,86 @@ class Share:
 
     def __init__(self) -> None:
         self.used_s = 0.0
+        self.is_stranger = True
+
+
+class _Queue:
+    """Requests that wait, with their tags, and the tag of the newest turn."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
+        self.tag_s = 0.0
 
 
 class CallTurns:
     """Gives turns to the requests of all peers. A peer takes part with one request at a time."""
 
     def __init__(self) -> None:
-        self._waiting: dict[asyncio.Future[None], tuple[float, int]] = {}
+        self._members = _Queue()
+        self._strangers = _Queue()
         self._numbers = itertools.count()
-        self._tag_s = 0.0
         self._is_taken = False
+        self._strangers_rest = False
+        self._owed_s = 0.0
+        """Time of turns that members who wait have before the next stranger."""
 
     @asynccontextmanager
-    async def turn(self, share: Share) -> AsyncIterator[None]:
+    async def turn(self, share: Share, *, is_stranger: bool = False) -> AsyncIterator[None]:
         """Context manager: waits for a turn, and holds it. Safe to cancel.
 
         After it nobody has a turn for as long as it took: other tasks have the other half of the time.
         """
         loop = asyncio.get_running_loop()
-        await self._enter(max(share.used_s, self._tag_s))
-        began, tag_s = loop.time(), self._tag_s
+        if share.is_stranger != is_stranger:  # the time of the other queue says nothing in this one
+            share.used_s, share.is_stranger = 0.0, is_stranger
+        queue = self._strangers if is_stranger else self._members
+        await self._enter(queue, max(share.used_s, queue.tag_s))
+        began, tag_s = loop.time(), queue.tag_s
         try:
             yield
         finally:
             took_s = min(loop.time() - began, MOST_TURN_S)
             share.used_s = tag_s + took_s
+            self._charge(took_s, is_stranger=is_stranger)
             loop.call_later(took_s, self._next)
 
-    async def _enter(self, tag_s: float) -> None:
-        if not self._is_taken:
-            self._is_taken, self._tag_s = True, tag_s
-            return
+    def _charge(self, took_s: float, *, is_stranger: bool) -> None:
+        if is_stranger:
+            self._owed_s = OTHERS_SHARE * took_s
+            self._strangers_rest = True
+            asyncio.get_running_loop().call_later(OTHERS_SHARE * took_s, self._end_rest)
+        else:
+            self._owed_s -= took_s
+
+    def _end_rest(self) -> None:
+        self._strangers_rest = False
+        self._begin()
+
+    async def _enter(self, queue: _Queue, tag_s: float) -> None:
         place = asyncio.get_running_loop().create_future()
-        self._waiting[place] = tag_s, next(self._numbers)
+        queue.waiting[place] = tag_s, next(self._numbers)
+        self._begin()
         try:
             await place
         except asyncio.CancelledError:
-            if self._waiting.pop(place, None) is None and not place.cancelled():
+            if queue.waiting.pop(place, None) is None and not place.cancelled():
                 self._next()  # it was this one's turn already
             raise
 
     def _next(self) -> None:
         self._is_taken = False
-        while self._waiting and not self._is_taken:
-            place = min(self._waiting, key=self._waiting.__getitem__)
-            tag_s, _ = self._waiting.pop(place)
+        self._begin()
+
+    def _begin(self) -> None:
+        while not self._is_taken and (queue := self._choose()) is not None:
+            place = min(queue.waiting, key=queue.waiting.__getitem__)
+            tag_s, _ = queue.waiting.pop(place)
             if not place.done():  # else its task is cancelled, and has not run since
-                self._is_taken, self._tag_s = True, tag_s
+                self._is_taken, queue.tag_s = True, tag_s
                 place.set_result(None)
+
+    def _choose(self) -> _Queue | None:
+        """Members first, until they had what they are owed; nobody may wait."""
+        if self._members.waiting and (self._strangers_rest or self._owed_s > 0 or not self._strangers.waiting):
+            return self._members
+        return self._strangers if self._strangers.waiting and not self._strangers_rest else None

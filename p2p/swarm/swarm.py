@@ -81,10 +81,8 @@ class Swarm:
         self.registers = self._make_registers(next_epoch(home / "epoch"))
         self._kept = KeptLeases(self.registers, home / "leases", wall_s)
         self._began_at = now()
-        self.calls = Calls(host, run, on_fault=self.blame)
-        self.blobs = Blobs(
-            host, BlobStore(home / BLOBS), self.blame, lambda peer: self.newcomers.is_accepted(peer)
-        )
+        self.calls = Calls(host, run, on_fault=self.blame, is_accepted=self._is_accepted)
+        self.blobs = Blobs(host, BlobStore(home / BLOBS), self.blame, self._is_accepted)
         self._pushed = PushedBlobs(self.calls, self.blobs, now)
         self.discovery = Discovery(host, seeds, home / "peers.json", now=now, rng=rng, target=target)
         self._connections = self._make_connections()
@@ -283,6 +281,9 @@ class Swarm:
             log.log(level, "peer %s %s", peer, BANNED)
             self._notify()
 
+    def _is_accepted(self, peer: PeerId) -> bool:
+        return self.newcomers.is_accepted(peer)
+
     def _is_known(self, peer: PeerId) -> bool:
         return self.newcomers.is_held_by_work(peer) or self._connections.is_connected(peer)
 
@@ -311,7 +312,7 @@ class Swarm:
             on_fault=self.blame,
             on_connected=self._on_connected,
             on_lost=self._on_lost,
-            is_member=lambda peer: self.newcomers.is_accepted(peer),
+            is_member=self._is_accepted,
             shares_connections=lambda: self._dht is not None and self._dht.dht.is_on,
         )
 

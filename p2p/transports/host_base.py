@@ -15,6 +15,7 @@ from atoll.p2p.host.interface import Handler, HostEvent, HostStatistics, Stream
 from atoll.p2p.system.waiting import backoff_s
 from atoll.protocols.errors import PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, short
+from atoll.protocols.wires import CALLS
 
 log = logging.getLogger(__name__)
 OnFault = Callable[[PeerId, PeerFault], None]
@@ -22,8 +23,13 @@ STREAMS_PER_PEER = 64
 """Inbound streams of one peer at one time; more are reset."""
 STREAMS_IN_ALL = 2048
 """Inbound streams of all peers at one time; more are reset."""
-FIRST_STREAMS = ((STREAMS_IN_ALL * 3 // 4, 2), (STREAMS_IN_ALL // 2, 8))
-"""Once so many streams are open, a peer that holds so many gets no more: 192 peers always have two each."""
+CALLS_APART = 2
+"""Streams of calls that each peer has beside all others: the one in use, and one that is about to end."""
+CALLS_APART_IN_ALL = 384
+"""Of all streams, these are for CALLS_APART: two for each of 192 peers."""
+_OTHERS = STREAMS_IN_ALL - CALLS_APART_IN_ALL
+FIRST_STREAMS = ((_OTHERS * 3 // 4, 2), (_OTHERS // 2, 8))
+"""Once so many others are open, a peer that holds so many gets no more: 192 peers always have two each."""
 LINGER_S = 10.0
 """A responder that closes waits this long for the initiator's end."""
 LINGER_BYTES = 4 * 1024 * 1024
@@ -56,27 +62,36 @@ async def run_handler(stream: Stream, handler: Handler, on_fault: OnFault) -> No
 
 
 class Admission:
-    """Counts inbound streams per peer, so that no peer uses up all of them."""
+    """Counts inbound streams per peer, so that no peer uses up all of them, nor its blobs all of its own.
+
+    Without its stream of calls a peer's pings fail, and it hangs up.
+    """
 
     def __init__(self) -> None:
-        self._streams: Counter[PeerId] = Counter()
-        self._total = 0
+        self._calls: Counter[PeerId] = Counter()
+        self._others: Counter[PeerId] = Counter()
 
-    def enter(self, peer: PeerId) -> bool:
+    def enter(self, peer: PeerId, protocol: str) -> bool:
         """Whether one more stream of `peer` may be served; if so it must `leave`."""
-        most = next((most for taken, most in FIRST_STREAMS if self._total >= taken), STREAMS_PER_PEER)
-        if self._streams.get(peer, 0) >= most or self._total >= STREAMS_IN_ALL:
+        is_apart = protocol.startswith(CALLS.family) and self._calls.get(peer, 0) < CALLS_APART
+        if is_apart and self._calls.total() < CALLS_APART_IN_ALL:
+            self._calls[peer] += 1
+            return True
+        others = self._others.total()
+        most = next((most for taken, most in FIRST_STREAMS if others >= taken), STREAMS_PER_PEER)
+        if self._others.get(peer, 0) >= most or others >= _OTHERS:
             return False
-        self._streams[peer] += 1
-        self._total += 1
+        self._others[peer] += 1
         return True
 
-    def leave(self, peer: PeerId) -> None:
+    def leave(self, peer: PeerId, protocol: str) -> None:
         """Release the place of one stream of `peer`."""
-        self._total -= 1
-        self._streams[peer] -= 1
-        if not self._streams[peer]:
-            del self._streams[peer]
+        # Which one of a peer's streams of calls is counted apart does not matter.
+        is_apart = protocol.startswith(CALLS.family) and self._calls.get(peer, 0) > 0
+        counted = self._calls if is_apart else self._others
+        counted[peer] -= 1
+        if not counted[peer]:
+            del counted[peer]
 
 
 class StreamRegistry:
@@ -239,7 +254,7 @@ class HostBase:
         try:
             await run_handler(stream, handler, self._on_fault)
         finally:
-            self._admission.leave(stream.peer)
+            self._admission.leave(stream.peer, stream.protocol)
 
 
 def restart_pause_s(deaths: int) -> float:

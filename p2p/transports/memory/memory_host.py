@@ -196,7 +196,7 @@ class MemoryHost(HostBase):
             handler is None
             or self._group is None
             or peer not in self._connected
-            or not self._admission.enter(peer)
+            or not self._admission.enter(peer, theirs.protocol)
         ):
             return False
         ours = self._stream(peer, theirs.protocol, initiator=False)

@@ -278,7 +278,7 @@ class P2pdHost(HostBase):
         except asyncio.CancelledError:
             found.abort()
             raise
-        if not self._admission.enter(peer):
+        if not self._admission.enter(peer, info.proto):
             return found.abort()
         self._on_connected(peer)
         stream = P2pdStream(peer, info.proto, self._streams, found, initiator=False)

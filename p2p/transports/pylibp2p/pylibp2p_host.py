@@ -171,7 +171,7 @@ class PyLibp2pHost(HostBase):
 
     def _on_inbound(self, peer: PeerId, protocol: str, lane: "Lane") -> "PyLibp2pStream | None":
         """Serve a stream that a peer opened; called in trio."""
-        if self._group is None or not self._admission.enter(peer):
+        if self._group is None or not self._admission.enter(peer, protocol):
             return None
         stream = self._adopt(peer, protocol, lane, initiator=False)
         self._group.create_task(self._serve_stream(stream, self._handlers[protocol]))

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, BlobRefusal, Want
-from atoll.p2p.blobs.server import ASK_S, RESTING_S, SERVES_AT_ONCE, SERVES_PER_PEER, BlobServer
+from atoll.p2p.blobs.server import (
+    ASK_S,
+    FOR_NEWCOMERS,
+    RESTING_S,
+    SERVES_AT_ONCE,
+    SERVES_PER_PEER,
+    SLOW_BPS,
+    BlobServer,
+)
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress, Stream
@@ -20,7 +28,8 @@ from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
-DATA = random.Random(3).randbytes(3 * BLOB_CHUNK_BYTES)
+CHUNKS = 5
+DATA = random.Random(3).randbytes(CHUNKS * BLOB_CHUNK_BYTES)
 BLOB = manifest_of_bytes(DATA).id
 
 
@@ -144,5 +153,91 @@ def test_strangers_give_way_to_members(tmp_path: Path) -> None:
         assert isinstance((await lab.ask(host))[1], BlobOffer)
         stranger = await lab.peer(3)
         assert isinstance((await lab.ask(stranger))[1], BlobRefusal)
+
+    played(tmp_path, story)
+
+
+async def read_at(stream: Stream, bytes_s: int) -> None:
+    """Take so many bytes in each second, as long as the stream is served."""
+    try:
+        while True:
+            await asyncio.gather(stream.read_exactly(bytes_s), asyncio.sleep(1))
+    except Unreachable:
+        pass
+
+
+async def fill_slowly(lab: Lab, bytes_s: int) -> list[MemoryHost]:
+    """Strangers take all places, want all chunks and read so many bytes a second."""
+    hosts = [await lab.peer(100 + number) for number in range(SERVES_AT_ONCE)]
+    for host in hosts:
+        stream, answer = await lab.ask(host)
+        assert isinstance(answer, BlobOffer)
+        for index in range(CHUNKS):
+            await write_frame(stream, codec.encode(Want(index)))
+        lab.tasks.append(lab.group.create_task(read_at(stream, bytes_s)))
+    return hosts
+
+
+def test_strangers_that_read_slowly_give_way_and_take_no_place_back(tmp_path: Path) -> None:
+    """Thirty-three of them kept each newcomer from a snapshot: they neither rest nor have two places."""
+
+    async def story(lab: Lab) -> None:
+        slow = await fill_slowly(lab, SLOW_BPS // 4)
+        host = await lab.peer(2)
+        assert isinstance((await lab.ask(host))[1], BlobRefusal), "each has one whole chunk first"
+        await asyncio.sleep(2 * BLOB_CHUNK_BYTES / SLOW_BPS + 1)
+        stream, answer = await lab.ask(host)
+        assert isinstance(answer, BlobOffer)
+        for index in range(CHUNKS):
+            await write_frame(stream, codec.encode(Want(index)))
+        served = {each.peer for each in lab.server._places}
+        ended = [one for one in slow if one.peer_id not in served]
+        assert len(ended) == 1
+        assert isinstance((await lab.ask(ended[0]))[1], BlobRefusal), "it ends no other for a while"
+        assert isinstance((await lab.ask(await lab.peer(3)))[1], BlobOffer)
+        async with asyncio.timeout(10):
+            await stream.read_exactly(CHUNKS * BLOB_CHUNK_BYTES)
+
+    played(tmp_path, story)
+
+
+def test_strangers_that_read_fast_enough_keep_their_places(tmp_path: Path) -> None:
+    async def story(lab: Lab) -> None:
+        await fill_slowly(lab, SLOW_BPS * 5 // 4)
+        host = await lab.peer(2)
+        for _ in range(7):
+            await asyncio.sleep(10)
+            assert isinstance((await lab.ask(host))[1], BlobRefusal)
+
+    played(tmp_path, story)
+
+
+def test_a_slow_member_gives_way_to_no_stranger(tmp_path: Path) -> None:
+    async def story(lab: Lab) -> None:
+        members = {host.peer_id for host in await fill_slowly(lab, SLOW_BPS // 4)}
+        lab.server.is_accepted = members.__contains__
+        await asyncio.sleep(2 * BLOB_CHUNK_BYTES / SLOW_BPS + 1)
+        assert isinstance((await lab.ask(await lab.peer(2)))[1], BlobRefusal)
+        members.add((host := await lab.peer(3)).peer_id)
+        assert isinstance((await lab.ask(host))[1], BlobOffer), "members take turns"
+
+    played(tmp_path, story)
+
+
+def test_members_leave_places_for_newcomers(tmp_path: Path) -> None:
+    """Forty members that ask one holder without rest kept a newcomer from its snapshot."""
+
+    async def story(lab: Lab) -> None:
+        members: set[PeerId] = set()
+        lab.server.is_accepted = members.__contains__
+        answers = []
+        for number in range(SERVES_AT_ONCE):
+            host = await lab.peer(100 + number)
+            members.add(host.peer_id)
+            answers.append(isinstance((await lab.ask(host))[1], BlobOffer))
+        assert answers == [True] * (SERVES_AT_ONCE - FOR_NEWCOMERS) + [False] * FOR_NEWCOMERS
+        newcomers = [(await lab.ask(await lab.peer(10 + number)))[1] for number in range(FOR_NEWCOMERS + 1)]
+        assert [isinstance(one, BlobOffer) for one in newcomers] == [True] * FOR_NEWCOMERS + [False]
+        assert isinstance((await lab.ask(host))[1], BlobRefusal), "nor does a member end a newcomer's"
 
     played(tmp_path, story)

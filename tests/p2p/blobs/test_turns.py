@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atoll.p2p.blobs.turns import MOST_REMEMBERED, DownloadTurns, Line
+from atoll.p2p.blobs.turns import MOST_REMEMBERED, RECENT_S, STALL_S, DownloadTurns, Line
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 
@@ -92,3 +92,64 @@ def test_few_lines_are_remembered():
     queue = Queue(places=400)
     queue.play(*(line(f"a{number}") for number in range(2 * MOST_REMEMBERED)))
     assert len(queue.turns._served) == MOST_REMEMBERED
+
+
+class Stalls(Queue):
+    """Downloads of `bad` lines hold their places for STALL_S and bring nothing."""
+
+    async def download(self, one):
+        if not one.name.startswith("bad"):
+            return await super().download(one)
+        try:
+            async with self.turns.turn(one):
+                self.began.append(one.name)
+                await asyncio.sleep(STALL_S)
+                raise TimeoutError
+        except TimeoutError:
+            pass
+
+
+def test_a_member_that_stalled_comes_after_those_that_did_not_for_a_while():
+    queue = Stalls(places=1)
+
+    async def main():
+        await queue.download(line("bad"))
+        await queue.download(line("a"))
+        await asyncio.gather(*map(queue.download, [line("b"), line("bad"), line("a")]))
+        assert queue.began[-3:] == ["b", "a", "bad"], "though its turn was longest ago"
+        await queue.download(line("b"))
+        await asyncio.sleep(RECENT_S)
+        await asyncio.gather(*map(queue.download, [line("c"), line("b"), line("bad")]))
+        assert queue.began[-3:] == ["c", "bad", "b"], "it is forgotten"
+
+    run_virtual(main())
+
+
+def test_members_that_stall_leave_a_place_to_those_that_do_not():
+    """Thirty of them held all places in turn, each for two minutes."""
+    queue = Stalls(places=4)
+
+    async def main():
+        bad = [line(f"bad{number}") for number in range(30)]
+        await asyncio.gather(*map(queue.download, bad))
+        async with asyncio.TaskGroup() as group:
+            stalling = [group.create_task(queue.download(one)) for one in bad]
+            await asyncio.sleep(1)
+            async with asyncio.timeout(3):
+                for _ in range(2):
+                    await queue.download(line("a"))
+            for task in stalling:
+                task.cancel()
+        assert len(queue.turns._stalled) == 30
+
+    run_virtual(main())
+
+
+def test_few_stalls_are_remembered():
+    queue = Stalls(places=400)
+
+    async def main():
+        await asyncio.gather(*(queue.download(line(f"bad{number}")) for number in range(2 * MOST_REMEMBERED)))
+
+    run_virtual(main())
+    assert len(queue.turns._stalled) == MOST_REMEMBERED

@@ -22,7 +22,8 @@ class Order:
         self.running = self.most = 0
 
     async def take(self, name, share, cost_s=COST_S):
-        async with self.turns.turn(share):
+        """One turn; names of strangers are capitals."""
+        async with self.turns.turn(share, is_stranger=name.isupper()):
             self.running += 1
             self.most = max(self.most, self.running)
             self.began.append((name, round(asyncio.get_running_loop().time(), 3)))
@@ -72,6 +73,64 @@ def test_a_peer_that_asks_for_little_waits_for_few():
             group.create_task(ask("h", COST_S / 10, 10))
         late = order.names[order.names.index("h") :]
         assert late.rindex("h") <= 10 + 2 * 4, late
+
+    run_virtual(scenario())
+
+
+async def ask_without_end(order, name):
+    share = Share()
+    while True:
+        await order.take(name, share)
+
+
+@pytest.mark.parametrize("strangers", [1, 32])
+def test_strangers_keep_no_member_waiting_for_more_than_one_turn(strangers):
+    async def scenario():
+        order, share, loop = Order(), Share(), asyncio.get_running_loop()
+        asking = [loop.create_task(ask_without_end(order, "S")) for _ in range(strangers)]
+        await asyncio.sleep(2)
+        for _ in range(20):
+            began = loop.time()
+            await order.take("m", share, COST_S / 4)
+            assert loop.time() - began < 2 * COST_S + COST_S / 2
+            await asyncio.sleep(COST_S / 3)
+        for task in asking:
+            task.cancel()
+
+    run_virtual(scenario())
+
+
+def test_strangers_have_a_quarter_of_the_time():
+    async def scenario():
+        order = Order()
+        await asyncio.gather(*(order.take("S", Share()) for _ in range(10)))
+        assert [at for _, at in order.began] == [pytest.approx(4 * COST_S * turn) for turn in range(10)]
+
+    run_virtual(scenario())
+
+
+def test_members_that_ask_without_end_leave_strangers_a_quarter_of_the_turns():
+    async def scenario():
+        order, loop = Order(), asyncio.get_running_loop()
+        asking = [loop.create_task(ask_without_end(order, name)) for name in "SSabcd"]
+        await asyncio.sleep(200 * COST_S)
+        for task in asking:
+            task.cancel()
+        assert order.most == 1
+        assert order.names.count("S") == pytest.approx(len(order.names) / 4, abs=2)
+
+    run_virtual(scenario())
+
+
+def test_who_becomes_a_member_begins_anew():
+    async def scenario():
+        order, share = Order(), Share()
+        for _ in range(20):
+            await order.take("S", share)
+        async with asyncio.TaskGroup() as group:
+            for name, its in (("a", Share()), ("m", share), ("b", Share())):
+                group.create_task(order.take(name, its))
+        assert order.names[-3:] == "amb"
 
     run_virtual(scenario())
 

@@ -7,10 +7,12 @@ import pytest
 from atoll.p2p.host.framing import framed, read_frame, write_frame
 from atoll.p2p.rpc import frames, server
 from atoll.p2p.rpc.call_stream import IN_FLIGHT
+from atoll.p2p.rpc.calling_peer import CallingPeer
 from atoll.p2p.rpc.outbox import QUEUED_BYTES, Backlog, FrameOutbox
 from atoll.p2p.rpc.server import STREAMS_PER_PEER
 from atoll.p2p.transports.memory.memory_stream import WINDOW_BYTES
 from atoll.protocols import codec
+from atoll.protocols.errors import Unreachable
 from tests.p2p.rpc.test_calls import RUN, Member, Number, Text, raw_stream
 
 LARGE, LARGEST = 250_000, 256 * 1024
@@ -46,11 +48,86 @@ async def ask_and_never_read(host, other, streams=STREAMS_PER_PEER):
 def test_a_peer_that_reads_nothing_holds_one_bound_over_all_its_streams(run_memory):
     async def scenario(lab):
         a, b = await lab.pair()
-        _, ran = await server_of(lab, b)
+        member, ran = await server_of(lab, b)
+        most = 0
+
+        async def watch():
+            nonlocal most
+            while True:
+                most = max(most, member.calls._answers._unread_bytes)
+                await asyncio.sleep(0.01)
+
+        watching = lab.spawn(watch())
         for stream in await ask_and_never_read(a, b):
             stream.reset()
+        watching.cancel()
+        await asyncio.wait([watching])
+        assert QUEUED_BYTES < most < QUEUED_BYTES + LARGEST
+        # A stream that gave way to a newer one took a window, and dropped one bound.
         on_the_way = STREAMS_PER_PEER * WINDOW_BYTES
-        assert QUEUED_BYTES < ran["large"] * LARGE < on_the_way + QUEUED_BYTES + LARGEST
+        assert ran["large"] * LARGE < on_the_way + STREAMS_PER_PEER * (QUEUED_BYTES + LARGEST)
+
+    run_memory(scenario)
+
+
+def test_a_peer_whose_old_stream_is_dead_is_answered_on_its_new_one(run_memory):
+    """Its line broke, and its old stream does not know yet: replies that nobody takes do not mute the new one."""
+
+    async def scenario(lab):
+        a, b = await lab.pair()
+        member, _ = await server_of(lab, b)
+        (old,) = await ask_and_never_read(a, b, 1)
+        new = await raw_stream(a, b)
+        async with asyncio.timeout(1):
+            for name in ("small", "large"):
+                await write_frame(new, frames.request(1, name, codec.encode(Number(1))))
+                assert frames.parse(await read_frame(new, LARGEST + 100)).kind is frames.Kind.REPLY
+        with pytest.raises(Unreachable):
+            await old.read_exactly(4 * WINDOW_BYTES)
+        assert not member.faults
+        new.reset()
+
+    run_memory(scenario)
+
+
+def test_a_peer_that_still_reads_its_old_stream_keeps_it(run_memory):
+    async def scenario(lab):
+        a, b = await lab.pair()
+        await server_of(lab, b)
+        old, new = [await raw_stream(a, b) for _ in range(2)]
+        for number in range(40):
+            await write_frame(old, frames.request(number, "large", codec.encode(Number(number))))
+        taken = lab.spawn(take_slowly(old))
+        for number in range(20):
+            await asyncio.sleep(1)
+            await write_frame(new, frames.request(number, "small", codec.encode(Number(number))))
+        assert await taken == 40
+        for stream in (old, new):
+            stream.reset()
+
+    run_memory(scenario)
+
+
+def test_a_dead_stream_with_requests_that_wait_gives_way_too(run_memory):
+    """Its requests are full besides: they wait for room that its own replies take."""
+
+    async def scenario(lab):
+        a, b = await lab.pair()
+        member, _ = await server_of(lab, b)
+
+        async def echo(peer, request):
+            return request
+
+        member.calls.register("echo", Text, Text, echo, max_bytes=LARGEST)
+        old = await raw_stream(a, b)
+        for number in range(13):
+            await write_frame(old, frames.request(number, "echo", codec.encode(Text("y" * LARGE))))
+        await asyncio.sleep(5)
+        new = await raw_stream(a, b)
+        async with asyncio.timeout(3):
+            await write_frame(new, frames.request(1, "small", codec.encode(Number(1))))
+            assert frames.parse(await read_frame(new, LARGEST + 100)).kind is frames.Kind.REPLY
+        new.reset()
 
     run_memory(scenario)
 
@@ -104,22 +181,65 @@ def test_all_peers_together_have_a_bound_and_the_idlest_goes(run_memory, dial, m
     run_memory(scenario)
 
 
-def test_the_stream_goes_that_took_nothing_for_the_longest_time(run_memory, monkeypatch):
-    monkeypatch.setattr(server, "UNREAD_BYTES", 100)
+class Held:
+    """A server of which peers hold replies, without streams. `strangers`: the peers that no final set names."""
 
+    def __init__(self, monkeypatch, most_bytes, strangers=(), of_strangers=0):
+        monkeypatch.setattr(server, "UNREAD_BYTES", most_bytes)
+        monkeypatch.setattr(server, "UNREAD_OF_STRANGERS", of_strangers)
+        hello = frames.hello(RUN, "a", "x")
+        self.answers = server.CallServer(hello, print, lambda peer: peer not in strangers)
+
+    def put(self, peer, size):
+        """A reply for a new stream of `peer`."""
+        guests = self.answers._guests
+        guest = guests.setdefault(peer, CallingPeer(peer, self.answers._count_unread))
+        guest.outboxes.append(outbox := FrameOutbox(guest.unread))
+        outbox.put(b"x" * (size - 4))
+        return outbox
+
+
+def test_the_stream_goes_that_took_nothing_for_the_longest_time(run_memory, monkeypatch):
     async def scenario(lab):
-        answers = server.CallServer(frames.hello(RUN, (await lab.host()).peer_id, "x"), print)
-        outboxes = [FrameOutbox(Backlog(answers._count_unread)) for _ in range(3)]
-        answers._outboxes.update(outboxes)
-        for outbox in outboxes:
-            outbox.put(b"x" * 40)
+        held, outboxes = Held(monkeypatch, 100), []
+        for peer in "abc":
+            outboxes.append(held.put(peer, 44))
             await asyncio.sleep(1)
         assert [outbox.bytes for outbox in outboxes] == [0, 44, 44]
         outboxes[1]._note_taken()
-        outboxes[0] = FrameOutbox(Backlog(answers._count_unread))
-        answers._outboxes.add(outboxes[0])
-        outboxes[0].put(b"x" * 40)
+        outboxes[0] = held.put("a", 44)
         assert [outbox.bytes for outbox in outboxes] == [44, 44, 0]
+
+    run_memory(scenario)
+
+
+def test_the_peer_goes_first_that_holds_most(run_memory, monkeypatch):
+    """Strangers that leave 2 MiB unread and come back when they are ended push no slow honest line out."""
+
+    async def scenario(lab):
+        held = Held(monkeypatch, 6 * QUEUED_BYTES)
+        slow = held.put("slow", QUEUED_BYTES // 2)
+        for number in range(20):
+            await asyncio.sleep(1)
+            held.put(f"b{number}", 2 * QUEUED_BYTES)
+        assert slow.bytes == QUEUED_BYTES // 2
+
+    run_memory(scenario)
+
+
+def test_strangers_go_before_members_but_for_a_share(run_memory, monkeypatch):
+    async def scenario(lab):
+        held = Held(monkeypatch, 8 * QUEUED_BYTES, {"new", "newer", "newest"}, of_strangers=2 * QUEUED_BYTES)
+        member = held.put("member", 5 * QUEUED_BYTES)
+        await asyncio.sleep(1)
+        new = held.put("new", 2 * QUEUED_BYTES)
+        newer = held.put("newer", QUEUED_BYTES)
+        assert (member.bytes, newer.bytes, new.bytes) == (5 * QUEUED_BYTES, QUEUED_BYTES, 2 * QUEUED_BYTES)
+        newest = held.put("newest", QUEUED_BYTES)
+        assert (member.bytes, new.bytes) == (5 * QUEUED_BYTES, 0), "they hold more than their share"
+        other = held.put("other", 2 * QUEUED_BYTES)
+        assert (newer.bytes, newest.bytes) == (QUEUED_BYTES, QUEUED_BYTES), "members push nobody out of the share"
+        assert (member.bytes, other.bytes) == (0, 2 * QUEUED_BYTES)
 
     run_memory(scenario)
 

@@ -730,6 +730,8 @@ def test_what_followed_from_a_chain_is_forgotten_over_the_same_connections(tmp_p
             for _ in range(3):
                 one.newcomers.accept([peer(2)])
             one.end_replay()
+            is_accepted = one.calls._answers._is_accepted
+            assert [is_accepted(peer(number)) for number in (2, 3)] == [True, False]
             one.exclude(peer(3), "excluded: noise")
             one.replication.records_gone = "keeps recent records only"
             one.fetch_orphans(WantedEntries(Round(1), (Digest(bytes(32)),)))
@@ -739,6 +741,7 @@ def test_what_followed_from_a_chain_is_forgotten_over_the_same_connections(tmp_p
             assert one.ledger.newcomers is one.newcomers
             assert one.newcomers.shares.rounds(peer(2)) == 0, "its replay counts each round again"
             assert not one.newcomers.is_accepted(peer(2))
+            assert not is_accepted(peer(2)), "nor do calls take it for a member"
             assert one.newcomers.shares.holds(peer(2))
             assert not one.replication.records_gone
             assert not one.replication.orphans.wanted

@@ -6,9 +6,16 @@ import random
 import pytest
 
 from atoll.p2p.host.interface import PeerAddress, PeerConnected, PeerDisconnected
-from atoll.p2p.transports.host_base import STREAMS_IN_ALL, STREAMS_PER_PEER, Admission
+from atoll.p2p.transports.host_base import (
+    CALLS_APART,
+    CALLS_APART_IN_ALL,
+    STREAMS_IN_ALL,
+    STREAMS_PER_PEER,
+    Admission,
+)
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork, Quality
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols import wires
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
@@ -49,31 +56,63 @@ def simulate(network, count, scenario):
     return run_virtual(main())
 
 
+CALLS, BLOBS = wires.CALLS.protocol(1), wires.BLOB.protocol()
+
+
 def test_one_peer_has_so_many_streams_and_leaves_room_for_others():
     admission = Admission()
-    assert [admission.enter(PEERS[0]) for _ in range(STREAMS_PER_PEER + 2)] == [True] * STREAMS_PER_PEER + [
-        False
-    ] * 2
-    assert admission.enter(PEERS[1])
-    admission.leave(PEERS[0])
-    assert [admission.enter(PEERS[0]) for _ in range(2)] == [True, False]
+    entered = [admission.enter(PEERS[0], BLOBS) for _ in range(STREAMS_PER_PEER + 2)]
+    assert entered == [True] * STREAMS_PER_PEER + [False] * 2
+    assert admission.enter(PEERS[1], BLOBS)
+    admission.leave(PEERS[0], BLOBS)
+    assert [admission.enter(PEERS[0], BLOBS) for _ in range(2)] == [True, False]
 
 
 def test_all_peers_together_have_so_many_streams():
-    admission = Admission()
-    assert all(admission.enter(PeerId(f"p{number}")) for number in range(STREAMS_IN_ALL))
-    assert not admission.enter(PEERS[0])
-    admission.leave(PeerId("p0"))
-    assert admission.enter(PEERS[0])
+    admission, most = Admission(), STREAMS_IN_ALL - CALLS_APART_IN_ALL
+    assert all(admission.enter(PeerId(f"p{number}"), BLOBS) for number in range(most))
+    assert not admission.enter(PEERS[0], BLOBS)
+    assert all(admission.enter(PeerId(f"p{number}"), CALLS) for number in range(CALLS_APART_IN_ALL))
+    assert not admission.enter(PEERS[0], CALLS)
+    admission.leave(PeerId("p0"), BLOBS)
+    assert admission.enter(PEERS[0], CALLS), "more peers than have calls apart share what is left"
+    admission.leave(PEERS[0], CALLS)
+    assert admission.enter(PEERS[0], BLOBS)
 
 
+@pytest.mark.parametrize("protocol", [CALLS, BLOBS])
 @pytest.mark.parametrize("flooders", [33, 190])
-def test_peers_that_take_all_they_get_leave_room_for_the_first_streams_of_others(flooders):
+def test_peers_that_take_all_they_get_leave_room_for_the_first_streams_of_others(flooders, protocol):
     admission = Admission()
     for number in range(flooders):
-        while admission.enter(PeerId(f"p{number}")):
+        while admission.enter(PeerId(f"p{number}"), protocol):
             pass
-    assert all(admission.enter(peer) for peer in PEERS[:2] for _ in range(2))
+    assert all(admission.enter(peer, BLOBS) for peer in PEERS[:2] for _ in range(2))
+
+
+@pytest.mark.parametrize("flooders", [1, 33, 190])
+def test_a_peer_that_has_all_its_other_streams_gets_its_stream_of_calls(flooders):
+    """A stream of calls that broke came back as a third one, and was refused, so its pings failed."""
+    admission = Admission()
+    for number in range(flooders):
+        for protocol in (CALLS, BLOBS):
+            while admission.enter(PeerId(f"p{number}"), protocol):
+                pass
+    while admission.enter(PEERS[0], BLOBS):
+        pass
+    for _ in range(3):
+        assert [admission.enter(PEERS[0], CALLS) for _ in range(CALLS_APART)] == [True] * CALLS_APART
+        for _ in range(CALLS_APART):
+            admission.leave(PEERS[0], CALLS)
+
+
+def test_streams_that_leave_leave_nothing():
+    admission = Admission()
+    entered = [protocol for protocol in 3 * [CALLS, CALLS, BLOBS] if admission.enter(PEERS[0], protocol)]
+    assert len(entered) == 9
+    for protocol in entered:
+        admission.leave(PEERS[0], protocol)
+    assert vars(admission) == vars(Admission())
 
 
 def now_s():
