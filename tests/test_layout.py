@@ -224,8 +224,8 @@ weights by payload and turns of downloads (173),
 full outputs, values with a table's name, first folds, starts: one true line each (52),
 room for the first streams of each peer, places of blobs by peer (53),
 turns that nobody could have, stalls in a turn, short starts (12),
-lost work of two nodes, steps that are held, commands beside a start, models that a changed chain keeps (63), owners whose turns
-passed unused (41),
+lost work of two nodes, steps that are held, commands beside a start, models that a changed chain keeps (63),
+owners whose turns passed unused (41),
 ballots that wait unread, a journal that is set aside, work after a Leave (114),
 members before strangers in calls, newer streams of a peer, places for newcomers, stalled downloads (184).
 A later raise names its reason here too."""
