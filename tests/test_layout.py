@@ -226,7 +226,7 @@ room for the first streams of each peer, places of blobs by peer (53),
 turns that nobody could have, stalls in a turn, short starts (12),
 lost work of two nodes, steps that are held, commands beside a start, models that a changed chain keeps (63),
 owners whose turns passed unused (41),
-ballots that wait unread, a journal that is set aside, work after a Leave (114),
+ballots that wait unread, a journal that is set aside (114),
 members before strangers in calls, newer streams of a peer, places for newcomers, stalled downloads (184).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")

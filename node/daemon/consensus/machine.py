@@ -304,7 +304,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
     if event.author == state.me and body == state.appending:
         state = replace(state, appending=None)
     kind = type(body)
-    if kind in _OF_EPOCHS or event.author in state.epochs.left:
+    if kind in _OF_EPOCHS:
         state = replace(state, epochs=epochs.add_entry(state.epochs, event.author, body))
         if kind is not Vote and isinstance(body, EpochBody):
             return state, []

@@ -16,17 +16,7 @@ from msgspec.structs import replace
 from atoll.protocols.ids import PeerId
 from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.probation import Tally
-from atoll.protocols.ledger.records import (
-    Body,
-    Contribution,
-    Epoch,
-    Excise,
-    Exclude,
-    Follow,
-    Leave,
-    Vote,
-    epoch_id,
-)
+from atoll.protocols.ledger.records import Body, Epoch, Excise, Exclude, Follow, Leave, Vote, epoch_id
 from atoll.protocols.remembered import remembered
 
 EpochId: TypeAlias = bytes
@@ -43,7 +33,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
     chosen: Mapping[PeerId, EpochId] = msgspec.field(default_factory=dict)
     """The epoch that an author signed or followed last; ROOT if it is not here."""
     left: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
-    """Round of an author's newest Leave, or before its work since: it votes in no round up to the one after."""
+    """Round of an author's newest Leave: it does not vote in rounds up to the one after."""
     back: Mapping[PeerId, frozenset[EpochId]] = msgspec.field(default_factory=dict)
     """The epochs that an author signed since it left: it came back, and votes there again."""
     voted: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
@@ -264,9 +254,6 @@ def _added(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
         case Leave():
             left = {**book.left, author: max(body.round, book.left.get(author, -1))}
             return replace(book, left=left, back={**book.back, author: frozenset[EpochId]()})
-        # It came back. A Leave may name any round; an honest one names none that its author works in later.
-        case Contribution(round=number) if number <= book.left.get(author, -2):
-            return replace(book, left={**book.left, author: number - 1})
         case Follow(epoch=name):
             # What it voted before belongs to the chain that it leaves.
             return replace(book, chosen={**book.chosen, author: name}, voted={**book.voted, author: -1})

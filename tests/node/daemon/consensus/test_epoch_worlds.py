@@ -11,7 +11,6 @@ from atoll.protocols.ledger.records import (
     Excise,
     Exclude,
     Follow,
-    Leave,
     Prepare,
     Promise,
     Proposal,
@@ -46,17 +45,6 @@ CUTS = [
     for length in (30, 100, 400)
     for sizes in SIZES
 ]
-
-
-def test_a_leave_of_a_far_round_makes_no_epoch_in_each_round():
-    world = World(1, 2)
-    world.run(40)
-    world.nodes[-1].write(Leave(Round(4000)))
-    world.run(60)
-    before, decided = len(world.nodes[0].state.chain), final(world.nodes[0])
-    world.run(120)
-    assert final(world.nodes[0]) > decided + 20
-    assert len(world.nodes[0].state.chain) == before
 
 
 @pytest.mark.parametrize("count", [*range(2, 7), pytest.param(7, marks=LARGE), pytest.param(8, marks=LARGE)])

@@ -187,16 +187,6 @@ def test_who_left_votes_again_only_after_the_rounds_that_it_left_behind():
     assert {at: [*early] for at, early in node.state.waiting.items()} == {8: [B]}
 
 
-def test_who_works_in_a_round_that_its_leave_names_came_back():
-    """A Leave may name any round: its author would be gone, and work on, in each of thousands."""
-    node = Node().wait(100).say(B, work(B, 5), Leave(Round(4000)))
-    assert [node.state.epochs.has_left(B, at, b"") for at in (5, 6, 4001, 4002)] == [True, True, True, False]
-    node.say(B, work(B, 7))
-    assert [node.state.epochs.has_left(B, at, b"") for at in (5, 7, 8, 4001)] == [True, True, False, False]
-    node.say(C, work(C, 5), Leave(Round(5)), work(C, 6))
-    assert [node.state.epochs.has_left(C, at, b"") for at in (5, 6, 7)] == [True, True, False], "an honest one"
-
-
 def test_an_epoch_begins_when_all_its_members_signed_it():
     node = Node(voters=(A, B, C, D), here=(A, B)).wait(LEASE + 1)
     assert node.signed() == [epoch(A, B)]
