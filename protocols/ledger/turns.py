@@ -13,7 +13,7 @@ from atoll.protocols.ids import PeerId
 TERM = 2
 """So many rounds for each voter last the time without turns: nearly all own a first ballot in them."""
 MOST_TERMS = 8
-"""Each further one doubles the term, up to so many terms."""
+"""The second turn that passes begins a term; each further one doubles it, up to so many terms."""
 KEPT = 64
 """Passed turns that are remembered, the newest."""
 
@@ -26,6 +26,8 @@ class Passed(NamedTuple):
     """Newest round in which nobody waits for it."""
     forgotten: int
     """Newest round in which another one makes the term longer."""
+    terms: int
+    """So many terms it has no turn."""
 
 
 class OwnerTurns(msgspec.Struct, frozen=True):
@@ -57,5 +59,8 @@ def _most(voters: tuple[PeerId, ...]) -> int:
 
 
 def _passed(peer: PeerId, number: int, count: int, before: tuple[Passed, ...]) -> Passed:
-    terms = min(MOST_TERMS, 2 ** sum(one.peer == peer for one in before))
-    return Passed(peer, number + TERM * count * terms, number + 2 * TERM * count * MOST_TERMS)
+    terms = [one.terms for one in before if one.peer == peer]
+    # Once is bad luck: an honest owner's messages were late. Twice in 2 * TERM rounds of each voter is not, and
+    # who did so is remembered for longer.
+    now = min(MOST_TERMS, 2 * max(terms) or 1) if terms else 0
+    return Passed(peer, number + TERM * count * now, number + TERM * count * (2 * MOST_TERMS if now else 2), now)

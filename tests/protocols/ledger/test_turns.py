@@ -28,13 +28,20 @@ def rounds_without(turns, peer, number, voters=PEERS):
 
 
 def test_owners_before_the_ballot_that_decided_have_no_turn_in_the_next_rounds():
-    assert played(0).without == frozenset()
-    assert played(2).without == {A, B}
-    assert rounds_without(played(2), A, 0) == TERM * len(PEERS)
+    assert played(0, 0).without == frozenset()
+    assert played(2, 2).without == {A, B}
+    assert rounds_without(played(2, 2), A, 1) == TERM * len(PEERS)
+
+
+def test_one_turn_that_passed_is_bad_luck():
+    memory = 2 * TERM * len(PEERS)
+    assert played(2).without == frozenset()
+    assert played(1, *[0] * (memory - 1), 1).without == {A}
+    assert played(1, *[0] * memory, 1).without == frozenset()
 
 
 def test_who_lets_a_turn_pass_again_has_none_for_twice_as_long():
-    turns, number, terms = played(1), 0, []
+    turns, number, terms = played(1, 1), 1, []
     for _ in range(6):
         terms.append(rounds_without(turns, A, number) // (TERM * len(PEERS)))
         for _ in range(rounds_without(turns, A, number)):
@@ -48,29 +55,29 @@ def test_who_lets_a_turn_pass_again_has_none_for_twice_as_long():
 
 def test_who_has_no_turn_cannot_let_it_pass():
     """Its ballots come to nothing, though it may be honest again: its term is over as it began."""
-    turns = played(*[1] * (TERM * len(PEERS)))
+    turns = played(*[1] * (TERM * len(PEERS) + 1))
     assert turns.without == {A}
-    assert turns.after(TERM * len(PEERS), PEERS, 0, PEERS).without == frozenset()
+    assert turns.after(TERM * len(PEERS) + 1, PEERS, 0, PEERS).without == frozenset()
 
 
 def test_a_third_of_the_voters_have_no_turn_and_of_more_the_newest():
-    turns = played(3)
+    turns, others = played(3, 3), (D, E, A, B, C, *PEERS[5:])
     assert turns.without == {A, B, C}
-    assert turns.after(1, (D, E, A, B, C, *PEERS[5:]), 2, PEERS).without == {D, E, A}
-    assert played(1, voters=PEERS[:3]).without == frozenset(), "of three voters no one may be left out"
-    assert played(1, voters=PEERS[:4]).without == {A}
+    assert turns.after(2, others, 2, PEERS).after(3, others, 2, PEERS).without == {D, E, A}
+    assert played(1, 1, voters=PEERS[:3]).without == frozenset(), "of three voters no one may be left out"
+    assert played(1, 1, voters=PEERS[:4]).without == {A}
 
 
 def test_nobody_is_to_blame_where_more_let_turns_pass_than_may_lie():
     """A partition, or a bad network: after it all have turns, also those that had none before."""
-    turns = played(1)
-    assert turns.after(1, PEERS[::-1], 2, PEERS).without == {A, *PEERS[-2:]}
-    assert turns.after(1, PEERS[::-1], 4, PEERS) == OwnerTurns()
-    assert turns.after(1, PEERS, 25, PEERS) == OwnerTurns()
+    turns = played(1, 1)
+    assert turns.after(2, PEERS[::-1], 2, PEERS).after(3, PEERS[::-1], 2, PEERS).without == {A, *PEERS[-2:]}
+    assert turns.after(2, PEERS[::-1], 4, PEERS) == OwnerTurns()
+    assert turns.after(2, PEERS, 25, PEERS) == OwnerTurns()
 
 
 def test_who_is_no_voter_takes_no_place():
-    turns = played(3).after(1, PEERS, 3, PEERS[1:])
+    turns = played(3, 3).after(2, PEERS, 3, PEERS[1:])
     assert turns.without == {B, C}
 
 

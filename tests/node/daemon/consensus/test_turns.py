@@ -1,4 +1,4 @@
-"""Liars that own the first ballots of a round cost patiences once; in the rounds after nobody waits for them."""
+"""Liars that own the first ballots of rounds cost patiences twice; in the rounds after nobody waits for them."""
 
 import pytest
 from msgspec.structs import replace
@@ -70,8 +70,9 @@ def test_only_the_first_time_round():
 
 
 def decided_in(attempt):
-    """A node where all voted for the set that the owner of this attempt proposed."""
+    """A node where all voted for the set that the owner of this attempt proposed, and so before."""
     node = Voter(SEVEN, SEVEN[6])
+    node.state = replace(node.state, turns=OwnerTurns().after(0, SEVEN, attempt, SEVEN))
     body = propose(named(*SEVEN), SEVEN[attempt], attempt)
     name = node.hear(SEVEN[attempt], body)
     for peer in SEVEN[:5]:
@@ -143,8 +144,11 @@ class FirstWorld(World):
 
 
 @pytest.mark.parametrize(("count", "liars"), [(4, 1), (7, 2)])
-def test_liars_with_the_first_ballots_of_each_round_hold_up_one_round(monkeypatch, count, liars):
-    """Without the rule they hold up each for a patience each: seven rounds for 14 patiences, two of seven."""
+def test_liars_with_the_first_ballots_of_each_round_hold_up_two_rounds(monkeypatch, count, liars):
+    """Without the rule they hold up each for a patience each: seven rounds for 14 patiences, two of seven.
+
+    One turn that passed is bad luck, so they hold up two rounds.
+    """
     world = FirstWorld(1, count, node=Silent)
     monkeypatch.setattr(machine, "voter_order", world.order)
     world.run(40)
