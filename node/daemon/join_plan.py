@@ -41,6 +41,7 @@ from atoll.node.runs.run_files import (
 )
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
+from atoll.p2p.ledger.signers import Signers
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.swarm.invite_fetch import fetch_invite
@@ -49,7 +50,7 @@ from atoll.p2p.system.atomic_files import write_whole
 from atoll.protocols.data.file_source import FILE, no_text_at, parse_file_source
 from atoll.protocols.errors import ConfigError, DecodeError, LocalFault, PeerFault, Unreachable, counted
 from atoll.protocols.identity import Identity
-from atoll.protocols.ids import short
+from atoll.protocols.ids import PeerId, short
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, invite_id, link_again, read_invite, read_short
 from atoll.protocols.run.run_spec import RunSpec
@@ -143,8 +144,8 @@ async def read_plan(
     spec = choice.run.spec
     if spec.objective or spec.model.plugin:
         check_installed(spec, config.work)
-    restored = read_mark(home.run(spec.id))
-    if choice.is_new or not _has_worked(home, spec, restored):
+    restored = read_mark(home.run(spec.id), identity.peer_id)
+    if choice.is_new or not _has_worked(home.run(spec.id), identity.peer_id, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
     free = free or measure_free(home.root, config.device, config.guest.gpu_memory)
     room, config = offer_of(spec, with_average(spec, config, free), free)
@@ -242,9 +243,10 @@ def _askable(choice: _Choice) -> list[PeerAddress]:
     return [*choice.members, *(seed for seed in seeds if not is_dns_seed(seed))]
 
 
-def _has_worked(home: Home, spec: RunSpec, restored: LostFeed | None) -> bool:
+def _has_worked(folder: Path, me: PeerId, restored: LostFeed | None) -> bool:
     """Whether this node worked in the run before, so that peers have seen its permit."""
-    return (home.run(spec.id) / LEDGER_FILE).exists() or (restored is not None and restored.entries > 0)
+    is_marked = restored is not None and restored.entries > 0
+    return is_marked or (folder / LEDGER_FILE).exists() or me in Signers(folder)
 
 
 def _decoded(read: Callable[[], Read]) -> Read:
