@@ -6,9 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
-from atoll.node.daemon.assets.feed_recovery import LostFeed, clear_mark, wait_for_feed
+from atoll.node.daemon.assets.feed_recovery import clear_mark, wait_for_feed
 from atoll.node.daemon.assets.first_records import wait_for_records
-from atoll.node.daemon.assets.lost_ledger import lost_feed
+from atoll.node.daemon.assets.lost_ledger import lost_feed, with_summaries
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.exchange.orphans import WantedEntries
@@ -298,7 +298,8 @@ class SwarmNetwork:
         The driver hears it after what the exchange brought: of our own votes, too.
         """
         if self._folder is not None and self._lost_feed is not None:
-            await self._recover_feed(self._lost_feed, lease_s, listener.on_behind)
+            waiting = wait_for_feed(self._swarm, self._me, self._lost_feed, lease_s, self._now, listener.on_behind)
+            await with_summaries(waiting, self._swarm.replication, lambda: self.bring_summary())
             self._swarm.ledger.signers.note(self._me)
             clear_mark(self._folder)
             self._lost_feed = None
@@ -321,20 +322,6 @@ class SwarmNetwork:
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()
-
-    async def _recover_feed(self, lost: LostFeed, lease_s: float, report: Callable[[str], None]) -> None:
-        """Wait for our feed; where peers lack the records before it, begin with a summary that has its end."""
-
-        async def bring_summaries() -> None:
-            while True:
-                await asyncio.sleep(ALONE_S)
-                if self._swarm.replication.records_gone:
-                    await self.bring_summary()
-
-        async with asyncio.TaskGroup() as group:
-            bringing = group.create_task(bring_summaries())
-            await wait_for_feed(self._swarm, self._me, lost, lease_s, self._now, report)
-            bringing.cancel()
 
     async def _wait_synced(self, listener: SwarmListener, *, worked: bool) -> None:
         """Wait for a whole exchange; a node that worked here waits for ALONE_S, if its own feed is complete."""

@@ -71,7 +71,7 @@ def remove(home: Home, run: FoundRun, removal: Removal) -> bool:
 
 
 def _feed_in(home: Home, run: FoundRun) -> tuple[PeerId | None, LostFeed | None]:
-    """Our name, and what the ledger, or an older mark, says of our feed; None where nobody else can have any of it."""
+    """Our name, and what is known of our feed; None where our key is gone, or nobody else can have any of it."""
     folder, me = home.run(run.spec.id), None
     try:
         me = load(home.identity).peer_id

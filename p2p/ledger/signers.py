@@ -1,7 +1,7 @@
 """Who signed entries in a run's folder, in a file beside the ledger: where the ledger is lost, it says so.
 
-An author is noted when its entry is on the disk, and before anybody receives it. After a kill in between nobody has
-the entry. So an author that the file does not name may begin its feed; of another one the others have entries.
+An author is noted after its entry is on the disk, and before anybody receives it: after a kill in between nobody
+has the entry. So who is not named may begin its feed anew. Of who is named others may have entries.
 """
 
 import logging

@@ -41,7 +41,7 @@ class LostFeed(NamedTuple):
 
 
 def mark_restored(run_folder: Path, entries: int, others: Iterable[PeerId], me: PeerId | None) -> None:
-    """Write the mark of a restored home of `me` (None: of whoever starts it) into a run's folder. Raises DiskFault."""
+    """Write the mark of a restored home into a run's folder; `me` None: for any identity. Raises DiskFault."""
     lines = f"{entries} {me or ''}", *sorted(others)
     write_whole(run_folder / _MARK, "".join(f"{line}\n" for line in lines).encode())
 

@@ -1,11 +1,13 @@
-"""Whole nodes on virtual time: whose ledger is gone signs no second history, and who never signed begins at once."""
+"""Whole nodes on virtual time: whose ledger is gone signs no second history; who never signed begins at once."""
 
 import asyncio
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.assets.feed_recovery import LostFeed, read_mark
+from atoll.node.daemon.consensus import machine
 from atoll.p2p.exchange import floors, sync
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger import signers
@@ -16,6 +18,7 @@ from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import AtollError, DiskFault
 from atoll.protocols.identity import Identity
+from atoll.protocols.run.sections.history import HistorySpec
 
 WAITS = "this home was restored or lost its ledger: waiting for peers that have this node's feed"
 
@@ -256,5 +259,27 @@ def test_a_full_disk_loses_no_entry_and_the_next_start_notes_its_author(world, m
             await asyncio.sleep(0.1)
             assert node.peer in Signers(node.home), "the start noted it"
             assert read_mark(node.home, node.peer) is None
+
+    run_virtual(story())
+
+
+def test_a_summary_brings_its_feed_back_where_no_peer_has_the_records_before_it(world, monkeypatch):
+    monkeypatch.setattr(machine, "DECIDED_KEPT", 24)
+
+    async def story() -> None:
+        async with world(400, 4, adjust=lambda spec: replace(spec, history=HistorySpec(every=8))) as w:
+            for number in range(4):
+                w.start(number, recent=(24, 8))
+            await w.until(lambda: all(node.worker.final >= 60 for node in w.nodes.values()))
+            node = w.nodes[3]
+            await w.kill(3)
+            move_ledger_away(node)
+            had, first = entries_of(w.nodes[0], node.peer), w.nodes[0].worker.final
+            w.start(3)
+            await w.until(lambda: node.worker.final >= first + 8 and max(node.worker.trained) > first + 4)
+            assert not forks(w)
+            assert entries_of(w.nodes[0], node.peer) > had
+            assert read_mark(node.home, node.peer) is None
+            w.check_agreement()
 
     run_virtual(story())
