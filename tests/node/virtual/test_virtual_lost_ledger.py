@@ -276,7 +276,7 @@ def test_a_summary_brings_its_feed_back_where_no_peer_has_the_records_before_it(
             move_ledger_away(node)
             had, first = entries_of(w.nodes[0], node.peer), w.nodes[0].worker.final
             w.start(3)
-            await w.until(lambda: node.worker.final >= first + 8 and max(node.worker.trained) > first + 4)
+            await w.until(lambda: node.worker.final >= first + 8 and max(node.worker.trained) > first + 4, 400)
             assert not forks(w)
             assert entries_of(w.nodes[0], node.peer) > had
             assert read_mark(node.home, node.peer) is None
