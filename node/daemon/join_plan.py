@@ -18,6 +18,7 @@ from atoll.node.config.guest import read_guest
 from atoll.node.config.home import Home
 from atoll.node.config.node_config import MAX_SEEDS, NodeConfig
 from atoll.node.daemon.assets.feed_recovery import LostFeed, read_mark
+from atoll.node.daemon.assets.lost_ledger import has_worked
 from atoll.node.daemon.host_factory import ListenPlan, NodeHost, make_host, plan_listen
 from atoll.node.daemon.telemetry.run_outlook import RunOutlook, ask_outlook
 from atoll.node.guest.sensors import MachineFiles, check_sensors
@@ -41,7 +42,6 @@ from atoll.node.runs.run_files import (
 )
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.host.interface import PeerAddress
-from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.membership.address_book import is_dns_seed, parse_seed
 from atoll.p2p.swarm.invite_fetch import fetch_invite
 from atoll.p2p.system import key_file
@@ -52,7 +52,6 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import short
 from atoll.protocols.local.control_messages import Room
 from atoll.protocols.run.invite import Invite, decode_invite, invite_id, link_again, read_invite, read_short
-from atoll.protocols.run.run_spec import RunSpec
 
 Report = Callable[[str], None]
 Read = TypeVar("Read")
@@ -143,8 +142,8 @@ async def read_plan(
     spec = choice.run.spec
     if spec.objective or spec.model.plugin:
         check_installed(spec, config.work)
-    restored = read_mark(home.run(spec.id))
-    if choice.is_new or not _has_worked(home, spec, restored):
+    restored = read_mark(home.run(spec.id), identity.peer_id)
+    if choice.is_new or not has_worked(home.run(spec.id), identity.peer_id, restored):
         check_admission(spec, None if new_seed else identity.peer_id, choice.invite, unix_s)
     free = free or measure_free(home.root, config.device, config.guest.gpu_memory)
     room, config = offer_of(spec, with_average(spec, config, free), free)
@@ -240,11 +239,6 @@ def _askable(choice: _Choice) -> list[PeerAddress]:
     """Peers that may know how the run is doing. Names in DNS are left out: their peers are not known here."""
     seeds = map(parse_seed, choice.invite.seed_texts if choice.invite else ())
     return [*choice.members, *(seed for seed in seeds if not is_dns_seed(seed))]
-
-
-def _has_worked(home: Home, spec: RunSpec, restored: LostFeed | None) -> bool:
-    """Whether this node worked in the run before, so that peers have seen its permit."""
-    return (home.run(spec.id) / LEDGER_FILE).exists() or (restored is not None and restored.entries > 0)
 
 
 def _decoded(read: Callable[[], Read]) -> Read:

@@ -6,8 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
-from atoll.node.daemon.assets.feed_recovery import clear_mark, read_mark, wait_for_feed
+from atoll.node.daemon.assets.feed_recovery import clear_mark, wait_for_feed
 from atoll.node.daemon.assets.first_records import wait_for_records
+from atoll.node.daemon.assets.lost_ledger import lost_feed, with_summaries
 from atoll.node.daemon.coordinator.interfaces import SwarmListener
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.exchange.orphans import WantedEntries
@@ -48,12 +49,12 @@ class SwarmNetwork:
     ) -> None:
         """`opening`: what our feed must begin with, if it has not begun, after None for each part of its work.
 
-        `folder`: the run's, which may be marked as restored (node/daemon/assets/feed_recovery.py).
+        `folder`: the run's, which may be marked as restored, or is marked now (node/daemon/assets/lost_ledger.py).
         """
         self._opening, self._folder = opening, folder
         self.bring_summary: Callable[[], Awaitable[None]] = _bring_nothing
         """Called while peers lack old records that this node needs; does not return if its driver begins anew."""
-        self._lost_feed = read_mark(folder) if folder is not None else None
+        self._lost_feed = lost_feed(folder, me, swarm.ledger, swarm.registers.remembered) if folder else None
         """The feed that must come back before this node publishes; None if nothing was lost."""
         self._swarm = swarm
         self._host = host
@@ -297,7 +298,9 @@ class SwarmNetwork:
         The driver hears it after what the exchange brought: of our own votes, too.
         """
         if self._folder is not None and self._lost_feed is not None:
-            await wait_for_feed(self._swarm, self._me, self._lost_feed, lease_s, self._now, listener.on_behind)
+            waiting = wait_for_feed(self._swarm, self._me, self._lost_feed, lease_s, self._now, listener.on_behind)
+            await with_summaries(waiting, self._swarm.replication, lambda: self.bring_summary())
+            self._swarm.ledger.signers.note(self._me)
             clear_mark(self._folder)
             self._lost_feed = None
         elif self._swarm.expects_members():

@@ -15,10 +15,12 @@ from typing import NamedTuple
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.assets.feed_recovery import LostFeed, mark_restored, read_mark
 from atoll.node.runs.run_files import FoundRun
+from atoll.p2p.ledger.signers import Signers
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.system.atomic_files import disk, make_folder, sync_folder
 from atoll.p2p.system.key_file import load
 from atoll.protocols.errors import ConfigError, CorruptFault
+from atoll.protocols.ids import PeerId, RunId
 
 ASIDE = ".removed-"
 """Prefix of a folder that is being removed: no node takes it for a run's."""
@@ -52,7 +54,7 @@ def remove(home: Home, run: FoundRun, removal: Removal) -> bool:
     The run's folder goes aside first: after a power loss in between, nobody finds half of it under its name.
     """
     folder = home.run(run.spec.id)
-    feed = _feed_in(home, run)
+    me, feed = _feed_in(home, run)
     for path in map(Path, removal.paths):
         with disk(path):
             if path.is_dir():
@@ -60,7 +62,7 @@ def remove(home: Home, run: FoundRun, removal: Removal) -> bool:
             else:
                 path.unlink(missing_ok=True)
     if feed is not None:
-        mark_restored(make_folder(folder), feed.entries, feed.others)
+        mark_restored(make_folder(folder), feed.entries, feed.others, me)
     sync_folder(home.runs)
     for left in home.runs.glob(f"{ASIDE}*"):
         with disk(left):
@@ -68,20 +70,26 @@ def remove(home: Home, run: FoundRun, removal: Removal) -> bool:
     return feed is not None
 
 
-def _feed_in(home: Home, run: FoundRun) -> LostFeed | None:
-    """What the ledger, or an older mark, says of this node's feed; None where nobody else can have any of it."""
-    folder = home.run(run.spec.id)
+def _feed_in(home: Home, run: FoundRun) -> tuple[PeerId | None, LostFeed | None]:
+    """Our name, and what is known of our feed; None where our key is gone, or nobody else can have any of it."""
+    folder, me = home.run(run.spec.id), None
     try:
         me = load(home.identity).peer_id
-        marked = read_mark(folder)
-        if not (folder / LEDGER_FILE).exists():
-            return marked
-        with closing(Ledger(folder / LEDGER_FILE, run.spec.id)) as ledger:
-            vector = ledger.vector()
+        return me, _feed_of(me, folder, run.spec.id)
     except FileNotFoundError:
-        return None  # the identity is gone too, and nobody signs with it again
+        return None, None  # the identity is gone too, and nobody signs with it again
     except CorruptFault:
-        return LostFeed(1, frozenset())
+        return me, LostFeed(1, frozenset())
+
+
+def _feed_of(me: PeerId, folder: Path, run: RunId) -> LostFeed | None:
+    marked = read_mark(folder, me)
+    vector: dict[PeerId, int] = {}
+    if (folder / LEDGER_FILE).exists():
+        with closing(Ledger(folder / LEDGER_FILE, run)) as ledger:
+            vector = ledger.vector()
+    if marked is None and me not in vector and me in Signers(folder):
+        return LostFeed(1, frozenset(vector))  # the ledger that had its entries was moved away
     others = (frozenset(vector) - {me}) | (marked.others if marked else frozenset())
     entries = max(vector.get(me, 0), marked.entries if marked else 0)
     return LostFeed(entries, others) if entries and others else None

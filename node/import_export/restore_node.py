@@ -66,7 +66,7 @@ def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) ->
     has_feed = _has_feed(run_folder, spec.id, me, entries)
     if not has_feed:
         mark_restored(
-            run_folder, entries, {*manifest.members} - {me}
+            run_folder, entries, {*manifest.members} - {me}, me
         )  # before a state that could be started without it
     whole = {"final": checkpoint.theta(), "residual": residual_C4096, **tensors}
     begin_local(run_folder / STATE, body, whole).finish()
@@ -75,7 +75,7 @@ def restore_node(checkpoint: ShardedCheckpoint, run_folder: Path, me: PeerId) ->
 
 def _has_feed(run_folder: Path, run: RunId, me: PeerId, entries: int) -> bool:
     """Whether only the state was lost: the ledger holds the node's whole feed, and no mark waits for more."""
-    if read_mark(run_folder) is not None or not (run_folder / LEDGER_FILE).exists():
+    if read_mark(run_folder, me) is not None or not (run_folder / LEDGER_FILE).exists():
         return False
     try:
         with closing(Ledger(run_folder / LEDGER_FILE, run)) as ledger:

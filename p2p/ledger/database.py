@@ -21,7 +21,7 @@ _CACHE_KIB = 256
 _SPILL_PAGES = 511
 """Changed pages that a transaction holds in memory, 2 MiB: with 64 a large batch writes them several times. SQLite
 takes multiples of 256 for "no limit"."""
-_REFETCH = "move the file away; the node gets the ledger back from its peers"
+_REFETCH = "move the file away and start again: the node writes nothing until other members gave its records back"
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS entries (

@@ -18,6 +18,7 @@ from atoll.p2p.ledger.newcomers import Newcomers
 from atoll.p2p.ledger.proofs import LackedProofs, Proof, ProofTable, contradicts
 from atoll.p2p.ledger.reader import EntryReader, kind_of, seal_of
 from atoll.p2p.ledger.shares import LedgerRoom, Quota
+from atoll.p2p.ledger.signers import Signers
 from atoll.protocols.errors import ConfigError, DiskFault, LocalFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, RunId, short
@@ -49,6 +50,7 @@ class Ledger:
         accepted; None: they are not budgeted.
         """
         self.run = run
+        self.signers = Signers(path.parent)
         self.stored = 0
         """Number of entries that were stored since the file was opened."""
         self.quota = quota or Quota()
@@ -105,6 +107,7 @@ class Ledger:
         with self._db.transaction():
             after = self._write(entry, feed)
         self._feeds[author] = after
+        self.signers.note(author)
         self.stored += 1
         if self._gate is not None and not entry.seq:
             self._gate.record_first_entry(entry)

@@ -139,6 +139,11 @@ class RegisterStore:
                 # It may be alive still, so it is taken once more: any bytes are more than none.
                 self._newest.setdefault((lease.author, _LEASE), (lease.epoch, lease.seq, b""))
 
+    @property
+    def remembered(self) -> frozenset[PeerId]:
+        """Authors of the leases that an earlier start has seen."""
+        return frozenset(self._floors)
+
     def newest_of(self, author: PeerId, known: dict[Key, tuple[int, int]]) -> list[tuple[float, bytes]]:
         """The author's newest lease with its time to live as its age, if it is newer than that in `known`."""
         order = self._newest.get((author, _LEASE))

@@ -1,4 +1,4 @@
-"""Recovers the node's own feed after its home was restored without its ledger. Nothing is written before that.
+"""Recovers the node's own feed after its home was restored, or lost its ledger. Nothing is written before that.
 
 A node that continues an older end of its feed signs two histories, and its peers accept nothing from it any more.
 So a mark in the run's folder has a lower bound of the feed's length and the other members. The node waits until
@@ -22,7 +22,8 @@ _LISTEN_MIN_S = 3 * POLL_S
 """Shortest time to listen, however short a lease is: a register needs some time to arrive."""
 _MARK = "restored"
 _MARK_MAX_BYTES = 1 << 20
-_LISTENING = "this home was restored: listening whether its identity is in use elsewhere"
+_RESTORED = "this home was restored or lost its ledger"
+_LISTENING = f"{_RESTORED}: listening whether its identity is in use elsewhere"
 
 
 class LostFeed(NamedTuple):
@@ -39,21 +40,25 @@ class LostFeed(NamedTuple):
         return len(self.others) // 2 + 1 if self.others else 0
 
 
-def mark_restored(run_folder: Path, entries: int, others: Iterable[PeerId]) -> None:
-    """Write the mark of a restored home into a run's folder. Raises DiskFault."""
-    write_whole(run_folder / _MARK, "".join(f"{line}\n" for line in (entries, *sorted(others))).encode())
+def mark_restored(run_folder: Path, entries: int, others: Iterable[PeerId], me: PeerId | None) -> None:
+    """Write the mark of a restored home into a run's folder; `me` None: for any identity. Raises DiskFault."""
+    lines = f"{entries} {me or ''}", *sorted(others)
+    write_whole(run_folder / _MARK, "".join(f"{line}\n" for line in lines).encode())
 
 
-def read_mark(run_folder: Path) -> LostFeed | None:
-    """The mark in a run's folder; None if the feed is complete. Raises DiskFault, CorruptFault."""
+def read_mark(run_folder: Path, me: PeerId) -> LostFeed | None:
+    """The mark in a run's folder; None if the feed is complete, or another identity's: a new one has nothing to
+    wait for. Raises DiskFault, CorruptFault.
+    """
     data = read_whole(run_folder / _MARK, max_bytes=_MARK_MAX_BYTES)
     if data is None:
         return None
     try:
-        entries, *others = data.decode("ascii").split()
-        for peer in others:
+        first, _, rest = data.decode("ascii").partition("\n")
+        entries, *owner = first.split()  # marks of older versions name no owner
+        for peer in (*owner, *(others := rest.split())):
             peer_bytes(PeerId(peer))
-        return LostFeed(int(entries), frozenset(map(PeerId, others)))
+        return LostFeed(int(entries), frozenset(map(PeerId, others))) if owner in ([], [me]) else None
     except (ValueError, DecodeError) as error:
         raise CorruptFault(
             f"{run_folder / _MARK} does not hold a number and peers", hint="restore this home again"
@@ -106,12 +111,11 @@ async def _wait_for_others(swarm: Swarm, me: PeerId, lost: LostFeed, report: Cal
 
 
 def _waiting(lost: LostFeed, answered: int) -> str:
-    reason = "this home was restored: waiting for peers that have this node's feed"
-    if answered >= lost.needed:
-        return reason
+    told = f"; {answered} of {len(lost.others)} other members told what they have, {lost.needed} must"
     return (
-        f"{reason}; {answered} of {len(lost.others)} other members told what they have, {lost.needed} must "
-        "(are they gone for good: `atoll run new NAME --from-checkpoint DIR`)"
+        f"{_RESTORED}: waiting for peers that have this node's feed{told if answered < lost.needed else ''} (are "
+        "they gone for good: `atoll run new NAME --from-checkpoint DIR`, or move identity.key away to begin as a "
+        "new node)"
     )
 
 

@@ -15,6 +15,7 @@ from atoll.node.import_export.save_shard import save_shard
 from atoll.node.learning.data.dataset import measured
 from atoll.node.runs.run_files import find_run
 from atoll.p2p.system.atomic_files import write_whole
+from atoll.p2p.system.key_file import load
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.run_spec import open_run, sign_run
 from atoll_bench.experts.experts_members import identity_of, seed_of
@@ -143,7 +144,7 @@ def test_a_crash_while_it_restores_leaves_a_home_that_knows_its_run(atoll, home,
     monkeypatch.setattr("atoll.node.import_export.restore_node.restore_node", killed)
     assert "the power fails" in atoll("checkpoint", "restore", to, "--home", str(empty.root)).err
     assert load_local(empty.run(RUN.id) / "state", RUN.id) is not None
-    assert read_mark(empty.run(RUN.id)) is not None
+    assert read_mark(empty.run(RUN.id), load(empty.identity).peer_id) is not None
     assert find_run(empty, None).data == SIGNED
 
 

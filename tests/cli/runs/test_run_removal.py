@@ -92,7 +92,7 @@ def test_a_feed_that_others_have_leaves_a_mark(atoll, home):
     fed(home, me, OTHER)
     ran = atoll("run", "rm", "tiny", "--yes")
     assert "first waits for its own entries from the others" in ran.out
-    assert read_mark(home.run(run)) == LostFeed(1, frozenset({OTHER.peer_id}))
+    assert read_mark(home.run(run), load(home.identity).peer_id) == LostFeed(1, frozenset({OTHER.peer_id}))
     assert [path.name for path in home.run(run).iterdir()] == ["restored"]
 
 
@@ -106,16 +106,29 @@ def test_a_feed_that_nobody_else_has_leaves_none(atoll, home, authors):
 
 def test_a_mark_that_is_there_stays(atoll, home):
     run = find_run(home, "tiny").spec.id
-    mark_restored(home.run(run), 7, [OTHER.peer_id])
+    mark_restored(home.run(run), 7, [OTHER.peer_id], load(home.identity).peer_id)
     atoll("run", "rm", "tiny", "--yes")
-    assert read_mark(home.run(run)) == LostFeed(7, frozenset({OTHER.peer_id}))
+    assert read_mark(home.run(run), load(home.identity).peer_id) == LostFeed(7, frozenset({OTHER.peer_id}))
 
 
 def test_a_ledger_that_nobody_can_read_leaves_a_mark(atoll, home):
     run = find_run(home, "tiny").spec.id
     (home.run(run) / LEDGER_FILE).write_bytes(b"nothing" * 1000)
     atoll("run", "rm", "tiny", "--yes")
-    assert read_mark(home.run(run)) == LostFeed(1, frozenset())
+    assert read_mark(home.run(run), load(home.identity).peer_id) == LostFeed(1, frozenset())
+
+
+def test_a_ledger_that_was_moved_away_leaves_a_mark(atoll, home):
+    run, me = find_run(home, "tiny").spec.id, load(home.identity)
+    fed(home, me, OTHER)
+    for emptied in (False, True):
+        for file in home.run(run).glob(f"{LEDGER_FILE}*"):
+            file.unlink()
+        if emptied:  # by a command that opens it
+            fed(home)
+        assert remove_run._feed_in(home, find_run(home, "tiny")) == (me.peer_id, LostFeed(1, frozenset()))
+    atoll("run", "rm", "tiny", "--yes")
+    assert read_mark(home.run(run), me.peer_id) == LostFeed(1, frozenset())
 
 
 def test_what_was_interrupted_is_ended_by_the_next_one(atoll, home, monkeypatch):

@@ -153,7 +153,7 @@ def test_a_new_identity_is_a_newcomer_with_the_others_moments(tmp_path, spec):
     _, checkpoint = checkpoint_of(tmp_path, spec)
     found = restore_node(checkpoint, tmp_path / "home", identity_of(7).peer_id)
     assert not found.own
-    assert read_mark(tmp_path / "home") == (0, {identity_of(0).peer_id, ME})
+    assert read_mark(tmp_path / "home", identity_of(7).peer_id) == (0, {identity_of(0).peer_id, ME})
     state = tensors(spec, tmp_path / "home")
     assert not state["residual"].any()
     moments = {name for name in state if name.startswith("exp_avg/")}
@@ -169,7 +169,7 @@ def test_the_mark_says_how_long_the_feed_was(tmp_path):
     members, checkpoint = checkpoint_of(tmp_path, DENSE, rounds=2)
     restore_node(checkpoint, tmp_path / "home", ME)
     ledger = Ledger(members.home(0) / LEDGER_FILE, DENSE.id)
-    lost = read_mark(tmp_path / "home")
+    lost = read_mark(tmp_path / "home", ME)
     assert 0 < lost.entries <= ledger.vector()[ME]
     assert lost.others == {identity_of(0).peer_id}
 
@@ -204,6 +204,6 @@ def test_only_who_lost_its_feed_waits_for_it(tmp_path, lost):
             assert ledger.insert_all(older).fresh
             ledger.close()
         case "marked":
-            mark_restored(home, 3, [])
+            mark_restored(home, 3, [], ME)
     found = restore_node(checkpoint, home, ME)
-    assert (read_mark(home) is None) == found.feed == (lost == "nothing")
+    assert (read_mark(home, ME) is None) == found.feed == (lost == "nothing")

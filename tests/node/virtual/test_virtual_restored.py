@@ -13,7 +13,7 @@ from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId
 
 LOST = (LEDGER_FILE, f"{LEDGER_FILE}-wal", f"{LEDGER_FILE}-shm", "epoch", "peers.json")
-ME = PeerId("me")
+ME = Identity(bytes(32)).peer_id
 
 
 def lose(node, entries):
@@ -21,7 +21,7 @@ def lose(node, entries):
     for name in LOST:
         (node.home / name).unlink(missing_ok=True)
     node.worker.pending = ()
-    mark_restored(node.home, entries, {other.peer for other in node.world.nodes.values()} - {node.peer})
+    mark_restored(node.home, entries, {other.peer for other in node.world.nodes.values()} - {node.peer}, node.peer)
 
 
 def entries_of(node, peer):
@@ -49,7 +49,7 @@ def test_who_lost_its_ledger_goes_on_in_its_own_feed(world):
             assert entries_of(w.nodes[0], node.peer) > had
             assert max(node.worker.trained) == 7
             assert len(set(node.worker.trained)) == len(node.worker.trained)
-            assert read_mark(node.home) is None
+            assert read_mark(node.home, node.peer) is None
             assert all(set(said) <= set(range(number)) for number, said in node.worker.said.items())
             assert any(node.worker.said.values()), "it is told of what it sent to rounds that are not final there"
 
@@ -70,7 +70,7 @@ def test_it_writes_nothing_while_nobody_has_its_feed(world):
             await asyncio.sleep(200)
             assert "waiting for peers that have this node's feed" in node.driver.round.syncing
             assert entries_of(node, node.peer) == 0
-            assert read_mark(node.home) == LostFeed(3, frozenset({w.nodes[0].peer}))
+            assert read_mark(node.home, node.peer) == LostFeed(3, frozenset({w.nodes[0].peer}))
             w.start(0)
             await w.until(w.all_final)
             w.check_agreement()
@@ -101,7 +101,7 @@ def test_one_neighbour_with_an_older_copy_is_not_enough(world):
             await w.until(w.all_final)
             w.check_agreement()
             assert forks(w) == set()
-            assert read_mark(node.home) is None
+            assert read_mark(node.home, node.peer) is None
 
     run_virtual(story())
 
@@ -177,15 +177,19 @@ def test_an_identity_that_is_in_use_is_refused(lease_s, at_s):
 
 
 def test_a_mark_is_a_number_and_peers_or_damaged(tmp_path):
-    assert read_mark(tmp_path) is None
+    assert read_mark(tmp_path, ME) is None
     others = frozenset(Identity(number.to_bytes(32)).peer_id for number in range(300))
     for lost in (LostFeed(12, others), LostFeed(0, frozenset())):
-        mark_restored(tmp_path, *lost)
-        assert read_mark(tmp_path) == lost
+        mark_restored(tmp_path, *lost, ME)
+        assert read_mark(tmp_path, ME) == lost
+        assert read_mark(tmp_path, Identity(bytes([7]) * 32).peer_id) is None, "another identity lost nothing"
+    for mark in (f"12\n{ME}\n", f"12 \n{ME}\n"):
+        (tmp_path / "restored").write_text(mark)  # of an older version, or of an identity that was not known
+        assert read_mark(tmp_path, ME) == LostFeed(12, frozenset({ME}))
     for damage in ("x", "", "1\nsomebody\n", "\xff"):
         (tmp_path / "restored").write_text(damage)
         with pytest.raises(CorruptFault):
-            read_mark(tmp_path)
+            read_mark(tmp_path, ME)
     clear_mark(tmp_path)
     clear_mark(tmp_path)
-    assert read_mark(tmp_path) is None
+    assert read_mark(tmp_path, ME) is None
