@@ -64,9 +64,8 @@ class Replication:
         self._gossip = Gossip(self.identity.peer_id, self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
-        sync = LedgerSync(
-            self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told, self._on_answer, self.rng
-        )
+        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told, rng=self.rng)
+        sync.on_answer = self._on_answer
         self.orphans = OrphanExchange(sync)
         self.summaries = SummaryExchange(self.ledger, self.calls)
         self.summaries.register()

@@ -167,7 +167,9 @@ def fetcher_of(spec: RunSpec, swarm: Swarm, last_final: Callable[[], int]) -> Su
     def rank(peer: PeerId) -> int:
         return 0 if swarm.newcomers.is_accepted(peer) else 1 if peer in swarm.ledger.vector() else 2
 
-    return SummaryFetcher(spec, swarm.ledger, exchange, swarm.neighbours, last_final, swarm.blame, rank)
+    return SummaryFetcher(
+        spec, swarm.ledger, exchange, swarm.neighbours, last_final, on_fault=swarm.blame, rank=rank
+    )
 
 
 async def _end_soon(asking: Iterable[asyncio.Task[None]], proven: asyncio.Event) -> None:
