@@ -47,6 +47,8 @@ class RecordsGone(Unreachable):
             f"{short(peer)} keeps recent records only, and this node lacks older ones; "
             "it needs a peer that keeps all (ledger_history)"
         )
+        self.peer = peer
+        """Who says so."""
         self.own_entries = own_entries
         """Entries that this node's own feed has at least, which it proved itself; 0: nothing is known of that."""
 

@@ -6,7 +6,7 @@ believed here: entries are signed, a summary must have the blob id that was aske
 checked by node/daemon/certificates/links.py.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -88,11 +88,12 @@ class SummaryExchange:
         found = await self.calls.call(peer, LINK, LinkQuery(number), LinkAnswer, max_bytes=LINK_BYTES)
         return found.link[0] if found.link else None
 
-    async def summary(self, peer: PeerId, name: Digest) -> bytes:
+    async def summary(self, peer: PeerId, name: Digest, on_answer: Callable[[], None] = lambda: None) -> bytes:
         """The summary with this blob id. Raises DecodeError for other bytes, and what `Calls.call` raises."""
         data = bytearray()
         for part in range(SUMMARY_MAX_BYTES // PART_BYTES):
             found = await self.calls.call(peer, PART, PartQuery(name, part), PartAnswer, max_bytes=ANSWER_BYTES)
+            on_answer()
             data += found.data
             if len(found.data) < PART_BYTES:
                 break
@@ -100,18 +101,29 @@ class SummaryExchange:
             raise DecodeError("not the summary that was asked for")
         return bytes(data)
 
-    async def records(self, peer: PeerId, names: Collection[Digest]) -> dict[Digest, Entry]:
-        """Verified entries by id: all of these. Raises DecodeError, and what `Calls.call` raises."""
-        found: dict[Digest, Entry] = {}
+    async def records(
+        self,
+        peer: PeerId,
+        names: Collection[Digest],
+        found: dict[Digest, Entry],
+        on_answer: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Add to `found` the verified entries by id that the peer has.
+
+        A peer that has not all brings what it has of the next 256, and is asked no more: so it cannot hold this
+        node up with one record after the other. Raises DecodeError, and what `Calls.call` raises.
+        """
         while wanted := tuple(name for name in names if name not in found)[:MAX_NAMES]:
             query = RecordsQuery(wanted)
             answer = await self.calls.call(peer, RECORDS, query, RecordsAnswer, max_bytes=ANSWER_BYTES)
+            on_answer()
             entries = {entry.id: entry for entry in (decode_entry(e, self.ledger.run) for e in answer.entries)}
-            # Each answer must bring some of what is missing, so a peer cannot hold this node up with others.
-            if not entries or not entries.keys() <= set(wanted):
-                raise DecodeError("records: other entries than were asked for, or none")
+            if not entries.keys() <= set(wanted):
+                raise DecodeError("records: other entries than were asked for")
             found |= entries
-        return found
+            is_full = sum(map(len, answer.entries)) > PART_BYTES - ENTRY_MAX_BYTES
+            if len(entries) < len(wanted) and not is_full:
+                break
 
     async def _answer_link(self, peer: PeerId, query: LinkQuery) -> LinkAnswer:
         links = self.ledger.history.links

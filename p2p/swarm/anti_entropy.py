@@ -11,22 +11,23 @@ from atoll.p2p.exchange.floors import RecordsGone
 from atoll.p2p.exchange.orphans import OrphanExchange
 from atoll.p2p.exchange.sync import LedgerSync
 from atoll.p2p.membership.register_sync import RegisterSync
-from atoll.p2p.system.waiting import Notifier
+from atoll.p2p.swarm.exchange_turns import RETRIES, ExchangeTurns
+from atoll.p2p.system.waiting import AnswerDeadline, Notifier
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId, short
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 10.0
-"""Mean interval between two exchanges with a random neighbour, in seconds."""
+"""Mean interval between two exchanges with a random member, and with another random neighbour, in seconds."""
 WAITED_EVERY_S = 2.0
 """The same while finality waits for entries that only a question by name brings."""
 EXCHANGE_S = 60.0
-"""Deadline of one exchange, in seconds."""
-_AT_ONCE = 4
+"""Deadline of one exchange, in seconds, while answers come."""
+ANSWER_S = 10.0
+"""Deadline of one answer, in seconds: an honest peer's largest one takes that on a line of 0.6 Mbit/s. It
+doubles with each failure in a row, for slower lines."""
 _PAUSE_S = 1.0
-_RETRIES = 3
-"""Number of quick retries with a peer whose exchange failed; then it waits for its random turn."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -37,22 +38,25 @@ class AntiEntropy:
     orphans: OrphanExchange
     registers: RegisterSync
     neighbours: Callable[[], Collection[PeerId]]
+    is_accepted: Callable[[PeerId], bool]
+    """Whether a final set, an epoch or the RunSpec names a peer."""
     rng: random.Random
     on_fault: Callable[[PeerId, PeerFault], None]
     on_local_fault: Callable[[LocalFault], None]
     on_gone: Callable[[RecordsGone], None] = lambda error: None
     """Receives that a peer lacks records which this node needs first."""
+    on_whole: Callable[[PeerId], None] = lambda peer: None
+    """Receives each peer with which there was a whole exchange."""
     on_exchange: Callable[[], None] = lambda: None
     """Called when an exchange is over, whole or not: `is_caught_up` may have changed."""
 
     def __post_init__(self) -> None:
-        self._queue: dict[PeerId, None] = {}
-        self._failed: dict[PeerId, int] = {}
-        """Number of failed exchanges in a row, by peer."""
-        self._busy: set[PeerId] = set()
+        self.first: frozenset[PeerId] = frozenset()
+        """Peers that are taken for accepted ones, as long as nothing here names any."""
+        self._turns = ExchangeTurns(lambda peer: self.is_accepted(peer) or peer in self.first)
+        self._deadlines: dict[PeerId, AnswerDeadline] = {}
         self._exchanged: set[PeerId] = set()
         self._wake = Notifier()
-        self._slots = asyncio.Semaphore(_AT_ONCE)
         self.synced = asyncio.Event()
         """Set after the first whole exchange with any peer."""
 
@@ -62,16 +66,18 @@ class AntiEntropy:
             group.create_task(self._remind())
             while True:
                 await self._wake.wait()
-                for peer in [peer for peer in self._queue if peer not in self._busy]:
-                    await self._slots.acquire()
-                    self._queue.pop(peer, None)
-                    self._busy.add(peer)
+                while (peer := self._turns.take(self.neighbours())) is not None:
                     group.create_task(self._exchange(peer))
 
     def ask(self, peer: PeerId) -> None:
         """Queue an exchange with `peer`."""
-        self._queue[peer] = None
+        self._turns.ask(peer)
         self._wake.notify()
+
+    def heard(self, peer: PeerId) -> None:
+        """An answer of `peer` came: an exchange with it may go on."""
+        if (deadline := self._deadlines.get(peer)) is not None:
+            deadline.heard()
 
     def is_caught_up(self) -> bool:
         """Whether there was a whole exchange with every neighbour, and with at least one.
@@ -79,7 +85,7 @@ class AntiEntropy:
         Neighbours that do not answer, or break the protocol, do not count.
         """
         neighbours = set(self.neighbours())
-        asked = {peer for peer in neighbours if self._failed.get(peer, 0) <= _RETRIES}
+        asked = {peer for peer in neighbours if self._turns.failures(peer) <= RETRIES}
         return bool(neighbours & self._exchanged) and asked <= self._exchanged
 
     def synced_peers(self) -> frozenset[PeerId]:
@@ -96,32 +102,36 @@ class AntiEntropy:
         return False
 
     async def _exchange(self, peer: PeerId) -> None:
+        now = asyncio.get_running_loop().time
+        deadline = AnswerDeadline(ANSWER_S * 2.0 ** min(self._turns.failures(peer), RETRIES), EXCHANGE_S)
+        self._deadlines[peer] = deadline
         try:
-            async with asyncio.timeout(EXCHANGE_S):
+            async with deadline:
                 await self.registers.pull(peer)
                 await self.ledger.exchange(peer)
                 await self.orphans.fetch(peer)
-            self._failed.pop(peer, None)
+            self._turns.note_whole(peer)
             self.synced.set()
             self._exchanged.add(peer)
+            self.on_whole(peer)
         except RecordsGone as error:
             self.on_gone(error)
-            self._failed[peer] = _RETRIES + 1  # it has not got them in a second either
+            self._turns.note_failed(peer, now(), RETRIES + 1)  # it has not got them in a second either
         except (Unreachable, TimeoutError) as error:
             log.debug("exchange with %s failed: %s", short(peer), error)
-            self._failed[peer] = self._failed.get(peer, 0) + 1
+            self._turns.note_failed(peer, now())
         except PeerFault as fault:
             self.on_fault(peer, fault)
-            self._failed[peer] = _RETRIES + 1  # no quick retry, and `is_caught_up` does not wait for it
+            # No quick retry, and `is_caught_up` does not wait for it.
+            self._turns.note_failed(peer, now(), RETRIES + 1)
         except LocalFault as fault:
             self.on_local_fault(fault)
             await asyncio.sleep(_PAUSE_S)
         finally:
-            self._slots.release()
-            self._busy.discard(peer)
+            del self._deadlines[peer]
+            self._turns.end(peer)
             self.on_exchange()
-            if peer in self._queue:
-                self._wake.notify()
+            self._wake.notify()
 
     async def _remind(self) -> None:
         loop = asyncio.get_running_loop()
@@ -129,11 +139,13 @@ class AntiEntropy:
         while True:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
-            self._failed = {peer: tries for peer, tries in self._failed.items() if peer in neighbours}
             self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
-            for peer in [peer for peer, tries in self._failed.items() if tries <= _RETRIES]:
+            for peer in self._turns.to_retry(neighbours, loop.time()):
                 self.ask(peer)
             if neighbours and loop.time() >= turn:
                 every_s = WAITED_EVERY_S if self.orphans.wanted or self.orphans.covered else EVERY_S
                 turn = loop.time() + every_s * self.rng.uniform(0.5, 1.5)
-                self.ask(self.rng.choice(neighbours))
+                # One of each: strangers may be many, and a member's turn would come seldom.
+                for is_member in (True, False):
+                    if group := [peer for peer in neighbours if self.is_accepted(peer) is is_member]:
+                        self.ask(self.rng.choice(group))

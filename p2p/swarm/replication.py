@@ -53,6 +53,8 @@ class Replication:
         self._failed: LocalFault | None = None
         self.records_gone = ""
         """Why the newest exchange was no whole one: the peer keeps recent records only. Empty: it was not so."""
+        self._gone_at: PeerId | None = None
+        """Who said so."""
         self._own_entries = 0
         """Entries that our own feed has at least, as an entry of ours proves that a peer has."""
         self.refusals: dict[PeerId, str] = {}
@@ -62,19 +64,22 @@ class Replication:
         self._gossip = Gossip(self.identity.peer_id, self.calls, self.neighbours, self.now, self.rng)
         self._gossip.subscribe("entry", self._on_entry, max_bytes=ENTRY_MAX_BYTES)
         self._gossip.subscribe("register", self._on_register, max_bytes=REGISTER_MAX_BYTES)
-        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told, self.rng)
+        sync = LedgerSync(self.ledger, self.calls, self._on_exchanged, self.on_fault, self._on_told, rng=self.rng)
+        sync.on_answer = self._on_answer
         self.orphans = OrphanExchange(sync)
         self.summaries = SummaryExchange(self.ledger, self.calls)
         self.summaries.register()
         self.anti_entropy = AntiEntropy(
             ledger=sync,
             orphans=self.orphans,
-            registers=RegisterSync(self.registers, self.calls, self.now, self._on_pulled),
+            registers=RegisterSync(self.registers, self.calls, self.now, self._on_pulled, self._on_answer),
             neighbours=self.neighbours,
+            is_accepted=self._is_accepted,
             rng=self.rng,
             on_fault=self.on_fault,
             on_local_fault=self._on_local_fault,
             on_gone=self._on_gone,
+            on_whole=self._on_whole,
         )
 
     async def serve(self) -> None:
@@ -181,8 +186,20 @@ class Replication:
         self._own_entries = max(self._own_entries, error.own_entries)
         if not self.records_gone:
             log.warning("%s", error)
-        self.records_gone = str(error)
+        self.records_gone, self._gone_at = str(error), error.peer
         self.on_change()
+
+    def _on_whole(self, peer: PeerId) -> None:
+        # A newcomer that has as little as this node shows nothing.
+        if self.records_gone and (peer == self._gone_at or self._is_accepted(peer)):
+            self.records_gone = ""
+            self.on_change()
+
+    def _on_answer(self, peer: PeerId) -> None:
+        self.anti_entropy.heard(peer)
+
+    def _is_accepted(self, peer: PeerId) -> bool:
+        return (newcomers := self.ledger.newcomers) is not None and newcomers.is_accepted(peer)
 
     def _on_register(self, sender: PeerId, data: bytes) -> PeerId | None:
         register = self.registers.merge(data, self.now())

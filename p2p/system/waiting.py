@@ -1,8 +1,9 @@
-"""Waiting, for asyncio tasks: a notifier, a group that ends at its first failure, the back-off of every retry."""
+"""Waiting, for asyncio tasks: a notifier, a deadline that answers move, a group that ends at its first failure,
+the back-off of every retry."""
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 FIRST_S = 1.0
@@ -23,6 +24,32 @@ class Notifier:
         """Return after the next change, or at once if there was one since the last wait. Safe to cancel."""
         await self._event.wait()
         self._event.clear()
+
+
+class AnswerDeadline:
+    """A deadline that each answer moves: `answer_s` after the newest, at most `limit_s` after the beginning.
+
+    An async context manager, once: it gives `heard`, and raises TimeoutError.
+    """
+
+    def __init__(self, answer_s: float, limit_s: float) -> None:
+        self._answer_s, self._limit_s = answer_s, limit_s
+        self._scope: asyncio.Timeout | None = None
+
+    def heard(self) -> None:
+        """An answer came."""
+        if self._scope is not None and not self._scope.expired():
+            self._scope.reschedule(min(self._ends_s, asyncio.get_running_loop().time() + self._answer_s))
+
+    async def __aenter__(self) -> Callable[[], None]:
+        self._ends_s = asyncio.get_running_loop().time() + self._limit_s
+        self._scope = await asyncio.timeout(min(self._answer_s, self._limit_s)).__aenter__()
+        return self.heard
+
+    async def __aexit__(self, *error: Any) -> None:
+        scope, self._scope = self._scope, None
+        if scope is not None:
+            await scope.__aexit__(*error)
 
 
 async def together(*parts: Coroutine[Any, Any, None]) -> None:

@@ -2,8 +2,9 @@
 
 A node that continues an older end of its feed signs two histories, and its peers accept nothing from it any more.
 So a mark in the run's folder has a lower bound of the feed's length and the other members. The node waits until
-every neighbour and more than half of the other members (one may have been away) have exchanged ledgers with it.
-Then it listens for one more lease, in which registers of a second node with this identity would arrive.
+more than half of these (one may have been away), and each that is a neighbour and not silent, have exchanged
+ledgers with it; not for strangers, who could dial anew for ever. Then it listens for one more lease, in which
+registers of a second node with this identity would arrive.
 """
 
 import asyncio
@@ -20,6 +21,8 @@ from atoll.protocols.ids import PeerId, peer_bytes
 POLL_S = 1.0
 _LISTEN_MIN_S = 3 * POLL_S
 """Shortest time to listen, however short a lease is: a register needs some time to arrive."""
+SILENT_S = 120.0
+"""How long a neighbour that answers nothing is waited for, in seconds: two exchanges as long as they may be."""
 _MARK = "restored"
 _MARK_MAX_BYTES = 1 << 20
 _RESTORED = "this home was restored or lost its ledger"
@@ -85,29 +88,52 @@ async def wait_for_feed(
     This node must not publish registers meanwhile: those under its name come from a second node with this
     identity. Raises LocalFault if there is one.
     """
-    await _wait_for_others(swarm, me, lost, report)
+    repair, silent = swarm.replication.anti_entropy, _Silent(swarm, lost.others, now)
+    repair.first = lost.others
+    await _wait_for_others(swarm, me, lost, silent, report)
+    # A mark without others names nobody: then it is who is connected now, not who dials anew.
+    silent.named = lost.others or frozenset(swarm.neighbours())
     since_s, echoes = now(), swarm.registers.echoes
-    while now() - since_s < max(lease_s, _LISTEN_MIN_S) or not swarm.replication.anti_entropy.is_caught_up():
+    while silent.are_awaited() or now() - since_s < max(lease_s, _LISTEN_MIN_S):
         _check_unique(swarm, echoes)
         report(_LISTENING)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
     _check_unique(swarm, echoes)  # registers of the last second count too
+    repair.first = frozenset()
 
 
-async def _wait_for_others(swarm: Swarm, me: PeerId, lost: LostFeed, report: Callable[[str], None]) -> None:
+class _Silent:
+    """Neighbours of the mark that have not exchanged ledgers with this node since it waits."""
+
+    def __init__(self, swarm: Swarm, named: frozenset[PeerId], now: Callable[[], float]) -> None:
+        self.named = named
+        self.answered: set[PeerId] = set()
+        self._swarm, self._now = swarm, now
+        self._seen_s: dict[PeerId, float] = {}
+        self._has_exchanged = False
+
+    def are_awaited(self) -> bool:
+        """Whether there are any, or nobody exchanged at all; each counts for SILENT_S after it was first seen."""
+        synced = self._swarm.replication.anti_entropy.synced_peers()
+        self.answered |= synced & self.named
+        self._has_exchanged |= bool(synced)
+        missing = {*self._swarm.neighbours()} & self.named - self.answered
+        since = [self._seen_s.setdefault(peer, self._now()) for peer in missing]
+        return not self._has_exchanged or any(self._now() - seen_s < SILENT_S for seen_s in since)
+
+
+async def _wait_for_others(
+    swarm: Swarm, me: PeerId, lost: LostFeed, silent: _Silent, report: Callable[[str], None]
+) -> None:
     """Return when enough of the others exchanged ledgers with this node, and the feed has its least length."""
-    repair, turns = swarm.replication.anti_entropy, itertools.cycle(sorted(lost.others))
-    answered = repair.synced_peers() & lost.others
-    while not (
-        repair.is_caught_up() and len(answered) >= lost.needed and swarm.ledger.vector().get(me, 0) >= lost.entries
-    ):
+    turns, answered = itertools.cycle(sorted(lost.others)), silent.answered
+    while silent.are_awaited() or len(answered) < lost.needed or swarm.ledger.vector().get(me, 0) < lost.entries:
         report(_waiting(lost, len(answered)))
         if (peer := next(turns, me)) not in answered:  # of many members only some are neighbours by themselves
             await swarm.connect(peer)
         await asyncio.sleep(POLL_S)
         swarm.sync_soon()
-        answered |= repair.synced_peers() & lost.others
 
 
 def _waiting(lost: LostFeed, answered: int) -> str:

@@ -5,7 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.assets.feed_recovery import LostFeed, clear_mark, mark_restored, read_mark, wait_for_feed
+from atoll.node.daemon.assets.feed_recovery import (
+    SILENT_S,
+    LostFeed,
+    clear_mark,
+    mark_restored,
+    read_mark,
+    wait_for_feed,
+)
 from atoll.p2p.ledger.store import LEDGER_FILE
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import CorruptFault, LocalFault
@@ -109,11 +116,11 @@ def test_one_neighbour_with_an_older_copy_is_not_enough(world):
 class Waiting:
     """What `wait_for_feed` looks at, second by second."""
 
-    def __init__(self, entries=5, neighbours_are_slow_s=0.0, outrun_at_s=None, others=(), told_at_s=None):
+    def __init__(self, entries=5, outrun_at_s=None, others=(), told_at_s=None, here=()):
         self.now_s = 0.0
-        self._entries, self._slow_s, self._outrun_at_s = entries, neighbours_are_slow_s, outrun_at_s
+        self._entries, self._outrun_at_s, self.here = entries, outrun_at_s, list(here)
         self.ledger = SimpleNamespace(vector=lambda: {ME: self._entries})
-        self.others, self._told_at_s = frozenset(others), told_at_s or {}
+        self.others, self._told_at_s = frozenset(others), {PeerId("any"): 0.0} if told_at_s is None else told_at_s
         self.said, self.dialled = [], []
         self.replication = SimpleNamespace(anti_entropy=self)
 
@@ -121,8 +128,12 @@ class Waiting:
         self.dialled.append(peer)
 
     def synced_peers(self):
-        """Each is a neighbour for ten seconds."""
-        return frozenset(peer for peer, at_s in self._told_at_s.items() if at_s <= self.now() < at_s + 10)
+        """Each of a story is a neighbour for ten seconds; `any` stays."""
+        told = self._told_at_s.items()
+        return frozenset(peer for peer, at_s in told if at_s <= self.now() < at_s + (10 if peer != "any" else 1e9))
+
+    def neighbours(self):
+        return [*self.synced_peers(), *self.here]
 
     @property
     def registers(self):
@@ -130,9 +141,6 @@ class Waiting:
 
     def sync_soon(self):
         pass
-
-    def is_caught_up(self):
-        return self.now() >= self._slow_s
 
     def now(self):
         return asyncio.get_running_loop().time()
@@ -149,7 +157,20 @@ class Waiting:
 
 def test_it_listens_for_a_lease_after_all_neighbours_told_what_they_have():
     assert Waiting().run() == pytest.approx(20.0, abs=1.0)
-    assert Waiting(neighbours_are_slow_s=30.0).run() == pytest.approx(50.0, abs=1.0)
+    assert Waiting(told_at_s={PeerId("any"): 30.0}).run() == pytest.approx(50.0, abs=1.0)
+
+
+def test_neither_strangers_nor_silent_members_hold_it_for_ever():
+    a, b = others = [PeerId("a"), PeerId("any")]
+    strangers = [PeerId(f"stranger {number}") for number in range(3)]
+    assert Waiting(others=[b], here=strangers).run() == pytest.approx(20.0, abs=1.0)
+    # A silent one of the members may have more of the feed: it is waited for, and then no longer.
+    silent = Waiting(others=[*others, PeerId("any")], here=[a, *strangers])
+    silent._told_at_s = {PeerId("any"): 0.0, PeerId("c"): 0.0}
+    silent.others = frozenset((a, b, PeerId("c")))
+    assert silent.run() == pytest.approx(SILENT_S + 20.0, abs=2.0)
+    # Without a name it is who is connected when the listening begins, and not who dials anew.
+    assert Waiting(here=strangers).run() == pytest.approx(SILENT_S, abs=2.0)
 
 
 def test_a_feed_that_is_shorter_than_it_was_is_not_enough():

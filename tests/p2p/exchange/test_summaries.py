@@ -57,7 +57,8 @@ def test_a_newcomer_gets_all_that_a_summary_stands_for_and_goes_on_from_there(tm
         assert [await ours.link(peer, number) for number in range(3)] == [LINKS[0].link, LINKS[1].link, None]
         assert await ours.summary(peer, NAME) == SUMMARY
         named = [*mine[:381], *theirs[:5]]
-        records = await ours.records(peer, [entry.id for entry in named])
+        records = {}
+        await ours.records(peer, [entry.id for entry in named], records)
         assert [records[entry.id] for entry in named] == named
         a.ledger.cut(cut, named)
         assert a.ledger.history.floors == {ONE: 380, TWO: 4}
@@ -113,7 +114,7 @@ def test_records_that_nobody_asked_for_or_that_never_come_are_refused(tmp_path: 
     async def scenario(a: Side, b: Side) -> None:
         ours, peer, mine = asking(a), b.host.peer_id, feed(AUTHORS[0], 4)
         forged = encode_entry(mine[0])[:-1] + b"\0"
-        answers = [(encode_entry(mine[3]),), (encode_entry(mine[0]), encode_entry(mine[3])), (), (forged,)]
+        answers = [(encode_entry(mine[3]),), (encode_entry(mine[0]), encode_entry(mine[3])), (forged,)]
 
         asked: list[RecordsQuery] = []
 
@@ -123,13 +124,19 @@ def test_records_that_nobody_asked_for_or_that_never_come_are_refused(tmp_path: 
 
         b.calls.register(RECORDS, RecordsQuery, RecordsAnswer, lie, max_bytes=ANSWER_BYTES)
         while len(answers) > 1:
-            with pytest.raises(DecodeError, match="other entries than were asked for, or none"):
-                await ours.records(peer, [mine[0].id, mine[1].id])
+            with pytest.raises(DecodeError, match="other entries than were asked for"):
+                await ours.records(peer, [mine[0].id, mine[1].id], {})
             answers.pop(0)
             assert len(asked) == 1, "it is not asked again"
             asked.clear()
         with pytest.raises((DecodeError, SignatureFault)):
-            await ours.records(peer, [mine[0].id])
+            await ours.records(peer, [mine[0].id], {})
+        for answers[0], found in (((), set()), ((encode_entry(mine[1]),), {mine[1].id})):
+            asked.clear()
+            records = {}
+            await ours.records(peer, [entry.id for entry in mine], records)
+            assert records.keys() == found
+            assert len(asked) == 1, "who has not all is asked no more"
 
     run_pair(tmp_path, scenario)
 

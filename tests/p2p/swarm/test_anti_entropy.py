@@ -2,9 +2,13 @@
 
 import asyncio
 import random
+from itertools import pairwise
 from types import MappingProxyType
 
-from atoll.p2p.swarm.anti_entropy import AntiEntropy
+import pytest
+
+from atoll.p2p.swarm.anti_entropy import ANSWER_S, EVERY_S, EXCHANGE_S, AntiEntropy
+from atoll.p2p.swarm.exchange_turns import AT_ONCE, ExchangeTurns
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
@@ -19,7 +23,7 @@ class Exchanges:
     async def exchange(self, peer):
         if peer in FAULTS:
             raise FAULTS[peer]
-        await asyncio.sleep(20.0 if peer == SLOW else 0.1)
+        await asyncio.sleep(8.0 if peer == SLOW else 0.1)
 
     async def pull(self, peer):
         pass
@@ -28,12 +32,13 @@ class Exchanges:
         return 0
 
 
-def make(exchanges, neighbours):
+def make(exchanges, neighbours, is_accepted=lambda peer: False):
     return AntiEntropy(
         ledger=exchanges,
         orphans=exchanges,
         registers=exchanges,
         neighbours=neighbours,
+        is_accepted=is_accepted,
         rng=random.Random(1),
         on_fault=lambda *_: None,
         on_local_fault=lambda _: None,
@@ -59,7 +64,7 @@ async def abreast_after_s(neighbours):
 
 def test_every_neighbour_that_answers_is_waited_for():
     assert run_virtual(abreast_after_s([QUICK])) < 1
-    assert 20 <= run_virtual(abreast_after_s([QUICK, SLOW])) < 21
+    assert 8 <= run_virtual(abreast_after_s([QUICK, SLOW])) < 9
 
 
 def test_one_that_breaks_the_protocol_is_not_waited_for_and_is_not_enough():
@@ -93,3 +98,106 @@ def test_one_that_never_answers_is_given_up_and_is_not_enough():
     assert 1 < run_virtual(abreast_after_s([QUICK, DUMB])) < 15
     assert run_virtual(abreast_after_s([DUMB])) > 99
     assert run_virtual(abreast_after_s([])) > 99
+
+
+MEMBERS = tuple(PeerId(f"member {number}") for number in range(2))
+
+
+class Strangers:
+    """Members answer at once, and strangers never, or after each part of `part_s` seconds one more."""
+
+    wanted = covered = MappingProxyType({})
+
+    def __init__(self, here, part_s=1e9):
+        self.here, self._part_s, self.repair, self.whole = here, part_s, None, []
+
+    async def pull(self, peer):
+        while peer not in MEMBERS:
+            await asyncio.sleep(self._part_s)
+            self.repair.heard(peer)
+
+    async def exchange(self, peer):
+        self.whole.append(asyncio.get_running_loop().time())
+
+    async def fetch(self, peer):
+        return 0
+
+    async def come_and_go(self, again_s):
+        number = 0
+        while True:
+            await asyncio.sleep(again_s)
+            for peer in [peer for peer in self.here if peer not in MEMBERS]:
+                self.here.remove(peer)
+                await asyncio.sleep(1.5)
+                number += 1
+                self.here.append(PeerId(f"{peer[:20]} {number}"))
+                self.repair.ask(self.here[-1])
+
+
+@pytest.mark.parametrize(("count", "again_s"), [(8, 1e9), (16, 200.0), (64, 100.0)])
+@pytest.mark.parametrize("part_s", [1e9, 1.0])
+def test_strangers_that_are_silent_or_slow_keep_no_member_waiting(count, again_s, part_s):
+    async def story():
+        here = [*MEMBERS, *(PeerId(f"stranger {number:03}") for number in range(count))]
+        exchanges = Strangers(here, part_s)
+        exchanges.repair = repair = make(exchanges, lambda: here, lambda peer: peer in MEMBERS)
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(repair.serve()), group.create_task(exchanges.come_and_go(again_s))]
+            for peer in reversed(here):
+                repair.ask(peer)
+            await asyncio.sleep(600)
+            for task in tasks:
+                task.cancel()
+        return exchanges.whole
+
+    times = run_virtual(story())
+    assert max(b - a for a, b in pairwise([0.0, *times, 600.0])) <= 1.5 * EVERY_S + 2.0
+
+
+@pytest.mark.parametrize("part_s", [1e9, 1.0])
+def test_a_newcomer_is_held_by_no_silent_peer_for_long(part_s):
+    async def story():
+        here = [*(PeerId(f"stranger {number}") for number in range(16)), MEMBERS[0]]
+        exchanges = Strangers(here, part_s)
+        exchanges.repair = repair = make(exchanges, lambda: here)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(repair.serve())
+            for peer in here:
+                repair.ask(peer)
+            async with asyncio.timeout(1000):
+                await repair.synced.wait()
+            serving.cancel()
+        return asyncio.get_running_loop().time()
+
+    # Silent ones hold four places for 10 s each; with answers for as long as an exchange may take.
+    assert run_virtual(story()) <= 16 / AT_ONCE * (ANSWER_S if part_s > ANSWER_S else EXCHANGE_S) + 1
+
+
+def test_turns_keep_two_places_for_members_and_remember_who_failed():
+    a, b, *strangers = here = [PeerId(name) for name in ("a", "b", "w", "x", "y", "z")]
+    turns = ExchangeTurns(lambda peer: peer in (a, b))
+    for peer in reversed(here):
+        turns.ask(peer)
+    assert [turns.take(here) for _ in range(5)] == [b, a, strangers[3], strangers[2], None]
+    turns.end(a)
+    assert turns.take(here) is None, "what is left is for members"
+    turns.ask(a)
+    assert turns.take(here) == a
+    turns.note_failed(a, 0.0)
+    turns.end(a)
+    turns.ask(a)
+    assert turns.take(here) is None, "one that failed is like a stranger"
+    turns.end(strangers[3])
+    assert turns.take(here) == a, "but goes before them"
+    turns.end(a)
+    turns.note_failed(strangers[1], 0.0)
+    turns.ask(strangers[3])
+    assert turns.take(here) == strangers[0], "who did not fail is next, then the older question"
+    assert turns.to_retry(here, 100.0) == [a, strangers[1]]
+    assert turns.to_retry([a], 399.0) == [a]
+    assert turns.failures(strangers[1]) == 1, "it dials anew"
+    assert turns.to_retry([a], 401.0) == [a]
+    assert turns.failures(strangers[1]) == 0
+    for number in range(5000):
+        turns.note_failed(PeerId(str(number)), 0.0)
+    assert len(turns._failed) == 1024

@@ -12,6 +12,7 @@ from msgspec.structs import astuple, replace
 from atoll.p2p.discovery.dht import Dht
 from atoll.p2p.discovery.dht_records import Listing
 from atoll.p2p.discovery.dht_role import Part, Role
+from atoll.p2p.exchange.floors import RecordsGone
 from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Connection, PeerAddress, PeerDisconnected, Route
 from atoll.p2p.ledger.shares import Quota
@@ -758,5 +759,30 @@ def test_what_followed_from_a_chain_is_forgotten_over_the_same_connections(tmp_p
             with one.subscribed():
                 assert len(one._notifiers) == 1
             assert not one._notifiers
+
+    run_virtual(main())
+
+
+def test_that_records_are_gone_holds_until_a_whole_exchange_shows_that_it_is_not_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            one, _, _ = await world.start(1), await world.start(2, 1), await world.start(3, 1, 2)
+            await asyncio.sleep(5)
+            replication = one.replication
+
+            def says_gone(liar: PeerId) -> None:
+                replication._on_gone(RecordsGone(liar, 0))
+
+            says_gone(peer(9))
+            await asyncio.sleep(60)
+            assert replication.records_gone, "strangers that have as little show nothing"
+            one.newcomers.accept([peer(2)], by_work=False)
+            await asyncio.sleep(60)
+            assert not replication.records_gone, "a member showed it"
+            says_gone(peer(3))
+            one.newcomers = one._make_newcomers()
+            one.ledger.newcomers = one.newcomers
+            await asyncio.sleep(60)
+            assert not replication.records_gone, "who said so has them"
 
     run_virtual(main())

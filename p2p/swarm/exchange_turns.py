@@ -1,0 +1,76 @@
+"""Whose turn it is to exchange: members first, and silent peers hold only some of the places. Pure."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+
+from atoll.p2p.limits.bounded_table import put_newest
+from atoll.protocols.ids import PeerId
+
+AT_ONCE = 4
+"""Most exchanges at once."""
+FOR_ALL = 2
+"""Places for peers that are not accepted, or whose newest exchange failed; the others are kept for members."""
+RETRIES = 3
+"""Number of quick retries with a peer whose exchange failed; then it waits for its random turn."""
+_KEPT_S = 300.0
+"""How long failures of a peer that left count, in seconds: to dial anew must not make it a new peer."""
+_KEPT = 1024
+"""Most peers whose failures count."""
+
+
+class ExchangeTurns:
+    """The queue of peers, those whose exchange goes on, and how often each failed."""
+
+    def __init__(self, is_accepted: Callable[[PeerId], bool]) -> None:
+        self._is_accepted = is_accepted
+        self._queue: dict[PeerId, None] = {}
+        self._busy: set[PeerId] = set()
+        self._failed: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()
+        """Failed exchanges in a row, and when the peer was last a neighbour or failed."""
+
+    def ask(self, peer: PeerId) -> None:
+        """Queue `peer`; nothing if it is queued."""
+        self._queue[peer] = None
+
+    def failures(self, peer: PeerId) -> int:
+        """Number of failed exchanges in a row with `peer`."""
+        return self._failed.get(peer, (0, 0.0))[0]
+
+    def take(self, neighbours: Collection[PeerId]) -> PeerId | None:
+        """The next peer, whose exchange begins; None while nobody may. Who is no neighbour leaves the queue."""
+        self._queue = {peer: None for peer in self._queue if peer in neighbours}
+        # Who knows no member, as a newcomer, takes any peer for one until it fails.
+        knows_nobody = not any(map(self._is_accepted, neighbours))
+
+        def is_sound(peer: PeerId) -> bool:
+            return self.failures(peer) == 0 and (knows_nobody or self._is_accepted(peer))
+
+        has_room = sum(not is_sound(peer) for peer in self._busy) < FOR_ALL
+        ready = [peer for peer in self._queue if peer not in self._busy and (has_room or is_sound(peer))]
+        if not ready or len(self._busy) >= AT_ONCE:
+            return None
+        chosen = min(ready, key=lambda peer: (not self._is_accepted(peer), self.failures(peer)))
+        del self._queue[chosen]
+        self._busy.add(chosen)
+        return chosen
+
+    def end(self, peer: PeerId) -> None:
+        """The exchange with `peer` is over."""
+        self._busy.discard(peer)
+
+    def note_whole(self, peer: PeerId) -> None:
+        """It was a whole one."""
+        self._failed.pop(peer, None)
+
+    def note_failed(self, peer: PeerId, now: float, times: int = 1) -> None:
+        """It failed, which counts `times`."""
+        put_newest(self._failed, peer, (self.failures(peer) + times, now), _KEPT)
+
+    def to_retry(self, neighbours: Collection[PeerId], now: float) -> list[PeerId]:
+        """Neighbours that failed, but not too often. Failures of those that left long ago are forgotten."""
+        for peer, (times, seen_s) in list(self._failed.items()):
+            if peer in neighbours:
+                self._failed[peer] = times, now
+            elif now - seen_s > _KEPT_S:
+                del self._failed[peer]
+        return [peer for peer in neighbours if 0 < self.failures(peer) <= RETRIES]
