@@ -26,6 +26,7 @@ FEWEST, MOST = 8, 16
 """Windows of an audit in a guarded run."""
 SAID: dict[str, Any] = {
     "outer.aggregate": "nnm",
+    "outer.by_weight": True,
     "audit": AuditSpec(each=AUDITS),
     "audit.voters": True,
     "audit.newcomers": NEWCOMERS,

@@ -95,6 +95,20 @@ class Tally(msgspec.Struct, frozen=True):
         return self
 
 
+def level(weights: Collection[int], most: int) -> int:
+    """What each of these weights may be at most, that all of them together are `most` at most.
+
+    Max-min fairness: who claims more than the others takes nothing from them.
+    """
+    left = most
+    for at, weight in enumerate(sorted(weights)):
+        equal = left // (len(weights) - at)
+        if weight > equal:
+            return equal
+        left -= weight
+    return max(weights, default=0)
+
+
 def scaled(weight: int, share_256: int) -> int:
     """This share of a weight, rounded down: 1 at least, but 0 of 0."""
     return max(1, weight * share_256 // 256) if weight else 0

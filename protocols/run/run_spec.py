@@ -185,6 +185,9 @@ class OuterSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     `aggregate`; unset: 256."""
     step_most_256: Annotated[int, Meta(ge=1, le=1 << 20)] | msgspec.UnsetType = msgspec.UNSET
     """Largest norm of a round's mean in an atom, in 256ths, for `aggregate` edit; unset: 2560, which is 10."""
+    by_weight: bool | msgspec.UnsetType = msgspec.UNSET
+    """Medians of `aggregate` count contributions by their weights, and newcomers are a quarter of all weight at
+    most (docs/aggregation.md); unset: each contribution counts once."""
     rule: Step | msgspec.UnsetType = msgspec.UNSET
     """How the mean becomes a step (docs/outer-loop.md); unset: `sgd`."""
     momentum_256: Annotated[int, Meta(ge=0, le=255)] | msgspec.UnsetType = msgspec.UNSET
@@ -477,6 +480,8 @@ def _check_aggregate(outer: OuterSpec) -> None:
         raise ConfigError("outer.step_most_256 is for runs with outer.aggregate edit")
     if outer.liars_256 is not msgspec.UNSET and outer.aggregate == "edit":
         raise ConfigError("outer.liars_256 is not for outer.aggregate edit: it finds anomalies by their length")
+    if outer.by_weight and outer.aggregate in (msgspec.UNSET, "edit"):
+        raise ConfigError("outer.by_weight is for runs with an outer.aggregate other than edit")
     if outer.aggregate is msgspec.UNSET:
         if outer.liars_256 is not msgspec.UNSET or outer.most_256 is not msgspec.UNSET:
             raise ConfigError("outer.liars_256 and outer.most_256 are for runs with outer.aggregate")

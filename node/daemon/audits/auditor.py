@@ -89,7 +89,7 @@ class Auditor:
 
     def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
         """Return the weight of each of these contributions to a round, for its fold."""
-        claims, gone = self.claimed(number, found), self._gone_in(number)
+        claims, gone = self.claimed(number, found), self.gone_in(number)
         if number > self._final:
             self._given[number, tuple(entry for entry, _, _ in found)] = self._fallen(found, gone)
         members = [named(*each)._replace(weight=claims[each[0]]) for each in found]
@@ -115,7 +115,7 @@ class Auditor:
 
     def _on_final(self, number: Round, names: tuple[Digest, ...]) -> None:
         """Later rounds have their weights from this set, and this node audits its part of it."""
-        gone = self._gone_in(number)
+        gone = self.gone_in(number)
         if gone:
             self._gone[number] = gone
         self._final = max(self._final, number)
@@ -179,7 +179,7 @@ class Auditor:
         for (later, entries), given in list(self._given.items()):
             if later < number + self.audits.lag:
                 continue
-            fallen = self._fallen(self.contributions.find(entries), self._gone_in(Round(later)))
+            fallen = self._fallen(self.contributions.find(entries), self.gone_in(Round(later)))
             if fallen != given:
                 self._given[later, entries] = fallen
                 self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
@@ -187,7 +187,7 @@ class Auditor:
     def _fallen(self, found: Found, gone: frozenset[PeerId]) -> frozenset[PeerId]:
         return gone.intersection(author for _, author, _ in found)
 
-    def _gone_in(self, number: Round) -> frozenset[PeerId]:
+    def gone_in(self, number: Round) -> frozenset[PeerId]:
         """Authors without weight in a round. Of a final one it is remembered: its worker may be far behind."""
         if number <= self._final:
             return self._gone.get(number, frozenset())
@@ -206,7 +206,7 @@ class Auditor:
         )
         payloads = [each.payload for each in members]
         self.sharers = {each.author: payloads.count(each.payload) for each in members}
-        left = weights(members, self._gone_in(number), by_payload=bool(self.audits.by_payload))
+        left = weights(members, self.gone_in(number), by_payload=bool(self.audits.by_payload))
         self.parts_16 = {each.author: 16 * left[each.entry] // (each.weight or 1) for each in members}
         if self.judgement.gone != before:
             self.context.log.event("unweighed", peers=sorted(self.judgement.gone))

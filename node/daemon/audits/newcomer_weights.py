@@ -15,7 +15,8 @@ from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Digest, PeerId, Round
-from atoll.protocols.ledger.probation import Tally, scaled
+from atoll.protocols.ledger.probation import Tally, level, scaled
+from atoll.protocols.ledger.records import MAX_WEIGHT
 
 Weigh: TypeAlias = Callable[[Round, Found], Mapping[Digest, int]]
 """Returns the weight of each of these contributions to a round, by entry id."""
@@ -26,6 +27,11 @@ OnSet: TypeAlias = Callable[[Round, tuple[Digest, ...], bool], None]
 def claimed_weights(number: Round, found: Found) -> Mapping[Digest, int]:
     """Return the weights that contributions claim: those of a run without audits."""
     return {entry: record.weight for entry, _, record in found}
+
+
+def no_one(number: Round) -> frozenset[PeerId]:
+    """Return whose work audits leave without weight in a round, in a run without audits."""
+    return frozenset()
 
 
 KEPT = 1024
@@ -53,6 +59,10 @@ class NewcomerWeights:
     """Returns the weights without probation: those that contributions claim, or what audits leave of them."""
     tally: Tally
     """Of all final sets."""
+    is_bounded: bool = False
+    """Whether newcomers together are a part of the weight (`outer.by_weight`)."""
+    gone_in: Callable[[Round], frozenset[PeerId]] = no_one
+    """Returns whose work audits leave without weight in a round: it is not counted among the others'."""
     final: int = -1
     """The newest final round."""
     _newest: frozenset[PeerId] = frozenset()
@@ -71,10 +81,22 @@ class NewcomerWeights:
         if number > self.final:
             self._given[number] = authors, new
         weights = self.claimed(number, found)
-        return {
+        weights = {
             entry: scaled(weights[entry], self.share_256) if author in new else weights[entry]
             for entry, author, _ in found
         }
+        return self._bounded(number, found, new, weights) if self.is_bounded and new else weights
+
+    def _bounded(
+        self, number: Round, found: Found, new: frozenset[PeerId], weights: Mapping[Digest, int]
+    ) -> Mapping[Digest, int]:
+        """With newcomers that together weigh a third of what the others do, at most: a quarter of all."""
+        gone = self.gone_in(number)
+        theirs = [entry for entry, author, _ in found if author in new and author not in gone]
+        others = sum(weights[entry] for entry, author, _ in found if author not in new and author not in gone)
+        # Where audits leave nobody else any weight, newcomers go on.
+        most = level([weights[entry] for entry in theirs], others // 3) if others else MAX_WEIGHT
+        return {**weights, **{entry: min(weights[entry], most) for entry in theirs}}
 
     def on_set(self, number: Round, names: tuple[Digest, ...], is_final: bool) -> None:
         """The view has this set of a round, or it is final: later rounds have their weights from it."""

@@ -8,7 +8,7 @@ from atoll.node.config.roles import Work
 from atoll.node.daemon.audits.auditor import Auditor
 from atoll.node.daemon.audits.drawing import AuditDraw, is_repeatable
 from atoll.node.daemon.audits.for_others import AuditsForOthers
-from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, Weigh, claimed_weights
+from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, Weigh, claimed_weights, no_one
 from atoll.node.daemon.audits.stale_weights import weights_of
 from atoll.node.daemon.certificates.summary import Summary
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
@@ -134,6 +134,8 @@ def _weigh_less(
             queue=queue,
             machines=machines,
             claimed=made.weigh,
+            is_bounded=bool(context.spec.outer.by_weight),
+            gone_in=made.auditor.gone_in if made.auditor else no_one,
         )
         made.weigh, made.share_of = newcomers.weigh, newcomers.share_of
         made.learners.append(newcomers.on_set)

@@ -40,7 +40,7 @@ class Judge(Protocol):
     compares: bool
     """Whether `weights` is asked: it needs inner products."""
 
-    def clip(self, atom: int, norm2_P: Sequence[int]) -> Sequence[int]:
+    def clip(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:
         """What is left of each payload in an atom, 0 … WHOLE, of squared norms there in units of 2⁻⁵²."""
 
     def weigh(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:
@@ -110,7 +110,7 @@ def _by_atom(halves_PA2: Ints, weight_P: Sequence[int], judge: Judge) -> tuple[I
     # Atom by atom: whole norms do not fit an int64, and Python's integers take much more memory than the halves.
     for atom in range(atoms):
         norm2_P = [(high << _HALF_BITS) + low for high, low in halves_PA2[:, atom].tolist()]
-        clip_P = judge.clip(atom, norm2_P)
+        clip_P = judge.clip(atom, weight_P, norm2_P)
         clip_PA[:, atom], weight_PA[:, atom] = clip_P, judge.weigh(atom, weight_P, norm2_P)
         left = [total + norm2 * clip**2 for total, norm2, clip in zip(left, norm2_P, clip_P, strict=True)]
     return clip_PA, weight_PA, max(left) >> 2 * CLIP_BITS

@@ -8,6 +8,8 @@ each atom. So equal sets still give equal bits, and the fold is one pass as befo
     edit   in each atom, weights by length; then the mean is clipped (`edit.py`)
     others clip, then groups of near copies count once, then the weights of `judging.py`
 
+With `outer.by_weight` a contribution has as many votes as its weight in the fold, else one.
+
 Whatever the rule, no contribution to an atom is longer than `outer.most_256` allows, even alone in its round. With
 a divisor of at least a share φ of all weight the step of an atom is then at most α·√(1/φ) times as long as the
 limit: by Cauchy and Schwarz, for any contributions.
@@ -26,7 +28,8 @@ from torch import Tensor
 
 from atoll.node.learning.kernels.compiled import Ints, Ints32
 from atoll.node.learning.outer.edit import edit_weights, shorten_step
-from atoll.node.learning.outer.judging import RULES, Weigh, shares_of
+from atoll.node.learning.outer.judging import RULES, Weigh, shares_of, weighted_median
+from atoll.protocols.audits.standing import FULL
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.coverage import Cover, cover_of
 from atoll.protocols.ledger.records import MAX_WEIGHT
@@ -69,10 +72,12 @@ class Aggregation:
         limit2_A: Sequence[int],
         seed: int,
         step_most_256: int | None = None,
+        by_weight: bool = False,
     ) -> None:
         """`limit2_A`: largest squared norm in each atom, in units of 2⁻⁵²; `seed`: which chunks are compared.
 
         `step_most_256`: with it the weights in each atom are EDiT's, and no mean may be longer there, in 256ths.
+        `by_weight`: contributions have votes by their weights.
         """
         self.atom_C = atom_C
         self._step_most_256 = step_most_256
@@ -82,15 +87,17 @@ class Aggregation:
         self._liars_256 = liars_256
         self._limit2_A = limit2_A
         self._seed = seed
+        self._by_weight = by_weight
 
-    def clip(self, atom: int, norm2_P: Sequence[int]) -> list[int]:
+    def clip(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> list[int]:
         """WHOLE for those that are short enough, else what makes them as long as the limit."""
         limit2 = self._limit2_A[atom]
         if self._step_most_256 is None:  # EDiT leaves out what is too long; the limit holds nevertheless
-            sent = sorted(norm2 for norm2 in norm2_P if norm2)
-            # The upper one of two: of two members none is clipped, and fewer than half of any number cannot raise
-            # it above the longest of the others.
-            limit2 = min(sent[len(sent) // 2], limit2) if sent else 0
+            norm2_N = np.array(norm2_P, object)  # Python's integers: they do not fit an int64
+            vote_N = self._votes(weight_P) * (norm2_N > 0)
+            # The upper one of two: of two members none is clipped, and fewer than half of all votes cannot raise
+            # it above the longest of the others, nor push it below the shortest.
+            limit2 = min(weighted_median(norm2_N, vote_N), limit2) if vote_N.any() else 0
         return [WHOLE if norm2 <= limit2 else isqrt((limit2 << 2 * WHOLE_BITS) // norm2) for norm2 in norm2_P]
 
     def weigh(self, atom: int, weight_P: Sequence[int], norm2_P: Sequence[int]) -> Sequence[int]:
@@ -115,12 +122,17 @@ class Aggregation:
 
     def weights(self, weight_P: Ints, gram_PP: Ints) -> Ints:
         assert self._weigh is not None
-        share_P = shares_of(self._weigh, gram_PP, self._liars_256)
+        share_P = shares_of(self._weigh, gram_PP, self._liars_256, self._votes(weight_P))
         scaled_P = weight_P * share_P
         most = int(scaled_P.max())
         # Only their ratios matter, and the sums' bounds have room for MAX_WEIGHT.
         found: Ints = (2 * MAX_WEIGHT * scaled_P + most) // (2 * most)
         return found
+
+    def _votes(self, weight_P: Sequence[int] | Ints) -> Ints:
+        """Votes of each contribution in medians and groups."""
+        # FULL at most: whoever claims four rounds of work has one member's votes. It also bounds all products.
+        return np.minimum(np.array(weight_P, np.int64), FULL if self._by_weight else 1)
 
 
 def aggregation_of(spec: RunSpec, number: int, entries: Iterable[Digest]) -> Aggregation:
@@ -135,7 +147,15 @@ def aggregation_of(spec: RunSpec, number: int, entries: Iterable[Digest]) -> Agg
     if outer.aggregate == "edit":
         step_most_256 = _STEP_MOST_256 if outer.step_most_256 is UNSET else outer.step_most_256
     weigh = RULES.get(outer.aggregate)
-    return Aggregation(weigh, liars_256, atom_C, limits(spec, number, names), seed, step_most_256=step_most_256)
+    return Aggregation(
+        weigh,
+        liars_256,
+        atom_C,
+        limits(spec, number, names),
+        seed,
+        step_most_256=step_most_256,
+        by_weight=bool(outer.by_weight),
+    )
 
 
 def limits(spec: RunSpec, number: int, atoms: Sequence[Atom]) -> list[int]:

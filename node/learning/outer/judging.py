@@ -1,7 +1,8 @@
 """Weights of contributions by how they lie to each other: a function of their inner products in integers.
 
 First, groups of near copies count once: two are near where their cosine is above all but a few of the cosines of
-the round. Then a rule gives each group a share, of the groups' means:
+the round. Then a rule gives each group a share, of the groups' means. A contribution has votes: one, or as many as
+its weight. For medians, nnm and rfa one of n votes is like n contributions of one; others see each group once:
 
     nnm     each is mixed with its nearest others (Allouah et al., arXiv 2302.01772); then rfa of the mixtures
     krum    those with the nearest neighbours (multi-Krum; Blanchard et al., 2017)
@@ -15,14 +16,17 @@ order, which is the entries'.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from atoll.node.learning.kernels.compiled import Ints
 from atoll.node.learning.outer.flag import flag_shares
 
-Weigh = Callable[[Ints, int], Ints]
-"""Shares int64 `[n]`, at most 2¹⁶, of inner products `[n, n]` up to 2³⁰ and of how many may be bad."""
+Weigh = Callable[[Ints, int, Ints], Ints]
+"""Shares int64 `[n]`, at most 2¹⁶, of inner products `[n, n]` up to 2³⁰, of how many votes may be bad, and of the
+votes `[n]`, of which there are at most 2¹⁶: so no product of weighted sums exceeds 2⁶²."""
 _GRAM_BITS = 30
 _ONE = 1 << 15
 _COSINE = 1 << 12
@@ -33,8 +37,8 @@ FLAG_MOST = 128
 """Most groups of which `flag` is found in seconds; its time grows with their cube. More are left to `rfa`."""
 
 
-def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int) -> Ints:
-    """Shares int64 `[P]`, some above 0, of contributions with these inner products."""
+def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int, vote_P: Ints | None = None) -> Ints:
+    """Shares int64 `[P]` of each vote, some above 0, of contributions with these inner products."""
     found = np.zeros(len(gram_PP), np.int64)
     gram_PP = gram_PP >> max(0, int(gram_PP.diagonal().max()).bit_length() - _GRAM_BITS)
     # What is empty has no vote: it lies nearer to everybody than they to each other.
@@ -42,13 +46,21 @@ def shares_of(weigh: Weigh, gram_PP: Ints, liars_256: int) -> Ints:
     if not len(sent):  # nothing to compare: no rule may choose by the order alone
         return found + _ONE
     gram_PP = gram_PP[np.ix_(sent, sent)]
-    group_P = groups(gram_PP)
-    size_G = np.bincount(group_P)
-    gram_GG = _sums(_sums(gram_PP, group_P).T, group_P) // (size_G[:, None] * size_G)
+    vote_P = _ones(gram_PP) if vote_P is None else vote_P[sent]
+    # Only ratios matter: where all have as many votes, the bits are those of one vote each.
+    vote_P = vote_P // np.gcd.reduce(vote_P)
+    group_P = groups(gram_PP, vote_P)
+    size_G = _sums(vote_P[:, None], group_P)[:, 0]
+    gram_GG = _sums(_sums(gram_PP * vote_P * vote_P[:, None], group_P).T, group_P) // (size_G[:, None] * size_G)
+    # A group has the most votes that one of it has: near copies take nothing from it, and add nothing.
+    vote_G = np.zeros_like(size_G)
+    np.maximum.at(vote_G, group_P, vote_P)
+    # Fewer than four cannot leave out a part of one either: honest ones would lose it.
+    liars = int(vote_G.sum()) * liars_256 >> 8 if len(gram_GG) * liars_256 >> 8 else 0
     # By direction alone: with honest contributions far apart, what is short and points backwards is near to all.
-    share_G = weigh(cosines(gram_GG, 1 << _GRAM_BITS), len(gram_GG) * liars_256 >> 8)
+    share_G = weigh(cosines(gram_GG, 1 << _GRAM_BITS), liars, vote_G)
     if not share_G.any():
-        share_G = np.ones_like(share_G)
+        share_G = vote_G
     found[sent] = (share_G * _ONE // size_G)[group_P]
     return found
 
@@ -60,12 +72,24 @@ def _sums(row_PN: Ints, group_P: Ints) -> Ints:
     return found
 
 
-def groups(gram_PP: Ints) -> Ints:
+def _ones(gram_NN: Ints) -> Ints:
+    """One vote each."""
+    return np.ones(len(gram_NN), np.int64)
+
+
+def weighted_median(value_N: npt.NDArray[Any], vote_N: Ints) -> int:
+    """The first of the rising values at which twice the votes so far exceed all votes: of two the upper one."""
+    order_N = np.argsort(value_N, kind="stable")
+    so_far_N = np.cumsum(vote_N[order_N])
+    return int(value_N[order_N[np.searchsorted(2 * so_far_N, so_far_N[-1], side="right")]])
+
+
+def groups(gram_PP: Ints, vote_P: Ints | None = None) -> Ints:
     """int64 `[P]`: number of the group of near copies that each belongs to."""
     cosine_PP = cosines(gram_PP)
     count = len(cosine_PP)
     group_P = np.arange(count)
-    near = cosine_PP >= threshold(cosine_PP)
+    near = cosine_PP >= threshold(cosine_PP, vote_P)
     # Joined one by one: what is near to one of a group is in the group.
     for i, j in np.argwhere(np.tril(near, -1)):
         one, other = sorted((group_P[i], group_P[j]))
@@ -83,14 +107,15 @@ def cosines(gram_PP: Ints, one: int = _COSINE) -> Ints:
     return found
 
 
-def threshold(cosine_PP: Ints) -> int:
+def threshold(cosine_PP: Ints, vote_P: Ints | None = None) -> int:
     """Least cosine of near copies: the median plus six times the median distance from it, 0.35 at least."""
-    count = len(cosine_PP)
-    if count < _FEW:
+    vote_P = _ones(cosine_PP) if vote_P is None else vote_P
+    if vote_P.sum() < _FEW * vote_P.max():
         return _FEW_COSINE
-    each = np.sort(cosine_PP[np.tril_indices(count, -1)])
-    median = int(each[len(each) // 2])
-    spread = int(np.sort(np.abs(each - median))[len(each) // 2])
+    pairs = np.tril_indices(len(cosine_PP), -1)
+    each, votes = cosine_PP[pairs], (vote_P * vote_P[:, None])[pairs]
+    median = weighted_median(each, votes)
+    spread = weighted_median(np.abs(each - median), votes)
     return min(max(_LEAST_COSINE, median + 6 * spread), _FEW_COSINE)
 
 
@@ -101,20 +126,26 @@ def distances2(gram_NN: Ints) -> Ints:
     return found
 
 
-def nearest(gram_NN: Ints, liars: int) -> Ints:
-    """0 or 1, int64 `[n, n]`: row i marks i and the nearest others, n − liars together."""
+def nearest(gram_NN: Ints, liars: int, vote_N: Ints | None = None) -> Ints:
+    """Votes int64 `[n, n]`: row i has those of i and of its nearest others, all votes − liars together."""
+    vote_N = _ones(gram_NN) if vote_N is None else vote_N
     distance2_NN = distances2(gram_NN)
     np.fill_diagonal(distance2_NN, -1)
-    order_NN = np.argsort(distance2_NN, axis=1, kind="stable")[:, : len(gram_NN) - liars]
+    order_NN = np.argsort(distance2_NN, axis=1, kind="stable")
+    ranked_NN = vote_N[order_NN]
+    before_NN = np.cumsum(ranked_NN, axis=1) - ranked_NN
     found = np.zeros_like(gram_NN)
-    np.put_along_axis(found, order_NN, 1, axis=1)
+    # Of the last one a part: in whole contributions, one with many votes would be left out by one vote more.
+    left_NN = np.clip(int(vote_N.sum()) - liars - before_NN, 0, ranked_NN)
+    np.put_along_axis(found, order_NN, left_NN, axis=1)
     return found
 
 
-def nnm(gram_NN: Ints, liars: int) -> Ints:
-    near_NN = nearest(gram_NN, liars)
-    mixed_NN = near_NN @ gram_NN @ near_NN.T // (len(gram_NN) - liars) ** 2
-    found: Ints = near_NN.T @ rfa(mixed_NN, liars) // (len(gram_NN) - liars)
+def nnm(gram_NN: Ints, liars: int, vote_N: Ints | None = None) -> Ints:
+    vote_N = _ones(gram_NN) if vote_N is None else vote_N
+    near_NN, votes = nearest(gram_NN, liars, vote_N), int(vote_N.sum()) - liars
+    mixed_NN = near_NN @ gram_NN @ near_NN.T // votes**2
+    found: Ints = near_NN.T @ rfa(mixed_NN, liars, vote_N) // votes
     return found
 
 
@@ -128,11 +159,12 @@ def krum(gram_NN: Ints, liars: int) -> Ints:
     return found
 
 
-def rfa(gram_NN: Ints, liars: int, steps: int = 8) -> Ints:
-    share_N = np.full(len(gram_NN), _ONE // len(gram_NN), np.int64)
+def rfa(gram_NN: Ints, liars: int, vote_N: Ints | None = None, steps: int = 8) -> Ints:
+    vote_N = _ones(gram_NN) if vote_N is None else vote_N
+    share_N = vote_N * _ONE // int(vote_N.sum())
     for _ in range(steps):
         inverse_N = (1 << 40) // np.maximum(_lengths(gram_NN, share_N), 1)
-        share_N = _to_one(inverse_N)
+        share_N = _to_one(vote_N * inverse_N)
     return share_N
 
 
@@ -169,4 +201,9 @@ def _to_one(share_N: Ints) -> Ints:
     return found
 
 
-RULES: dict[str, Weigh] = {"nnm": nnm, "krum": krum, "rfa": rfa, "cclip": cclip, "flag": flag}
+def _once(rule: Callable[[Ints, int], Ints]) -> Weigh:
+    """A rule that sees each group once, whatever its votes."""
+    return lambda gram_NN, liars, vote_N: rule(gram_NN, len(vote_N) * liars // int(vote_N.sum())) * vote_N
+
+
+RULES: dict[str, Weigh] = {"nnm": nnm, "krum": _once(krum), "rfa": rfa, "cclip": _once(cclip), "flag": _once(flag)}

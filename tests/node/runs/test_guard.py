@@ -113,6 +113,7 @@ def test_a_reduced_run_names_what_it_cannot_have():
     whys = left_out(guarded(made(), {"reduce"}))
     assert set(whys) == {
         "outer.aggregate",
+        "outer.by_weight",
         "audit",
         "audit.voters",
         "audit.newcomers",

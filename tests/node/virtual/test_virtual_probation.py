@@ -119,3 +119,40 @@ def test_all_nodes_give_newcomers_the_same_share_of_their_weight(world):
                 assert found == [16] * share + [64] * len(found[share:])
 
     run_virtual(story())
+
+
+def bounded(spec):
+    outer = replace(spec.outer, aggregate="nnm", by_weight=True, floor_256=64)
+    return replace(with_share(spec), outer=outer, reduce=None)
+
+
+def test_all_nodes_give_newcomers_together_a_quarter_of_the_weight(world):
+    """Four newcomers beside two founders; one founder restarts meanwhile."""
+
+    async def story() -> None:
+        async with world(60, 2, worker=AuditedWorker, adjust=bounded) as w:
+            for number in range(2):
+                w.start(number, ROUND_S)
+            w.nodes[0].worker.folds = folds = []
+            await w.until(lambda: min(finals(w, 0, 1)) >= 10)
+            for number in range(2, 6):
+                w.start(number, ROUND_S)
+            new = [w.nodes[number].peer for number in range(2, 6)]
+
+            def least() -> int:
+                return min(w.nodes[0].driver.finality.tally.counts.get(peer, 0) for peer in new)
+
+            await w.until(lambda: least() >= 3)
+            await w.kill(1)
+            w.start(1, ROUND_S)
+            await w.until(lambda: least() >= PROBATION + 2)
+            w.check_agreement()
+            await w.check_feeds()
+            sets = {ask.round: ask.members for ask in folds if isinstance(ask, FinalizeRequest)}
+            for at in sorted(sets):
+                theirs = [m.weight for m in sets[at] if m.author in new and m.weight < 64]
+                others = sum(m.weight for m in sets[at]) - sum(theirs)
+                assert sum(theirs) <= others // 3
+            assert any([m.weight for m in sets[at] if m.author in new] == [10] * 4 for at in sets)
+
+    run_virtual(story())

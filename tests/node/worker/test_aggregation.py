@@ -85,3 +85,24 @@ def test_a_tie_is_broken_by_the_entries_and_not_by_their_order(tmp_path):
         seen.add(home.ask(FoldRequest(Round(0), tuple(members[at:] + members[:at]))).state)
     assert len(seen) == 1
     assert seen != {Home(tmp_path / "none", PEERS[0], spec).session.started().state}
+
+
+@pytest.mark.parametrize("rule", ["clip", "nnm"])
+def test_a_run_has_votes_by_weight_only_with_the_key(tmp_path, rule):
+    """One member, and three newcomers with less of the weight together, that send a hundredth."""
+    plain = spec_of(rule)
+    keyed = msgspec.structs.replace(plain, outer=msgspec.structs.replace(plain.outer, by_weight=True))
+    chunks, members = size_of(cover_of(plain, 0)), []
+    for at, peer in enumerate(PEERS):
+        noise = torch.randn((chunks, 4096), generator=torch.Generator().manual_seed(at))
+        nothing = torch.zeros_like(noise)
+        raw = bytes(codec_of("sparse2", K).encode(noise * (1e-5 if at else 1e-3), nothing, nothing, 1.0))
+        (tmp_path / str(at)).write_bytes(raw)
+        members.append(Member(digest(peer.encode()), peer, 16 if at else 64, digest(raw), str(tmp_path / str(at))))
+    moved = []
+    for name, spec in (("plain", plain), ("keyed", keyed)):
+        home = Home(tmp_path / name, PEERS[0], spec)
+        before = home.session._fold.view_C4096.double()
+        home.ask(FoldRequest(Round(0), tuple(members)))
+        moved.append(float((home.session._fold.view_C4096 - before).norm()))
+    assert moved[1] > 50 * moved[0]

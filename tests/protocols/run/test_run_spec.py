@@ -150,6 +150,18 @@ def test_a_rule_judges_whole_contributions_and_needs_a_floor(changed):
         msgspec.structs.replace(judged, outer=msgspec.structs.replace(judged.outer, floor_256=0)).check()
 
 
+def test_votes_by_weight_are_for_rules_that_have_medians(changed, owner):
+    def made(rule):
+        judged = changed("outer.aggregate", rule)
+        return msgspec.structs.replace(judged, outer=msgspec.structs.replace(judged.outer, by_weight=True))
+
+    assert open_run(sign_run(made("nnm"), owner)).outer.by_weight
+    assert b"by_weight" not in codec.encode(changed("outer.aggregate", "nnm"))
+    for rule in ("edit", msgspec.UNSET):
+        with pytest.raises(ConfigError, match=r"outer\.by_weight is for runs with"):
+            made(rule).check()
+
+
 def test_audits_are_of_whole_contributions_with_their_own_weights(changed, spec):
     audited = msgspec.structs.replace(spec, audit=AuditSpec())
     with pytest.raises(ConfigError, match="cannot go together") as caught:

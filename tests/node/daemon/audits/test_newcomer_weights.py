@@ -2,13 +2,14 @@
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.node.daemon.audits.newcomer_weights import KEPT, NewcomerWeights, on_probation
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Round
-from atoll.protocols.ledger.probation import Tally, scaled
+from atoll.protocols.ledger.probation import Tally, level, scaled
 
 OLD, NEW = ("old-a", "old-b", "old-c"), ("new-a", "new-b")
 PROBATION, SHARE, CLAIMED = 4, 64, 60
@@ -17,7 +18,7 @@ PROBATION, SHARE, CLAIMED = 4, 64, 60
 class Rig:
     """Entries are `AUTHOR@ROUND`; every contribution claims CLAIMED."""
 
-    def __init__(self, claimed=lambda entry: CLAIMED):
+    def __init__(self, claimed=lambda entry: CLAIMED, **bound):
         self.fed = []
         self.weights = NewcomerWeights(
             share_256=SHARE,
@@ -27,6 +28,7 @@ class Rig:
             queue=SimpleNamespace(post=lambda event: event()),
             machines=SimpleNamespace(feed_round=self.fed.append),
             claimed=lambda number, found: {entry: claimed(entry) for entry, _, _ in found},
+            **bound,
         )
 
     def set(self, number, *authors, is_final=True):
@@ -71,6 +73,43 @@ def test_founders_are_never_on_probation():
 def test_a_share_is_a_legal_weight_and_only_nothing_stays_nothing(weight, share):
     assert min(1, weight) <= scaled(weight, share) <= weight
     assert scaled(weight, 256) == weight
+
+
+@given(weights=st.lists(st.integers(0, 255), max_size=40), most=st.integers(0, 4000))
+def test_the_level_is_the_highest_that_all_can_have(weights, most):
+    found = level(weights, most)
+    assert sum(min(weight, found) for weight in weights) <= most
+    if sum(weights) > most:
+        assert sum(min(weight, found + 1) for weight in weights) > most
+    else:
+        assert found == max(weights, default=0)
+
+
+@pytest.mark.parametrize(
+    ("claims", "found"),
+    [
+        ((60,), [60, 15]),
+        ((60, 60), [60, 10, 10]),
+        ((255, 60), [60, 10, 10]),
+        ((255, 255, 8), [60, 9, 9, 2]),
+        ((255,) * 16, [60, *[1] * 16]),
+        ((255,) * 30, [60, *[0] * 30]),
+    ],
+)
+def test_newcomers_are_a_quarter_of_the_weight_at_most_whatever_they_claim(claims, found):
+    names = [f"new-{at}" for at in range(len(claims))]
+    given_ = {f"{name}@10": claim for name, claim in zip(names, claims, strict=True)}
+    rig = Rig(claimed=lambda entry: given_.get(entry, CLAIMED), is_bounded=True)
+    for number in range(10):
+        rig.set(number, OLD[0])
+    assert rig.weigh(10, OLD[0], *names) == found
+
+
+def test_newcomers_go_on_where_nobody_else_has_any_weight():
+    rig = Rig(claimed=lambda entry: 0 if entry.startswith("old") else CLAIMED, is_bounded=True)
+    for number in range(10):
+        rig.set(number, *OLD)
+    assert rig.weigh(10, *OLD, *NEW) == [0, 0, 0, 15, 15]
 
 
 def test_audits_come_first():

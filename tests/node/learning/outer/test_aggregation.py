@@ -24,6 +24,7 @@ from atoll.node.learning.outer.judging import (
     rfa,
     shares_of,
     threshold,
+    weighted_median,
 )
 from atoll.node.runs.presets import preset, with_adamw
 from atoll.protocols.identity import Identity
@@ -42,9 +43,9 @@ def spec_of(rule="clip", name="tiny", **outer):
     return replace(spec, outer=replace(spec.outer, aggregate=rule, **outer), reduce=None)
 
 
-def judge_of(rule, atom_C, limits=None, seed=0):
+def judge_of(rule, atom_C, limits=None, seed=0, by_weight=False):
     weigh = None if rule == "clip" else RULES[rule]
-    return Aggregation(weigh, 64, atom_C, limits or [FAR] * (int(atom_C.max()) + 1), seed)
+    return Aggregation(weigh, 64, atom_C, limits or [FAR] * (int(atom_C.max()) + 1), seed, by_weight=by_weight)
 
 
 def gram_of(vectors):
@@ -57,7 +58,7 @@ def gram_of(vectors):
 
 @given(st.lists(st.integers(0, 1 << 90), min_size=1, max_size=12), st.integers(0, 1 << 80))
 def test_nothing_is_longer_than_the_median_of_those_who_sent_nor_than_the_limit(norms, limit):
-    left = judge_of("clip", ONE, [limit]).clip(0, norms)
+    left = judge_of("clip", ONE, [limit]).clip(0, [1] * len(norms), norms)
     sent = sorted(norm for norm in norms if norm)
     bound = min(limit, sent[len(sent) // 2]) if sent else 0
     for norm, clip in zip(norms, left, strict=True):
@@ -71,14 +72,36 @@ def test_fewer_than_half_neither_raise_the_median_above_the_honest_nor_push_it_b
     honest = [100 + at for at in range(count - liars)]
     judge = judge_of("clip", ONE)
     for lie in (1, 1 << 80):
-        left = judge.clip(0, [*honest, *[lie] * liars])
+        left = judge.clip(0, [64] * count, [*honest, *[lie] * liars])
         lengths = [isqrt(norm * clip**2 // WHOLE**2) for norm, clip in zip(honest, left, strict=False)]
         assert min(lengths) >= 9
         assert (lie * left[-1] ** 2) // WHOLE**2 <= max(honest)
 
 
+@pytest.mark.parametrize(("weights", "clipped"), [([64] * 5 + [16] * 16, False), ([64] * 4 + [16] * 17, True)])
+def test_newcomers_with_less_than_half_of_the_weight_clip_nobody(weights, clipped):
+    """By number they are most, so without the key the members' work is as short as theirs."""
+    norms = [10_000 if weight == 64 else 1 for weight in weights]
+    left = judge_of("clip", ONE, by_weight=True).clip(0, weights, norms)
+    assert left == [WHOLE // 100 if clipped and weight == 64 else WHOLE for weight in weights]
+    assert judge_of("clip", ONE).clip(0, weights, norms)[0] == WHOLE // 100
+
+
+def test_a_claim_above_the_nominal_work_has_no_more_votes():
+    """Three of ten that claim four times as much would have most of the votes."""
+    norms, weights = [100] * 7 + [1] * 3, [64] * 7 + [255] * 3
+    assert judge_of("clip", ONE, by_weight=True).clip(0, weights, norms) == [WHOLE] * 10
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 90), st.integers(1, 9)), min_size=1, max_size=12))
+def test_a_vote_is_like_a_contribution_of_its_own(drawn):
+    values = np.array([value for value, _ in drawn], object)
+    each = sorted(value for value, votes in drawn for _ in range(votes))
+    assert weighted_median(values, np.array([votes for _, votes in drawn])) == each[len(each) // 2]
+
+
 def test_two_members_of_different_length_do_not_clip_each_other():
-    assert judge_of("clip", ONE).clip(0, [1, 400]) == [WHOLE, WHOLE]
+    assert judge_of("clip", ONE).clip(0, [64, 64], [1, 400]) == [WHOLE, WHOLE]
 
 
 def test_the_limit_is_what_the_peak_rate_can_move():
@@ -215,7 +238,7 @@ def has_equal_scores(gram) -> bool:
     """Whether two have the same sum of distances to their neighbours, as the nearest two have to one neighbour."""
     seen = []
 
-    def score(gram_NN, liars):
+    def score(gram_NN, liars, vote_N):
         seen.append(np.sort(distances2(gram_NN), axis=1)[:, : max(2, len(gram_NN) - liars - 1)].sum(axis=1))
         return krum(gram_NN, liars)
 
@@ -257,9 +280,74 @@ def test_the_largest_set_does_not_overflow(rule):
     rows = rng.integers(-30, 30, (1024, 40))
     gram = rows @ rows.T * (1 << 44)
     assert int(gram.max()) > 1 << 58
-    shares = shares_of(RULES[rule], gram, 64)
-    assert (shares >= 0).all()
-    assert 0 < int(shares.sum()) < 1 << 42
+    for votes in (None, np.full(1024, 64) - (np.arange(1024) == 5)):
+        shares = shares_of(RULES[rule], gram, 64, votes)
+        assert (shares >= 0).all()
+        assert 0 < int(shares.sum()) < 1 << 42
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_where_all_weigh_the_same_the_key_changes_no_bit(rule, data):
+    count, weight = data.draw(st.integers(1, 12)), data.draw(st.integers(1, 255))
+    rows = data.draw(
+        st.lists(st.lists(st.integers(-9, 9), min_size=4, max_size=4), min_size=count, max_size=count)
+    )
+    weights, gram = np.full(count, weight), gram_of(rows) << data.draw(st.integers(0, 26))
+    found = judge_of(rule, ONE, by_weight=True)
+    before = judge_of(rule, ONE)
+    assert found.weights(weights, gram).tolist() == before.weights(weights, gram).tolist()
+    norms = gram.diagonal().tolist()
+    assert found.clip(0, weights.tolist(), norms) == before.clip(0, weights.tolist(), norms)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_by_weight_weights_are_legal_and_do_not_follow_from_one_vote_each(rule, data):
+    count = data.draw(st.integers(1, 12))
+    rows = data.draw(
+        st.lists(st.lists(st.integers(-9, 9), min_size=5, max_size=5), min_size=count, max_size=count)
+    )
+    weights = np.array(data.draw(st.lists(st.integers(1, 255), min_size=count, max_size=count)))
+    found = judge_of(rule, ONE, by_weight=True).weights(weights, gram_of(rows) << 26)
+    assert (found >= 0).all()
+    assert found.max() == 255
+
+
+def progress(members, newcomers, by_weight, common=24):
+    """The fold's part along the members' mean, of what they have alone; newcomers send noise of full length."""
+    rng = np.random.default_rng(3)
+    honest = rng.integers(-100, 100, (members, 2000)) + rng.integers(-common, common, 2000)
+    rows = np.concatenate([honest, rng.integers(-100, 100, (len(newcomers), 2000))])
+    weights = np.array([64] * members + newcomers)
+    final = judge_of("nnm", ONE, by_weight=by_weight).weights(weights, gram_of(rows))
+    alone = honest.mean(axis=0)
+    return final @ rows @ alone / final.sum() / (alone @ alone)
+
+
+@pytest.mark.parametrize("members", [4, 8, 15])
+def test_noise_of_newcomers_with_a_quarter_of_the_weight_moves_next_to_nothing(members):
+    newcomers = [64 * members // 3 // 16] * 16
+    assert progress(members, newcomers, by_weight=True) > 0.88
+    assert progress(members, newcomers, by_weight=True) > progress(members, newcomers, by_weight=False) + 0.03
+
+
+def test_members_that_share_a_direction_are_no_copies_beside_noise():
+    """By number most cosines are those of noise: all members would be one group, with one vote."""
+    assert progress(24, [16] * 20, by_weight=False, common=130) < 0.3
+    assert progress(24, [16] * 20, by_weight=True, common=130) > 0.93
+
+
+def test_near_copies_with_fewer_votes_take_nothing_from_a_contribution():
+    honest = np.random.default_rng(2).integers(-50, 50, (7, 300))
+    rows = np.concatenate([honest, np.repeat(honest[:1], 9, axis=0)])
+    found = judge_of("nnm", ONE, by_weight=True).weights(np.array([64] * 7 + [16] * 9), gram_of(rows))
+    alone = judge_of("nnm", ONE, by_weight=True).weights(np.array([64] * 7), gram_of(honest))
+    share = (found[0] + found[7:].sum()) / found.sum()
+    assert share == pytest.approx(alone[0] / alone.sum(), abs=0.03)
+    assert share > 0.1
 
 
 def test_copies_count_once():
