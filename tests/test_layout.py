@@ -133,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 82_787
+BUDGET_LINES = 82_898
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -224,10 +224,11 @@ weights by payload and turns of downloads (173),
 full outputs, values with a table's name, first folds, starts: one true line each (52),
 room for the first streams of each peer, places of blobs by peer (53),
 turns that nobody could have, stalls in a turn, short starts (12),
-lost work of two nodes, steps that are held, commands beside a start, models that a changed chain keeps (63), owners whose turns
-passed unused (41),
+lost work of two nodes, steps that are held, commands beside a start, models that a changed chain keeps (63),
+owners whose turns passed unused (41),
 ballots that wait unread, a journal that is set aside, work after a Leave (114),
-members before strangers in calls, newer streams of a peer, places for newcomers, stalled downloads (184).
+members before strangers in calls, newer streams of a peer, places for newcomers, stalled downloads (184),
+members on trial that are slow, with their tests' worlds (111).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

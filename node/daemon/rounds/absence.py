@@ -31,8 +31,9 @@ def needed(was: Absence) -> int:
 def after_wait(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     """The state in which the collected round waits for these authors, too."""
     fresh = frozenset(awaited) - state.awaited
-    on_trial = {peer for peer in fresh if (view := state.members.get(peer)) and view.untried}
-    return replace(state, awaited=state.awaited | fresh, on_trial=state.on_trial | on_trial)
+    untried = frozenset(peer for peer in fresh if (view := state.members.get(peer)) and view.untried)
+    before = state.on_trial if state.awaited else frozenset()
+    return replace(state, awaited=state.awaited | fresh, on_trial=before | untried)
 
 
 def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:

@@ -103,8 +103,7 @@ def collect(state: RoundState, number: int) -> RoundState:
         # Judged once, when the work is done: later the others go on in any case.
         state = replace(state, late=came_late(state, state.round))
     if number != state.collecting:
-        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None)
-        state = replace(state, awaited=frozenset(), on_trial=frozenset())
+        state = replace(state, collecting=number, collecting_since=state.now, quorum_at=None, awaited=frozenset())
     return replace(state, phase=Phase.COLLECT, since=state.now)
 
 

@@ -139,7 +139,7 @@ def test_a_member_that_was_late_at_an_unknown_speed_is_waited_for_on_trial():
 
 def test_what_was_lent_in_vain_is_made_up_by_an_eighth_of_each_round():
     node = on_trial().tick(STALL_ROUNDS * TRAIN_S).fold()
-    lent_s = (STALL_ROUNDS - 1) * TRAIN_S
+    lent_s = STALL_ROUNDS * TRAIN_S
     assert node.state.lent_s == pytest.approx(lent_s - TRAIN_S / TRIAL_ROUNDS_EACH)
     node = on_trial()
     node.state = replace(node.state, lent_s=1e-3)
