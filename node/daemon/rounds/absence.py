@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, Absence, RoundState, absence_s, stall_s
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence, RoundState, absence_s, stall_s
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -26,6 +26,14 @@ REMEMBERED = 1024
 def needed(was: Absence) -> int:
     """In how many rounds the member's work has to come until one waits for it as for others."""
     return int(min(MOST_ROUNDS, 1 << max(0, was.stalls - 1)))
+
+
+def after_wait(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
+    """The state in which the collected round waits for these authors, too."""
+    fresh = frozenset(awaited) - state.awaited
+    untried = frozenset(peer for peer in fresh if (view := state.members.get(peer)) and view.untried)
+    before = state.on_trial if state.awaited else frozenset()
+    return replace(state, awaited=state.awaited | fresh, on_trial=before | untried)
 
 
 def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
@@ -51,7 +59,9 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     waits = {at: until for at, until in state.waits.items() if at > state.final}
     if absent:
         waits[number] = stalls_until(state)
-    state = replace(_with_shares(state), closed=number, absent=absent, missed=missed, waits=waits)
+    state = replace(
+        _with_shares(_with_trials(state, ever - there)), closed=number, absent=absent, missed=missed, waits=waits
+    )
     for peer in there & missed.keys():
         state = _came(state, peer, number)
     return state
@@ -80,6 +90,15 @@ def _with_shares(state: RoundState) -> RoundState:
     once_s = stall_s(state, state.train_s)
     owing = {peer for peer, owes in owed_s.items() if owes > once_s or peer in state.owing}
     return replace(state, owed_s=owed_s, owing=frozenset(owing)) if state.owed_s else state
+
+
+def _with_trials(state: RoundState, missing: Collection[PeerId]) -> RoundState:
+    """The state in which what the closed round waited in vain for members on trial alone is lent to them."""
+    # Since the newest payload came it waited for nobody else. A tick later than one round time is no long wait.
+    waited_s = min(state.now - max(idle_at(state), state.payload_at), STALL_ROUNDS * absence_s(state))
+    is_long = bool(missing) and state.on_trial.issuperset(missing) and waited_s > STALLED * absence_s(state)
+    lent_s = state.lent_s + (waited_s if is_long else 0.0) - state.train_s / TRIAL_ROUNDS_EACH
+    return replace(state, lent_s=max(0.0, lent_s)) if lent_s > 0 or state.lent_s else state
 
 
 def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:

@@ -129,7 +129,7 @@ def _close(state: RoundState) -> Out:
     if reached and state.quorum_at is None:
         state = replace(state, quorum_at=state.now)
     if not awaited <= state.awaited:
-        state = replace(state, awaited=state.awaited | awaited)
+        state = absence.after_wait(state, awaited)
     lacking = awaited - there
     if lacking and state.now < closes_at(state, lacking):
         return state, []

@@ -13,6 +13,7 @@ from atoll.node.daemon.rounds.state import (
     LATE_LEAST_S,
     LATE_ROUNDS,
     LOST_LEAST_S,
+    STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
     WORKING,
     Absence,
@@ -145,7 +146,10 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
         view, ends = state.members.get(peer), []
         # Its own work that this node announced and does not have any more is lost with the disk that it was on.
         is_gone = peer == state.config.me and contributed(state, state.collecting)
-        if is_gone or _is_absent(state, peer) or (view is not None and view.untried):
+        if view is not None and view.untried:
+            # It may be absent because its first round, at an unknown speed, came too late.
+            ends.append(idle_at(state) + max(least_s, _trial_s(state, peer, view)))
+        elif is_gone or _is_absent(state, peer):
             ends.append(idle_at(state) + least_s)
         if view is not None and view.lost_at is not None:
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
@@ -156,6 +160,17 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
             return None
         given_up.append(min(ends))
     return max(given_up, default=None)
+
+
+def _trial_s(state: RoundState, peer: PeerId, view: MemberView) -> float:
+    """Seconds for which a member on trial is waited for: until its lease says that it is done, if that is soon."""
+    # A slow one whose work comes when its round is final shows none, and would never be more than on trial. But
+    # keys cost nothing, so all of them together may hold up few rounds in vain.
+    if state.lent_s > 0 or view.round != state.collecting or view.round_s <= 0:
+        return 0.0
+    # With fewer steps it is done sooner than its lease says.
+    done_s = state.entered.get(peer, state.since) + view.round_s - idle_at(state)
+    return min(STALL_ROUNDS * absence_s(state), done_s + absence_s(state))
 
 
 def late_by(state: RoundState, number: int) -> float:

@@ -24,6 +24,8 @@ LOST_ROUNDS = 1.0
 """So many own round times are waited for a member to which the connection is lost, or that was absent before."""
 UNREACHABLE_ROUNDS = 0.25
 """The same for a member that could not be dialled since, once a quorum is there."""
+TRIAL_ROUNDS_EACH = 8
+"""Members on trial hold up rounds in vain for one own round time in so many rounds, in the mean."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
 CATCH_UP_ROUNDS = 2.0
@@ -204,6 +206,10 @@ class RoundState(msgspec.Struct, frozen=True):
     """Those that were later than once is allowed, until they owe nothing."""
     awaited: frozenset[PeerId] = frozenset()
     """All that were waited for in the collected round at any time."""
+    on_trial: frozenset[PeerId] = frozenset()
+    """Those of them that had shown no work when the round began to wait for them."""
+    lent_s: float = 0.0
+    """Seconds for which rounds were held up in vain for members on trial, less what rounds made up for since."""
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)
     """Until when a closed round that is not final would have waited for a member that is not absent."""
     payload_at: float = 0.0

@@ -100,3 +100,21 @@ def test_with_the_small_presets_own_numbers(world, name, slower, capsys):
         print(f"\n{name}, {slower} times slower: {share}")
     assert took_s == pytest.approx(alone_s, rel=0.05)
     assert len(holding) >= 0.9 * ROUNDS
+
+
+def test_a_newcomer_five_times_slower_than_the_only_member_is_in_final_sets(world):
+    """What it trains is late for a round that waits one round time for it, and then announced to nobody."""
+    rounds = 15
+
+    async def story():
+        async with world(4000, 1, **PACE) as w:
+            w.start(0, train_s=ROUND_S)
+            await w.until(lambda: w.all_final(3))
+            w.start(1, train_s=5 * ROUND_S)
+            first = w.newest()
+            await w.until(lambda: w.all_final(first + rounds))
+            w.check_agreement()
+            rows = w.nodes[0].driver.context.log.rows.values()
+            return [row.round for row in rows if w.nodes[1].peer in row.contributors and row.round > first]
+
+    assert len(run_virtual(story())) >= rounds // 2

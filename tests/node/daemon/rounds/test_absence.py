@@ -77,18 +77,15 @@ class Member:
                     self.world.release(self.peer, pending.round)
                 case FoldRound(number, names):
                     self.feed(FoldDone(number, digest(*names), now))
-                case PublishLease(activity, number):
-                    self.world.leases[self.peer] = (activity, number)
+                case PublishLease():
+                    # A fold within this event may have led on.
+                    self.world.leases[self.peer] = self.state.leased
 
     def step(self) -> None:
         world, now = self.world, self.world.now
         if world.final > self.state.final:
             self.feed(RoundFinal(Round(world.final), now))
-        views = {
-            peer: MemberView(*world.leases[peer], now, 1.0, world.lost.get(peer))
-            for peer in world.peers
-            if peer != self.peer and peer in world.leases
-        }
+        views = world.views_of(self.peer)
         if {peer: replace(view, heard=0.0) for peer, view in views.items()} != self.views:
             self.views = {peer: replace(view, heard=0.0) for peer, view in views.items()}
             self.feed(LeasesChanged(views, now))
@@ -123,6 +120,14 @@ class World:
 
     def announce(self, peer: PeerId, number: int) -> None:
         self.entries.setdefault((peer, number), entry_of(peer, number))
+
+    def views_of(self, me: PeerId) -> dict[PeerId, MemberView]:
+        """The leases that a member reads."""
+        return {
+            peer: MemberView(*self.leases[peer], self.now, 1.0, self.lost.get(peer))
+            for peer in self.peers
+            if peer != me and peer in self.leases
+        }
 
     def release(self, peer: PeerId, number: int) -> None:
         if (peer, number) in self.entries:
