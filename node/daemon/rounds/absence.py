@@ -93,12 +93,14 @@ def _with_shares(state: RoundState) -> RoundState:
 
 
 def _with_trials(state: RoundState, missing: Collection[PeerId]) -> RoundState:
-    """The state in which what the closed round waited in vain for members on trial alone is lent to them."""
-    # Since the newest payload came it waited for nobody else. A tick later than one round time is no long wait.
-    waited_s = min(state.now - max(idle_at(state), state.payload_at), STALL_ROUNDS * absence_s(state))
-    is_long = bool(missing) and state.on_trial.issuperset(missing) and waited_s > STALLED * absence_s(state)
+    """The state in which what the closed round waited in vain for members on trial is lent to them."""
+    # Whoever else was missing, too, and whatever came meanwhile: it is they for whom no absence shortens the wait.
+    # A tick later than one round time is no long wait.
+    most_s = STALL_ROUNDS * absence_s(state)
+    waited_s = min(state.now - idle_at(state), most_s)
+    is_long = not state.on_trial.isdisjoint(missing) and waited_s > STALLED * absence_s(state)
     lent_s = state.lent_s + (waited_s if is_long else 0.0) - state.train_s / TRIAL_ROUNDS_EACH
-    return replace(state, lent_s=max(0.0, lent_s)) if lent_s > 0 or state.lent_s else state
+    return replace(state, lent_s=min(most_s, max(0.0, lent_s))) if lent_s > 0 or state.lent_s else state
 
 
 def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:

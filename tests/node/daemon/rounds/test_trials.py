@@ -8,14 +8,14 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.queries import closes_at
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence, absence_s
 from atoll.node.daemon.rounds.trials import TRIAL_ROUNDS, Trials
 from atoll.node.daemon.rounds.types import LeasesChanged
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.registers import Lease
 from tests.node.daemon.rounds import test_absence
 from tests.node.daemon.rounds.test_absence import T_S, TICK_S, Member, World, waits_of
-from tests.node.daemon.rounds.test_round import ME, TRAIN_S, A, B, Node
+from tests.node.daemon.rounds.test_round import ME, TRAIN_S, A, B, C, Node
 
 LONGEST_S = STALL_ROUNDS * T_S
 NEVER_S = 1000.0
@@ -148,8 +148,29 @@ def test_what_was_lent_in_vain_is_made_up_by_an_eighth_of_each_round():
     assert TRIAL_ROUNDS >= 2, "the first round of a member says no speed"
 
 
-def test_a_wait_for_a_member_that_works_is_not_lent():
-    node = Node().ready().leases(a=0, b=0)
+def waited(*came, lent_s=0.0):
+    """A round that ended when all waits were over; C is a member that works, B on trial, and these came late."""
+    node = Node().ready().leases(a=0, b=0, c=0)
     views = {peer: replace(view, untried=peer == B) for peer, view in node.state.members.items()}
-    node.feed(LeasesChanged(views, node.now)).train(0).tick(4 * TRAIN_S).seen(A, 0)
-    assert node.fold().state.lent_s == 0.0
+    node.feed(LeasesChanged(views, node.now))
+    node.state = replace(node.state, lent_s=lent_s)
+    node.train(0).seen(A, 0).tick(4 * TRAIN_S)
+    for peer in came:
+        node.seen(peer, 0)
+    return node.tick(40 * TRAIN_S).fold().state
+
+
+def test_a_wait_for_members_that_came_is_not_lent():
+    assert waited(B, C).lent_s == 0.0
+
+
+def test_a_wait_in_vain_is_lent_whoever_else_is_late_or_missing():
+    """One member that is late, or away, and many keys would else hold up each round for eight round times."""
+    assert waited(C).lent_s > 0.0
+    assert waited().lent_s > 0.0
+
+
+def test_what_is_lent_is_no_more_than_the_longest_wait():
+    """Else members that are slow for an hour would leave no newcomer a trial for eight."""
+    state = waited(lent_s=1000.0 * TRAIN_S)
+    assert 0.0 < state.lent_s <= STALL_ROUNDS * absence_s(state)
