@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.assets.feed_recovery import LostFeed, mark_restored, read_mark
+from atoll.node.daemon.assets.lost_ledger import others_of
 from atoll.node.runs.run_files import FoundRun
 from atoll.p2p.ledger.signers import Signers
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
@@ -89,10 +90,14 @@ def _feed_of(me: PeerId, folder: Path, run: RunId) -> LostFeed | None:
         with closing(Ledger(folder / LEDGER_FILE, run)) as ledger:
             vector = ledger.vector()
     if marked is None and me not in vector and me in Signers(folder):
-        return LostFeed(1, frozenset(vector))  # the ledger that had its entries was moved away
-    others = (frozenset(vector) - {me}) | (marked.others if marked else frozenset())
+        return LostFeed(1, others_of(folder, me) or frozenset(vector))  # its ledger was moved away
     entries = max(vector.get(me, 0), marked.entries if marked else 0)
-    return LostFeed(entries, others) if entries and others else None
+    if not entries:
+        return None
+    # Who left for good, or wrote one entry, is not waited for where final sets name the members.
+    named = others_of(folder, me) or (frozenset(vector) - {me})
+    others = named | (marked.others if marked else frozenset())
+    return LostFeed(entries, others) if others else None
 
 
 @contextmanager

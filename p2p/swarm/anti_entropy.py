@@ -25,8 +25,8 @@ WAITED_EVERY_S = 2.0
 EXCHANGE_S = 60.0
 """Deadline of one exchange, in seconds, while answers come."""
 ANSWER_S = 10.0
-"""Deadline of one answer, in seconds: an honest peer's largest one takes that on a line of 0.6 Mbit/s. It
-doubles with each failure in a row, for slower lines."""
+"""Deadline of one answer, in seconds: the largest request and answer of honest peers take that on a line of
+1.3 Mbit/s. It doubles with each failure in a row, for slower lines."""
 _PAUSE_S = 1.0
 
 

@@ -49,7 +49,9 @@ class ExchangeTurns:
         ready = [peer for peer in self._queue if peer not in self._busy and (has_room or is_sound(peer))]
         if not ready or len(self._busy) >= AT_ONCE:
             return None
-        chosen = min(ready, key=lambda peer: (not self._is_accepted(peer), self.failures(peer)))
+        # A member that failed too often has its turns among the others, or it would take theirs.
+        failed = {peer: self.failures(peer) for peer in ready}
+        chosen = min(ready, key=lambda peer: (not self._is_accepted(peer) or failed[peer] > RETRIES, failed[peer]))
         del self._queue[chosen]
         self._busy.add(chosen)
         return chosen

@@ -14,8 +14,8 @@ TERM = 2
 """So many rounds for each voter last the time without turns: nearly all own a first ballot in them."""
 MOST_TERMS = 8
 """The second turn that passes begins a term; each further one doubles it, up to so many terms."""
-KEPT = 64
-"""Passed turns that are remembered, the newest."""
+KEPT = 1024
+"""Passed turns that are remembered, the newest: as many as a set has authors."""
 
 
 class Passed(NamedTuple):

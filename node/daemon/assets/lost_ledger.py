@@ -48,13 +48,17 @@ def lost_feed(run_folder: Path, me: PeerId, ledger: Ledger, seen: Collection[Pee
     if me in ledger.vector():
         ledger.signers.note(me)  # a home of an older version has no such file
         return None
-    sets = _newest_sets(run_folder, me)
-    if me not in ledger.signers and not any(me in names for names in sets):
+    if me not in ledger.signers and not any(me in names for names in _newest_sets(run_folder, me)):
         return None
-    counts = Counter(name for names in sets[:NEWEST] for name in names)
-    named = {name for name, count in counts.items() if 2 * count >= len(sets[:NEWEST])} - {me}
-    mark_restored(run_folder, 1, named or {*seen} - {me}, me)
+    mark_restored(run_folder, 1, others_of(run_folder, me) or {*seen} - {me}, me)
     return read_mark(run_folder, me)
+
+
+def others_of(run_folder: Path, me: PeerId) -> frozenset[PeerId]:
+    """The other members by the newest final sets that this home knows; empty: it knows none. Raises DiskFault."""
+    sets = _newest_sets(run_folder, me)[:NEWEST]
+    counts = Counter(name for names in sets for name in names)
+    return frozenset(name for name, count in counts.items() if 2 * count >= len(sets)) - {me}
 
 
 def _newest_sets(run_folder: Path, me: PeerId) -> list[frozenset[PeerId]]:

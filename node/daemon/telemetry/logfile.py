@@ -104,8 +104,11 @@ class Journal:
         """Give a long file its other name: a kill leaves the one or the other. Returns whether it did."""
         if self._bytes <= JOURNAL_BYTES or self.is_ending or not self.path.exists():
             return False
-        self.path.replace(self.path.with_name(f"{self.path.stem}.1{self.path.suffix}"))
         self._bytes = 0
+        try:
+            self.path.replace(self.path.with_name(f"{self.path.stem}.1{self.path.suffix}"))
+        except OSError:
+            return False  # the long file goes on, and the next try comes when it is twice as long
         return True
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from atoll.node.config.home import Home, hold_lock
 from atoll.node.daemon.assets.feed_recovery import LostFeed, mark_restored, read_mark
+from atoll.node.daemon.telemetry.round_log import LOG_FILE
+from atoll.node.daemon.telemetry.round_rows import RoundRows
 from atoll.node.import_export import remove_run
 from atoll.node.runs.run_files import find_run
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
@@ -102,6 +104,18 @@ def test_a_feed_that_nobody_else_has_leaves_none(atoll, home, authors):
     fed(home, *((load(home.identity),) if authors == "me" else authors))
     assert json.loads(atoll("run", "rm", "tiny", "--yes", "--json").out)["marked"] is False
     assert not home.run(run).exists()
+
+
+def test_who_left_for_good_is_not_waited_for_where_final_sets_name_the_members(atoll, home):
+    """The ledger has all that ever wrote an entry, strangers too: more than half of them may never come back."""
+    run, me = find_run(home, "tiny").spec.id, load(home.identity)
+    fed(home, me, OTHER, *(Identity(bytes([number]) * 32) for number in range(20, 40)))
+    with closing(RoundRows(home.run(run) / LOG_FILE, me.peer_id)) as rows:
+        row = rows.open(0)
+        row.final, row.contributors = True, (me.peer_id, OTHER.peer_id)
+        rows.save(row)
+    atoll("run", "rm", "tiny", "--yes")
+    assert read_mark(home.run(run), me.peer_id) == LostFeed(1, frozenset({OTHER.peer_id}))
 
 
 def test_a_mark_that_is_there_stays(atoll, home):

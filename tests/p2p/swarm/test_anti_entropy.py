@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from atoll.p2p.swarm.anti_entropy import ANSWER_S, EVERY_S, EXCHANGE_S, AntiEntropy
-from atoll.p2p.swarm.exchange_turns import AT_ONCE, ExchangeTurns
+from atoll.p2p.swarm.exchange_turns import AT_ONCE, RETRIES, ExchangeTurns
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
@@ -201,3 +201,14 @@ def test_turns_keep_two_places_for_members_and_remember_who_failed():
     for number in range(5000):
         turns.note_failed(PeerId(str(number)), 0.0)
     assert len(turns._failed) == 1024
+
+
+def test_members_that_fail_again_and_again_leave_strangers_their_turns():
+    a, b, stranger = here = [PeerId(name) for name in "abx"]
+    turns = ExchangeTurns(lambda peer: peer != stranger)
+    for peer in (a, b):
+        turns.note_failed(peer, 0.0, RETRIES + 1)
+    for peer in here:
+        turns.ask(peer)
+    assert turns.take(here) == stranger
+    assert turns.take(here) == a

@@ -53,6 +53,11 @@ def test_who_lets_a_turn_pass_again_has_none_for_twice_as_long():
     assert max(terms) == MOST_TERMS
 
 
+def test_a_third_of_many_voters_is_remembered():
+    many = tuple(PeerId(f"peer-{number}") for number in range(200))
+    assert len(played(66, 66, voters=many).without) == 66
+
+
 def test_who_has_no_turn_cannot_let_it_pass():
     """Its ballots come to nothing, though it may be honest again: its term is over as it began."""
     turns = played(*[1] * (TERM * len(PEERS) + 1))

@@ -43,7 +43,10 @@ def is_early(chain: Sequence[Segment], deciding: int, body: BallotBody) -> bool:
 def wait(waiting: Waiting, entry: Digest, author: PeerId, body: BallotBody, *, has_left: bool) -> Waiting:
     """The ballots that wait, with one more: the newest of its author's feed."""
     there = waiting.get(body.round, {})
-    return put(waiting, body.round, put(there, author, put(there.get(author, {}), entry, (body, has_left))))
+    given = there.get(author, {})
+    if entry in given:
+        return waiting  # a feed that was pruned comes again: what its author wrote before it left stays so
+    return put(waiting, body.round, put(there, author, put(given, entry, (body, has_left))))
 
 
 def admit(

@@ -107,6 +107,14 @@ def test_a_vote_of_the_next_round_that_its_author_s_leave_forbids_counts_for_no_
     assert [*book[NUMBER + 1].other_votes] == [(B, late.ballot, late.proposal)]
 
 
+def test_an_early_vote_counts_also_where_its_feed_comes_again_after_its_author_left():
+    """The ledger drops a feed for a moment, and fetches it from the begin."""
+    vote = entry(B, Vote(Round(NUMBER + 1), Ballot(0, C), digest(b"proposal")))
+    state = after(vote, entry(B, Leave(NUMBER)), vote)
+    books, _ = admit({}, state.waiting, NUMBER + 1, b"", PEERS)
+    assert sum(map(len, books[NUMBER + 1].votes.values())) == 1
+
+
 def test_an_early_ballot_that_contradicts_another_is_reported_once_its_round_is_decided():
     twice = [entry(B, Vote(Round(NUMBER + 1), Ballot(0, C), digest(name))) for name in (b"one", b"two")]
     waiting = after(*twice, entry(STRANGER, twice[0].body), entry(STRANGER, twice[1].body)).waiting

@@ -235,6 +235,15 @@ def test_a_long_journal_is_set_aside_while_the_node_runs(opened, tmp_path, monke
         assert (tmp_path / name).read_text().endswith("}\n")
 
 
+def test_a_journal_that_cannot_be_set_aside_goes_on(opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(logfile, "JOURNAL_BYTES", 1000)
+    log = opened(tmp_path)
+    (tmp_path / "events.1.jsonl").mkdir()
+    for at in range(100):
+        log.event("final", round=at)
+    assert len(events(tmp_path)) == 100
+
+
 def test_the_end_of_a_node_is_in_one_journal(opened, tmp_path, monkeypatch):
     """`stop --wait` reads the newest lines, and what was not saved comes after the line of the stop."""
     monkeypatch.setattr(logfile, "JOURNAL_BYTES", 1000)
