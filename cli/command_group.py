@@ -168,8 +168,8 @@ def run(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except SystemExit:  # click's end where nobody reads the output any more
-        return READER_GONE
+    except SystemExit as end:  # 1 is click's where nobody reads the output any more; a signal has its own
+        return READER_GONE if end.code == 1 else int(end.code or 0)
     except AtollError as error:
         click.echo(f"error: {error.line()}", err=True)
         return error.exit_code

@@ -92,7 +92,7 @@ class Node:
             leave=self._leave,
             leases=SimpleNamespace(leave=lambda: None, publish_if_due=lambda: None),
             view=lambda: SimpleNamespace(left=()),
-            finality=SimpleNamespace(voters=(), books={}),
+            finality=SimpleNamespace(voters=(), books={}, waiting={}),
             finalizer=SimpleNamespace(has_model=True, applied=4, final_sets={}),
             contributions=SimpleNamespace(
                 me=PeerId("me"), newest_own=lambda: Round(5), later=lambda above: [], find=lambda names: []

@@ -32,7 +32,7 @@ class Fixed:
         self.clip_PA, self.weight_P, self.chunks = clip_PA, weight_P, chunks
         self.norm2 = {}
 
-    def clip(self, atom, norm2_P):
+    def clip(self, atom, weight_P, norm2_P):
         self.norm2[atom] = norm2_P
         return [row[atom] for row in self.clip_PA]
 
