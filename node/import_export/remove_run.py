@@ -89,15 +89,14 @@ def _feed_of(me: PeerId, folder: Path, run: RunId) -> LostFeed | None:
     if (folder / LEDGER_FILE).exists():
         with closing(Ledger(folder / LEDGER_FILE, run)) as ledger:
             vector = ledger.vector()
-    if marked is None and me not in vector and me in Signers(folder):
-        return LostFeed(1, others_of(folder, me) or frozenset(vector))  # its ledger was moved away
-    entries = max(vector.get(me, 0), marked.entries if marked else 0)
+    is_lost = marked is None and me not in vector and me in Signers(folder)  # its ledger was moved away
+    entries = max(vector.get(me, 0), marked.entries if marked else 0, int(is_lost))
     if not entries:
         return None
     # Who left for good, or wrote one entry, is not waited for where final sets name the members.
     named = others_of(folder, me) or (frozenset(vector) - {me})
     others = named | (marked.others if marked else frozenset())
-    return LostFeed(entries, others) if others else None
+    return LostFeed(entries, others) if others or is_lost else None
 
 
 @contextmanager

@@ -25,8 +25,6 @@ from atoll.protocols.ids import PeerId
 NEWEST = 16
 """Final sets from which the other members are taken: those that half of these sets name. Who came for a few rounds
 is not waited for."""
-
-
 SUMMARY_S = 8.0
 """How often a summary is asked for while peers lack old records, in seconds."""
 

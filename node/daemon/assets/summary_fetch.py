@@ -18,6 +18,7 @@ from atoll.p2p.exchange.summaries import MAX_LINKS, SummaryExchange
 from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.limits.bounded_table import put_newest
+from atoll.p2p.swarm.anti_entropy import ANSWER_S
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.system.waiting import AnswerDeadline
 from atoll.protocols.errors import DecodeError, DiskFault, LocalFault, PeerFault, Unreachable
@@ -33,12 +34,11 @@ LINKS_S = 60.0
 """Deadline of one peer's chain, in seconds, while answers come."""
 RECORDS_S = 120.0
 """Deadline of one peer's records, in seconds, while answers come."""
-ANSWER_S = 10.0
-"""Deadline of one answer, in seconds, as p2p/swarm/anti_entropy.py has it; it doubles with each failure."""
 NEWER_S = 5.0
 """How long a proven summary waits for newer ones, in seconds: any old one is public, so a liar may be first."""
 AT_ONCE = 8
 _DOUBLED = 3
+"""So often ANSWER_S doubles, with each failure of a peer."""
 _KEPT = 512
 """Most peers whose failures count."""
 

@@ -73,6 +73,15 @@ async def empty_peer(world, number):
             await asyncio.sleep(0.05)
 
 
+async def alone_without_ledger(w):
+    """Member 1 of three, all of which are down; its ledger is gone."""
+    await members(w)
+    for number in range(3):
+        await w.kill(number)
+    move_ledger_away(w.nodes[1])
+    return w.nodes[1]
+
+
 async def members(w, final=3):
     for number in range(3):
         w.start(number)
@@ -115,11 +124,7 @@ def test_who_lost_its_ledger_signs_nothing_beside_a_peer_that_has_none(world):
 def test_alone_it_waits_for_the_members_that_it_knows_also_after_another_start(world, is_old):
     async def story() -> None:
         async with world(12, 3) as w:
-            await members(w)
-            node = w.nodes[1]
-            for number in range(3):
-                await w.kill(number)
-            move_ledger_away(node)
+            node = await alone_without_ledger(w)
             if is_old:  # a home that a version without this file left
                 (node.home / SIGNERS_FILE).unlink()
             for _ in range(2):
@@ -192,11 +197,7 @@ def test_a_member_that_never_signed_begins_though_it_was_here_for_long_and_its_l
 def test_a_new_identity_in_a_home_that_lost_its_ledger_begins_at_once(world):
     async def story() -> None:
         async with world(12, 3) as w:
-            await members(w)
-            node = w.nodes[1]
-            for number in range(3):
-                await w.kill(number)
-            move_ledger_away(node)
+            node = await alone_without_ledger(w)
             w.start(1)
             await asyncio.sleep(20)
             assert WAITS in node.driver.round.syncing

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.daemon.assets import summary_fetch
-from atoll.node.daemon.assets.summary_fetch import ANSWER_S, AT_ONCE, NEWER_S, SummaryFetcher
+from atoll.node.daemon.assets.summary_fetch import AT_ONCE, NEWER_S, SummaryFetcher
+from atoll.p2p.swarm.anti_entropy import ANSWER_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import PeerId
@@ -27,7 +28,7 @@ class Peers:
         self.at_once += 1
         self.most = max(self.most, self.at_once)
         try:
-            await asyncio.sleep(1e9 if peer.startswith("silent") else 0.1)
+            await asyncio.sleep(1e9 if peer.startswith("silent") else 1.0 if peer.startswith("slow") else 0.1)
         finally:
             self.at_once -= 1
         if number or peer.startswith("empty"):
@@ -110,7 +111,7 @@ def test_records_come_from_anybody_and_the_next_summary_is_taken_where_they_do_n
 
 
 def test_the_newest_of_what_is_proven_soon_is_taken(monkeypatch):
-    peers = Peers("old", "silent", HONEST)
+    peers = Peers("old", "silent", "slow")
     round_, took_s = peers.brings(peers.fetcher(monkeypatch))
     assert round_ == 128
     assert took_s <= NEWER_S + 1
