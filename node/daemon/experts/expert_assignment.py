@@ -79,10 +79,9 @@ class ExpertAssignment:
             return ""
         holdings = self._net.holdings()
         rooms = [holdings[peer].room if peer in holdings else self._count for peer in _training(members)]
-        # Of FFN slices one holder each will do: `outer.holders` is how many may train one where there is room, so
-        # that strong members train all of them beside weak ones that train a few.
-        least = 1 if self._spec.model.ffn_slices else self._spec.outer.holders
-        return shortage(self._count, least, [self._room, *rooms])
+        # One holder each will do: `outer.holders` is how many may train one where there is room. So a member with
+        # little room, or a stranger that says so, never keeps a run from beginning that would begin without it.
+        return shortage(self._count, 1, [self._room, *rooms])
 
     def _announcements(self, members: Mapping[PeerId, MemberView]) -> dict[PeerId, Announced]:
         holdings = self._net.holdings()

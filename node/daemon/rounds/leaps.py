@@ -29,6 +29,15 @@ def counted_others(state: RoundState, *, with_starting: bool) -> dict[PeerId, Me
     return {peer: shown[peer] for peer in shown.keys() & state.set_rules.order.voters} or shown
 
 
+def members_at_work(state: RoundState) -> dict[PeerId, MemberView]:
+    """The members that train, whose speeds set the pace and whose experts this node need not train.
+
+    A lease costs nothing: in a run that has a final round who shows no work is none of them.
+    """
+    members = counted_others(state, with_starting=False) if state.final >= 0 else state.members
+    return {peer: view for peer, view in members.items() if view.activity == "training"}
+
+
 def newest_left(state: RoundState, first: int) -> int:
     """The newest round from `first` on for which this node comes too late, by half of all; else first - 1."""
     # After a start a node goes to those that train, and waits for nobody else that starts. Later it is not pulled

@@ -14,8 +14,9 @@ from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
+from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.state import Phase
+from atoll.node.daemon.rounds.state import Phase, RoundConfig
 from atoll.node.daemon.rounds.types import StartTraining, TrainingDone, TrainingRefused, TrainingSaved
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.node.ipc.worker_process import WorkerDied
@@ -98,22 +99,27 @@ class Rig:
         guard, self.told = FaultGuard(self.net, self.log, lambda: 0.0), []
         worker = WorkerClient(self.process, guard)
         worker.on_started()
-        state = SimpleNamespace(phase=Phase.TRAIN, round=ROUND, ahead=SimpleNamespace(chosen=0))
+        state = replace(
+            begin(RoundConfig(ME, 99, 192, 128, 60.0)), phase=Phase.TRAIN, round=ROUND, final=ROUND - 1
+        )
         self.trained: list[TrainingDone] = []
-        self.state, self.lacks_text = state, False
+        self.beside: list[set[PeerId]] = []
+        self.lacks_text = False
 
         def feed(event):
             self.told.append(type(event))
             self.trained += [event] if isinstance(event, TrainingDone) else []
 
+        self.machines = SimpleNamespace(round=state, feed_round=feed)
+
         self.training = LocalTraining(
             context=RunContext(spec, ME, self.log, lambda: 0.0),
             net=self.net,
-            machines=SimpleNamespace(round=state, feed_round=feed),
+            machines=self.machines,
             worker=worker,
             guard=guard,
             contributions=ContributionIndex(ME, SimpleNamespace(trust=lambda record: None)),
-            assignment=SimpleNamespace(experts=b"", trained=None, assign=lambda members: b""),
+            assignment=SimpleNamespace(experts=b"", trained=None, assign=self.assign),
             moments=SimpleNamespace(on_assigned=lambda before, now: None, offer=lambda released: None),
             leases=SimpleNamespace(members={}),
             assets=SimpleNamespace(prepare=self.prepare),
@@ -121,6 +127,10 @@ class Rig:
             applied=lambda: Round(-1),
             is_reduced=lambda number: False,
         )
+
+    def assign(self, members):
+        self.beside.append(set(members))
+        return b""
 
     async def prepare(self, turn, experts, report):
         """Half a minute, if the round waits for its text."""
@@ -168,11 +178,13 @@ def test_a_round_that_is_begun_late_has_fewer_steps(rig):
         one = rig(spec=replace(SPEC, outer=outer, pace=pace))
         one.process.saves.set()
         view = MemberView("training", ROUND, 0.0, tokens_per_s=float(step_tokens))
-        one.training.leases.members = {PeerId("other"): view}
+        keys = {PeerId(name): replace(view, tokens_per_s=9e11, untried=True) for name in "wxyz"}
+        one.machines.round = replace(one.machines.round, members={PeerId("other"): view} | keys)
         await one.train(late_s=15.0)
         assert one.process.steps == [25], "a step takes the others a second"
         assert one.trained[0].left_out == 15
         assert one.training._tempo.chosen == 40, "of the next rounds it takes all"
+        assert one.beside == [{PeerId("other")}], "and who shows no work has no experts for it"
 
     run_virtual(story())
 
@@ -349,7 +361,7 @@ def test_a_round_that_went_on_while_its_text_was_fetched_is_not_trained(rig):
         async with asyncio.TaskGroup() as group:
             training = group.create_task(unless_needless(other.train()))
             await asyncio.sleep(10.0)
-            other.state.round = Round(ROUND + 1)
+            other.machines.round = replace(other.machines.round, round=Round(ROUND + 1))
             await training
         assert not other.process.steps
 

@@ -38,6 +38,13 @@ def spec_of(holders):
     return found
 
 
+def experts_spec(holders):
+    spec = preset("moe-smoke", PEERS[0], 1, "synthetic:markov")
+    found = replace(spec, outer=replace(spec.outer, holders=holders), reduce=None)
+    found.check()
+    return found
+
+
 def settled(spec, rooms):
     """Each member's slices once all have announced what follows from the others' announcements."""
     views = {peer: MemberView("training", Round(0), 0.0) for peer in PEERS[: len(rooms)]}
@@ -72,6 +79,14 @@ def test_a_slice_that_nobody_has_room_for_is_said():
     trained, lines = settled(spec_of(4), [2, 2])
     assert len(set().union(*trained)) == 4
     assert lines == {"they have room for 4 experts; 5 with 1 holders each need 5"}
+
+
+@pytest.mark.parametrize("small", [0, 2])
+def test_who_has_little_room_keeps_no_run_from_beginning(small):
+    spec = experts_spec(2)
+    trained, lines = settled(spec, [spec.model.expert_count, small])
+    assert len(trained[0]) == spec.model.expert_count
+    assert lines == {""}, "without it the run would begin"
 
 
 @pytest.mark.parametrize("room", [1, 3])

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import machine
-from atoll.node.daemon.rounds.leaps import ahead_s, came_late, is_ahead, newest_left, why_ahead
+from atoll.node.daemon.rounds.leaps import ahead_s, came_late, is_ahead, members_at_work, newest_left, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, SetRules
 from atoll.node.daemon.rounds.queries import reason, waits_s
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig, RoundState
@@ -178,6 +178,21 @@ def test_where_few_decide_the_others_lead_nobody():
     assert newest_left(replace(state, set_rules=SetRules(order=order)), 4) == 3
     gone = NewcomerOrder(voters=frozenset(map(PeerId, ("c", "me"))))
     assert newest_left(replace(state, set_rules=SetRules(order=gone)), 4) == 8, "none of those is here"
+
+
+def test_pace_and_experts_follow_from_those_that_showed_work():
+    """A lease costs nothing: keys without work would set the pace of all, and hold experts that nobody trains."""
+    keys = {name: at(9, untried=True, tokens_per_s=9e11) for name in "wxyz"}
+    begun = state_of(**keys, a=at(9), b=at(9, "syncing"))
+    assert members_at_work(begun).keys() == set("awxyz"), "nobody could show any yet"
+    state = replace(begun, final=3)
+    assert members_at_work(state).keys() == {"a"}
+    noise = replace(state, members={peer: replace(view, untried=False) for peer, view in state.members.items()})
+    assert members_at_work(noise).keys() == set("awxyz")
+    order = NewcomerOrder(voters=frozenset(map(PeerId, ("a", "me"))))
+    assert members_at_work(replace(noise, set_rules=SetRules(order=order))).keys() == {"a"}, (
+        "noise decides nothing"
+    )
 
 
 def test_who_comes_late_folds_before_it_trains_on():
