@@ -112,12 +112,13 @@ class MemberLeases:
         self._activity = "leaving"
 
     def publish_if_due(self) -> None:
-        """Publish the own lease before it ends; at once if a full disk, or at rest a new snapshot, changed it."""
+        """Publish the own lease before it ends, at once if a full disk or a new snapshot changed it."""
         is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
         is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
-        if is_due or is_new:
+        # Who can write no vote lets its lease end, and the others decide as without one that is gone.
+        if is_new or (is_due and not self.refused()):
             self.publish()
 
     def publish(self) -> None:

@@ -11,8 +11,16 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
-from atoll.node.daemon.rounds.queries import book_of, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence, RoundState, absence_s, stall_s
+from atoll.node.daemon.rounds.queries import book_of, idle_at, is_irregular, stalls_until
+from atoll.node.daemon.rounds.state import (
+    ATTENDED,
+    STALL_ROUNDS,
+    TRIAL_ROUNDS_EACH,
+    Absence,
+    RoundState,
+    absence_s,
+    stall_s,
+)
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -31,7 +39,7 @@ def needed(was: Absence) -> int:
 def after_wait(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     """The state in which the collected round waits for these authors, too."""
     fresh = frozenset(awaited) - state.awaited
-    untried = frozenset(peer for peer in fresh if (view := state.members.get(peer)) and view.untried)
+    untried = frozenset(peer for peer in fresh if is_irregular(state, peer))
     before = state.on_trial if state.awaited else frozenset()
     return replace(state, awaited=state.awaited | fresh, on_trial=before | untried)
 
@@ -60,11 +68,28 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     if absent:
         waits[number] = stalls_until(state)
     state = replace(
-        _with_shares(_with_trials(state, ever - there)), closed=number, absent=absent, missed=missed, waits=waits
+        _with_shares(_with_trials(state, ever - there)),
+        closed=number,
+        absent=absent,
+        missed=missed,
+        waits=waits,
+        attended=_attended(state, there),
+        rounds_seen=min(ATTENDED, state.rounds_seen + 1),
     )
     for peer in there & missed.keys():
         state = _came(state, peer, number)
     return state
+
+
+def _attended(state: RoundState, there: Collection[PeerId]) -> dict[PeerId, int]:
+    """`RoundState.attended` with the round that closes now."""
+    newest = (1 << ATTENDED) - 1
+    found = {
+        peer: (state.attended.get(peer, 0) << 1 & newest) | (peer in there) for peer in {*state.attended, *there}
+    }
+    # Of more than can be members those that came the least are forgotten.
+    most = sorted((peer for peer, bits in found.items() if bits), key=lambda peer: -found[peer].bit_count())
+    return {peer: found[peer] for peer in most[:REMEMBERED]}
 
 
 def _waited_s(state: RoundState) -> float:
@@ -117,7 +142,12 @@ def after_payload(state: RoundState, author: PeerId, number: int) -> RoundState:
         if number == state.collecting > state.closed and author in state.awaited:
             state = _charged(state, author)
     # In time for a member that is not absent. Payloads of rounds that are not closed count when these close.
-    return _came(state, author, number) if state.now <= state.waits.get(number, state.now - 1.0) else state
+    if state.now > state.waits.get(number, state.now - 1.0):
+        return state
+    if number <= state.closed < number + ATTENDED:
+        bits = state.attended.get(author, 0) | 1 << (state.closed - number)
+        state = replace(state, attended={**state.attended, author: bits})
+    return _came(state, author, number)
 
 
 def _came(state: RoundState, author: PeerId, number: int) -> RoundState:

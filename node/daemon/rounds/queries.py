@@ -138,6 +138,14 @@ def _is_absent(state: RoundState, peer: PeerId) -> bool:
     return peer in state.owing or (peer in state.absent and not tries_again)
 
 
+def is_irregular(state: RoundState, peer: PeerId) -> bool:
+    """Whether a member's work was in time in less than half of the newest rounds, or never."""
+    # Legal noise costs little: keys that deliver once, or a few times, are waited for as those without any work.
+    view = state.members.get(peer)
+    came = state.attended.get(peer, 0).bit_count()
+    return bool(view and view.untried) or came == 0 or 2 * came < state.rounds_seen
+
+
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
@@ -149,7 +157,7 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
         if view is not None and view.untried:
             # It may be absent because its first round, at an unknown speed, came too late.
             ends.append(idle_at(state) + max(least_s, _trial_s(state, peer, view)))
-        elif is_gone or _is_absent(state, peer):
+        elif is_gone or _is_absent(state, peer) or (state.lent_s > 0 and is_irregular(state, peer)):
             ends.append(idle_at(state) + least_s)
         if view is not None and view.lost_at is not None:
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and

@@ -26,6 +26,8 @@ UNREACHABLE_ROUNDS = 0.25
 """The same for a member that could not be dialled since, once a quorum is there."""
 TRIAL_ROUNDS_EACH = 8
 """Members on trial hold up rounds in vain for one own round time in so many rounds, in the mean."""
+ATTENDED = 64
+"""Of so many newest closed rounds a node remembers whose work was in time."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
 CATCH_UP_ROUNDS = 2.0
@@ -208,6 +210,10 @@ class RoundState(msgspec.Struct, frozen=True):
     """All that were waited for in the collected round at any time."""
     on_trial: frozenset[PeerId] = frozenset()
     """Those of them that had shown no work when the round began to wait for them."""
+    attended: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
+    """In which of the newest closed rounds each author's work was in time: bits, the newest lowest."""
+    rounds_seen: int = 0
+    """Rounds that were closed here, ATTENDED at most."""
     lent_s: float = 0.0
     """Seconds for which rounds were held up in vain for members on trial, less what rounds made up for since."""
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)

@@ -65,6 +65,30 @@ def test_a_disk_that_fills_up_is_told_and_waited_out(world):
     run_virtual(story())
 
 
+def test_one_of_three_goes_on_while_the_disks_of_the_others_are_full(world):
+    """Two homes on one disk: they live, and can write no vote."""
+
+    async def story() -> None:
+        async with world(60, 3) as w:
+            for number in range(3):
+                w.start(number)
+            await w.until(lambda: w.newest() >= 2)
+            sick = [w.nodes[number] for number in (1, 2)]
+            for node in sick:
+                node.worker.refuses = DiskFault("no space left", hint="free some space")
+            await w.until(lambda: all(node.driver.guard.trouble for node in sick))
+            before = w.nodes[0].worker.final
+            await w.until(lambda: w.nodes[0].worker.final >= before + 5, 200.0)
+            for node in sick:
+                node.worker.refuses = None
+            await w.until(lambda: not any(node.driver.guard.trouble for node in sick), 60.0)
+            await w.until(w.all_final)
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
 def test_a_payload_that_rots_is_fetched_again(world):
     async def story() -> None:
         async with world(8, 3) as w:

@@ -265,6 +265,19 @@ def test_a_node_whose_disk_refuses_its_work_says_at_once_that_no_round_need_wait
     assert world.net.published == ["training", "paused", "training"]
 
 
+def test_a_node_whose_disk_refuses_its_work_lets_its_lease_end_and_is_back_at_once(world):
+    """It can write no vote: with two such of three the third would have no final round while it is so."""
+    world.leases.announce("training", Round(3))
+    world.refusal = "state: No space left on device"
+    for _ in range(9):
+        world.leases.publish_if_due()
+        world.net.now += LEASE_S / 2
+    assert world.net.published == ["training", "paused"]
+    world.refusal = ""
+    world.leases.publish_if_due()
+    assert world.net.published == ["training", "paused", "training"]
+
+
 def test_a_full_disk_changes_no_other_activity(world):
     world.refusal = "state: No space left on device"
     for activity in ("syncing", "observing", "done"):
