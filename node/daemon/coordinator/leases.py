@@ -117,8 +117,7 @@ class MemberLeases:
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
         is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
-        # Who can write no vote lets its lease end, and the others decide as without one that is gone.
-        if is_new or (is_due and not self.refused()):
+        if is_new or (is_due and not self.refused()):  # who can write no vote lets it end, as one that is gone
             self.publish()
 
     def publish(self) -> None:

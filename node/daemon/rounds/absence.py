@@ -121,11 +121,17 @@ def _with_trials(state: RoundState, missing: Collection[PeerId]) -> RoundState:
     """The state in which what the closed round waited in vain for members on trial is lent to them."""
     # Whoever else was missing, too, and whatever came meanwhile: it is they for whom no absence shortens the wait.
     # A tick later than one round time is no long wait.
-    most_s = STALL_ROUNDS * absence_s(state)
-    waited_s = min(state.now - idle_at(state), most_s)
-    is_long = not state.on_trial.isdisjoint(missing) and waited_s > STALLED * absence_s(state)
-    lent_s = state.lent_s + (waited_s if is_long else 0.0) - state.train_s / TRIAL_ROUNDS_EACH
-    return replace(state, lent_s=min(most_s, max(0.0, lent_s))) if lent_s > 0 or state.lent_s else state
+    waited_s, least_s = max(0.0, state.now - idle_at(state)), absence_s(state)
+    is_vain = not state.on_trial.isdisjoint(missing)
+    made_up_s = state.train_s / TRIAL_ROUNDS_EACH
+    long_s = waited_s if is_vain and waited_s > STALLED * least_s else 0.0
+    short_s = min(waited_s, least_s) if is_vain else 0.0
+    most_s = STALL_ROUNDS * least_s
+    lent_s = min(most_s, max(0.0, state.lent_s + min(most_s, long_s) - made_up_s))
+    in_vain_s = min(most_s, max(0.0, state.in_vain_s + short_s - made_up_s))
+    if (lent_s, in_vain_s) == (state.lent_s, state.in_vain_s):
+        return state
+    return replace(state, lent_s=lent_s, in_vain_s=in_vain_s)
 
 
 def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:

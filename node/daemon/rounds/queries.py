@@ -9,7 +9,9 @@ from statistics import median_high, median_low
 from atoll.node.daemon.rounds.leaps import SHOWN, ahead_s, is_ahead, newest_left, whereabouts, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook, expected
 from atoll.node.daemon.rounds.state import (
+    BRIEF_ROUNDS,
     CATCH_UP_ROUNDS,
+    FREE_ROUNDS,
     LATE_LEAST_S,
     LATE_ROUNDS,
     LOST_LEAST_S,
@@ -150,15 +152,17 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
     least_s = absence_s(state)
+    # Fresh keys come without end, so what is waited for all of them in vain is bounded, too.
+    brief_s = least_s * (BRIEF_ROUNDS if state.in_vain_s > FREE_ROUNDS * least_s else 1.0)
     for peer in lacking:
         view, ends = state.members.get(peer), []
         # Its own work that this node announced and does not have any more is lost with the disk that it was on.
         is_gone = peer == state.config.me and contributed(state, state.collecting)
         if view is not None and view.untried:
             # It may be absent because its first round, at an unknown speed, came too late.
-            ends.append(idle_at(state) + max(least_s, _trial_s(state, peer, view)))
+            ends.append(idle_at(state) + max(brief_s, _trial_s(state, peer, view)))
         elif is_gone or _is_absent(state, peer) or (state.lent_s > 0 and is_irregular(state, peer)):
-            ends.append(idle_at(state) + least_s)
+            ends.append(idle_at(state) + (brief_s if is_irregular(state, peer) else least_s))
         if view is not None and view.lost_at is not None:
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
             # however short rounds are, that dial is over.

@@ -26,6 +26,10 @@ UNREACHABLE_ROUNDS = 0.25
 """The same for a member that could not be dialled since, once a quorum is there."""
 TRIAL_ROUNDS_EACH = 8
 """Members on trial hold up rounds in vain for one own round time in so many rounds, in the mean."""
+FREE_ROUNDS = 3.0
+"""So many own round times in vain, the trial of one, shorten no later wait."""
+BRIEF_ROUNDS = 0.25
+"""Beyond these one whose work did not come regularly is waited for so long: who is as fast as others is there."""
 ATTENDED = 64
 """Of so many newest closed rounds a node remembers whose work was in time."""
 LOST_LEAST_S = 1.0
@@ -216,6 +220,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Rounds that were closed here, ATTENDED at most."""
     lent_s: float = 0.0
     """Seconds for which rounds were held up in vain for members on trial, less what rounds made up for since."""
+    in_vain_s: float = 0.0
+    """The same of their short waits, one own round time each at most."""
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)
     """Until when a closed round that is not final would have waited for a member that is not absent."""
     payload_at: float = 0.0

@@ -198,7 +198,7 @@ def cuts(world: World, first: Member) -> None:
 def delivers_old(world: World, first: Member) -> None:
     """Payloads of rounds that nobody waits for any more."""
     number = at_the_same(world, first)
-    world.release(A, number - FINAL_AFTER // 2)
+    world.release(A, number - FINAL_AFTER + 4)
 
 
 def drips(world: World, first: Member) -> None:

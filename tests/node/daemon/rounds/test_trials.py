@@ -111,6 +111,32 @@ def test_keys_that_never_work_hold_up_few_rounds(fast, keys, liar):
     assert beyond_s, "the first key of all may be a slow member"
 
 
+@pytest.mark.parametrize("fast", [{ME: T_S, B: T_S}, {ME: T_S, B: T_S, C: T_S}])
+def test_fresh_keys_without_end_cost_a_quarter_of_each_round_and_keep_no_newcomer_out(fast):
+    """A key whose trial is over dials anew under another name."""
+    names = iter(PeerId(f"key{number:04}") for number in range(9999))
+    world = Open(fast, *[next(names) for _ in range(60)])
+    world.final = 0
+
+    def anew(world: World, first: Member) -> None:
+        works_never(world, first)
+        seen = [world.trials[peer]._since for peer in fast]
+        begun = {peer: min(since[peer] for since in seen if peer in since) for since in seen for peer in since}
+        for peer, number in begun.items():
+            if peer in world.leases and peer not in world.up and first.state.round >= number + TRIAL_ROUNDS:
+                world.peers.remove(peer)
+                del world.leases[peer]
+                world.peers.append(next(names))
+
+    world.run(5, anew)
+    slow = world.join(A, 1.15 * T_S)
+    first = world.run(65, anew)
+    waits = waits_of(first, 10)
+    assert sum(waits) / len(waits) < 0.5 * T_S
+    trained = [number for number in slow.began if number < first.state.closed]
+    assert len(first.in_time[A]) > 0.85 * len(trained)
+
+
 def on_trial(**changes: object) -> Node:
     node = Node().ready().leases(a=0)
     views = {peer: replace(view, untried=True, round_s=NEVER_S) for peer, view in node.state.members.items()}
