@@ -42,9 +42,10 @@ class P2pdControl:
         """When the first request after the newest answer was given up, on the loop's clock."""
 
     @property
-    def is_mute(self) -> bool:
-        """Whether p2pd answers nothing any more, though its process is there: it hangs, or somebody stopped it."""
-        return self._lost_at is not None and asyncio.get_running_loop().time() - self._lost_at > ANSWER_S
+    def silence(self) -> str:
+        """What to say of a p2pd that is there and answers nothing: it hangs, or is stopped. Else empty."""
+        is_mute = self._lost_at is not None and asyncio.get_running_loop().time() - self._lost_at > ANSWER_S
+        return "answers nothing any more" if is_mute else ""
 
     async def identify(self) -> tuple[PeerId, tuple[str, ...]]:
         """Return p2pd's PeerID, and its listen and observed multiaddrs."""

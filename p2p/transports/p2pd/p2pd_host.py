@@ -228,18 +228,18 @@ class P2pdHost(HostBase):
 
     async def _register(self, protocols: tuple[str, ...]) -> None:
         assert self._folder is not None
-        path = str(self._folder / STREAMS_SOCKET)
         for protocol in protocols:
             with contextlib.suppress(Unreachable):  # p2pd died; its successor gets all handlers
-                await self._live().register(protocol, path)
+                await self._live().register(protocol, str(self._folder / STREAMS_SOCKET))
 
     async def _watch_peers(self) -> None:
         while True:
             await asyncio.sleep(self._poll_s)
             await self._list_peers()
-            if self._process is not None and self._control is not None and self._control.is_mute:
-                log.warning("p2pd answers nothing any more: it is ended, and another one starts")
-                await self._process.stop()
+            control, process = self._control, self._process
+            if control and process and (why := control.silence or process.datedness):
+                log.warning("p2pd %s: it is ended, and another one starts", why)
+                await process.stop()
 
     async def _list_peers(self) -> tuple[tuple[PeerId, str], ...]:
         """Peers with an address of each, after an event for each that came or left; none during a restart."""

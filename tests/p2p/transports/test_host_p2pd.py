@@ -239,6 +239,22 @@ async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
         assert [each.peer for each in await a.connections()] == [b.peer_id]
 
 
+async def test_a_p2pd_that_started_under_a_clock_far_ahead_is_ended_and_another_one_starts(monkeypatch):
+    """A machine without a battery: peers refuse its certificate of QUIC for hours after the clock was right."""
+    right = p2pd_process.clock_s
+    monkeypatch.setattr(p2pd_process, "clock_s", lambda: right() + 6 * 3600.0)
+    host = P2pdHost(Identity(b"k" * 32), poll_s=0.05)
+    async with serving(host), asyncio.timeout(HANGS_S / 10):
+        events, first = host.events(), host.process_id
+        monkeypatch.setattr(p2pd_process, "clock_s", right)
+        assert await anext(events) == HostRestarted(1)
+        assert not is_running(first)
+        again = host.process_id
+        monkeypatch.setattr(p2pd_process, "clock_s", lambda: right() - 900.0)
+        await asyncio.sleep(0.3)
+        assert host.process_id == again, "a small correction is none"
+
+
 async def test_no_request_waits_for_a_p2pd_that_hangs(monkeypatch):
     monkeypatch.setattr(p2pd_process, "_STOP_S", 0.1)
     host = P2pdHost(Identity(b"k" * 32), poll_s=1000.0)
