@@ -11,6 +11,7 @@ from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.early_ballots import admit
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
 from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
+from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
@@ -257,8 +258,8 @@ def may_have_been_away(state: finality_types.FinalityState) -> bool:
 def come_up(state: finality_types.FinalityState, event: finality_types.ReplayDone) -> finality_types.FinalityState:
     """The state of a node that may vote from now on."""
     # Nobody goes on without a node while its lease lives, and going on far takes time. Who was down for less
-    # is told of far rounds by liars only.
-    was_away = event.down_s >= state.lease_s + AWAY_ROUNDS * SHORT_PATIENCES * state.patience_s
+    # is told of far rounds by liars only. How long rounds take a node that just came up does not know.
+    was_away = event.down_s >= state.lease_s + AWAY_ROUNDS * SHORT_PATIENCES * MIN_PATIENCE_S
     return replace(state, live=True, live_since=state.now, away_since=event.worked if was_away else None)
 
 

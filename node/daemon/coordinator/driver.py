@@ -37,7 +37,7 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.rounds.stillness import Stillness, frozen, is_late, marks_of, watch
+from atoll.node.daemon.rounds.stillness import Stillness, frozen, hangs, is_late, marks_of, watch
 from atoll.node.daemon.telemetry.absent_members import lost_work, missing, no_model
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
@@ -121,7 +121,8 @@ class Driver:
         self.removals.step()
         self.newcomers.step()
         self.evaluator.step()
-        self.leases.publish_if_due()
+        is_asked, pace_s = self.worker.asked > 0, self.training.starts.round_s
+        self.leases.publish_if_due(is_stuck=hangs(self.still, self.round, pace_s, asked=is_asked))
         self._cut_ledger()
         made = self.training.progress
         marks = marks_of(
@@ -130,7 +131,7 @@ class Driver:
             self.finalizer.applied,
             self.net.bytes_moved().down,
             fetches=bool(self.training.waiting),
-            works=self.worker.asked > 0,
+            works=is_asked,
             starts=self.worker.starting,
         )
         self.still = watch(self.still, marks, now)

@@ -56,7 +56,7 @@ class MemberLeases:
         untried = {peer: lease for peer, lease in fresh.items() if lease.activity not in ("observing", "leaving")}
         near = self.net.neighbours() if untried else ()
         awaited = self.trials.choose(untried, len(leases) - len(untried), near, self._round)
-        took_s = expected_seconds(self.context.spec, {peer: lease for peer, (lease, _) in leases.items()})
+        took_s = expected_seconds(self.context.spec, {peer: one for peer, (one, _) in leases.items()}, untried)
         members = {
             peer: MemberView(
                 lease.activity,
@@ -111,13 +111,14 @@ class MemberLeases:
         """The lease says from its next publication on that this node only serves what the others lack."""
         self._activity = "leaving"
 
-    def publish_if_due(self) -> None:
-        """Publish the own lease before it ends, at once if a full disk or a new snapshot changed it."""
-        is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
+    def publish_if_due(self, *, is_stuck: bool = False) -> None:
+        """Publish the own lease before it ends, unless this node can vote for nothing; at once if it changed."""
+        age_s, can_vote = self.context.now() - self._published_at, not (self.refused() or is_stuck)
+        is_due = can_vote and age_s > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
         is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
-        if is_new or (is_due and not self.refused()):  # who can write no vote lets it end, as one that is gone
+        if is_due or is_new:
             self.publish()
 
     def publish(self) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 import msgspec
 
 from atoll.node.daemon.rounds.leaps import is_ahead
-from atoll.node.daemon.rounds.queries import waits_for_others
+from atoll.node.daemon.rounds.queries import must_wait, waits_for_others
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
 
 FROZEN_ROUNDS = 5.0
@@ -111,7 +111,7 @@ def limit_s(state: RoundState, pace_s: float, *, works: bool = False) -> float:
     `works`: see Marks.
     """
     # Others may have become slower, or this node has trained no round yet: rounds that are long are not frozen.
-    said_s = [view.round_s for view in state.members.values() if view.round_s > 0]
+    said_s = [view.round_s for view in state.members.values() if view.round_s > 0 and not view.untried]
     usual_s = max(pace_s, state.train_s, median(said_s) if said_s else 0.0)
     lease_s = state.config.lease_s
     if state.phase in FETCHES and not works:
@@ -132,6 +132,15 @@ def waits_ahead(state: RoundState) -> bool:
 def is_late(still: Stillness, state: RoundState, pace_s: float, *, works: bool = False) -> bool:
     """Whether no round became final for far longer than usual. See `limit_s`."""
     return pace_s > 0 and still.unfinal_s > limit_s(state, pace_s, works=works)
+
+
+def hangs(still: Stillness, state: RoundState, pace_s: float, *, asked: bool) -> bool:
+    """Whether the node's own worker, which owes an answer (`asked`), got on by nothing for far longer than usual.
+
+    Such a node folds no round, so it votes for none.
+    """
+    works = state.phase in (Phase.FOLD, Phase.CATCH_UP) or (state.phase is Phase.TRAIN and not must_wait(state))
+    return asked and works and still.still_s > limit_s(state, pace_s, works=True)
 
 
 def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, why: str) -> str:

@@ -11,7 +11,7 @@ at which the most members can be done. A member that is too slow for it leaves o
 waits.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf, isfinite
 from statistics import median
 
@@ -53,10 +53,12 @@ def round_seconds(spec: RunSpec, lease: Lease) -> float:
     return spec.nominal_tokens(lease.round) / lease.tokens_per_s if lease.tokens_per_s > 0 else 0.0
 
 
-def expected_seconds(spec: RunSpec, leases: Mapping[PeerId, Lease]) -> dict[PeerId, float]:
-    """Seconds that its round takes each member; 0 while it announces no speed."""
+def expected_seconds(
+    spec: RunSpec, leases: Mapping[PeerId, Lease], untried: Collection[PeerId] = ()
+) -> dict[PeerId, float]:
+    """Seconds that its round takes each member; 0 while it announces no speed. `untried` ones set no time."""
     whole_s = {peer: round_seconds(spec, lease) for peer, lease in leases.items()}
-    known = [each for each in whole_s.values() if each > 0]
+    known = [each for peer, each in whole_s.items() if each > 0 and peer not in untried]
     if spec.pace.arrival != "group" or not known:
         return whole_s
     # A member that has taken the most steps before that time waits.

@@ -90,7 +90,7 @@ class Node:
             on_behind=self.story.append,
             has_begun=lambda: True,
             leave=self._leave,
-            leases=SimpleNamespace(leave=lambda: None, publish_if_due=lambda: None),
+            leases=SimpleNamespace(leave=lambda: None, publish_if_due=lambda **_: None),
             view=lambda: SimpleNamespace(left=()),
             finality=SimpleNamespace(voters=(), books={}, waiting={}),
             finalizer=SimpleNamespace(has_model=True, applied=4, final_sets={}),

@@ -350,3 +350,29 @@ def test_a_minority_is_back_within_three_short_rounds_whenever_the_cut_heals(wor
             w.check_agreement()
 
     run_virtual(story())
+
+
+PRESET = {"lease_s": 60.0, "quorum_256": 192, "grace_256": 128}
+
+
+def test_two_of_three_that_were_down_for_two_leases_undo_no_round_of_the_third(world):
+    """They come up in one moment, as a quorum, and know no round time yet. A newcomer joined meanwhile."""
+
+    async def story() -> None:
+        async with world(4000, 1, **PRESET) as w:
+            for number in range(3):
+                w.start(number, 10.0)
+            await asyncio.sleep(70.0)
+            for number in (1, 2):
+                await w.kill(number)
+            await asyncio.sleep(140.0)
+            w.start(9, 10.0)
+            await asyncio.sleep(30.0)
+            for number in (1, 2):
+                w.start(number)
+            final = w.nodes[0].worker.final
+            await w.until(lambda: all(node.worker.final >= final + 3 for node in w.nodes.values()), 90.0)
+            assert not w.changes, "nobody left its chain"
+            w.check_agreement()
+
+    run_virtual(story())

@@ -109,6 +109,23 @@ def test_a_node_whose_worker_hangs_says_so_and_the_others_do_not(world):
     run_virtual(story())
 
 
+def test_one_of_three_goes_on_beside_two_workers_that_hang_for_good(world):
+    """Their daemons live and renew leases, and can vote for nothing: no quorum, and nobody who is gone."""
+
+    async def story() -> None:
+        async with world(400, 3, worker=StuckWorker) as w:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            for number in (1, 2):
+                w.nodes[number].worker.stick(object)
+            before = w.nodes[0].worker.final
+            await w.until(lambda: w.nodes[0].worker.final >= before + 10, 900.0)
+            w.check_agreement()
+
+    run_virtual(story())
+
+
 STOP = pytest.param("stop", marks=pytest.mark.slow(slice="test_survivors_that_go_on_by_themselves_are_not_frozen"))
 
 

@@ -21,7 +21,7 @@ from atoll.node.daemon.consensus.chains.epochs import (
 )
 from atoll.node.daemon.consensus.forks import decided_before, look_for_better_chain
 from atoll.node.daemon.consensus.presence import here_of
-from atoll.node.daemon.consensus.proposer import patience_of
+from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S, patience_of
 from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
 from atoll.node.daemon.consensus.types import (
     Append,
@@ -272,7 +272,7 @@ def test_a_liar_that_writes_far_rounds_misleads_nobody_while_the_others_train():
 def test_who_was_down_for_less_than_a_lease_believes_no_far_rounds():
     """Of four members a liar and one that it misled were as many as the two others, and these followed."""
     far = 5 + 3 * AWAY_ROUNDS
-    enough_s = LEASE + 2 * PATIENCE
+    enough_s = LEASE + 2 * MIN_PATIENCE_S  # it knows no round time, so its own patience says nothing
     for down_s, believes in ((2.0, False), (LEASE, False), (enough_s - 1.0, False), (enough_s, True)):
         node = Node(here=(A, B), came_up=ReplayDone(down_s, 4))
         node.say(C, epoch(C), *(work(C, at) for at in range(5, far)))

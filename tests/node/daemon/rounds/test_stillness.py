@@ -17,6 +17,7 @@ from atoll.node.daemon.rounds.stillness import (
     Marks,
     Stillness,
     frozen,
+    hangs,
     limit_s,
     marks_of,
     watch,
@@ -151,6 +152,22 @@ def test_a_step_that_does_not_end_is_told():
     told = frozen(Stillness(BEGUN, 0.0, LIMIT_S + 1, 0.0), state(), PACE_S, missing="", why="")
     assert told.startswith("frozen: no step and no round for 561 s")
     assert "the next step of round 7 does not end" in told
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAIN, Phase.FOLD, Phase.CATCH_UP])
+def test_a_worker_that_owes_an_answer_for_long_hangs_and_one_that_waits_for_others_does_not(phase):
+    long = Stillness(BEGUN, 0.0, LIMIT_S + 1, 0.0)
+    assert hangs(long, state(phase), PACE_S, asked=True)
+    assert not hangs(long, state(phase), PACE_S, asked=False)
+    assert not hangs(Stillness(BEGUN, 0.0, LIMIT_S - 1, 0.0), state(phase), PACE_S, asked=True)
+    for other in set(Phase) - {Phase.TRAIN, Phase.FOLD, Phase.CATCH_UP}:
+        assert not hangs(long, state(other), PACE_S, asked=True)
+
+
+def test_keys_without_work_make_no_round_long():
+    keys = {PeerId(name): msgspec.structs.replace(member(1e12), untried=True) for name in "abc"}
+    assert limit_s(state(members=keys), PACE_S) == LIMIT_S
+    assert limit_s(state(members={PeerId("a"): member(1e12)}), PACE_S) > 1e12
 
 
 def test_who_is_ahead_of_most_others_is_not_frozen_while_it_waits_for_them():

@@ -114,6 +114,9 @@ def test_others_are_expected_when_the_group_is_done():
     }
     assert list(expected_seconds(replace(SPEC, pace=pace), leases).values()) == [10.0, 20.0, 40.0, 0.0]
     assert list(expected_seconds(group, leases).values()) == [20.0, 20.0, 20.0, 0.0]
+    keys = {PeerId(f"key{n}"): replace(leases[PeerId("0")], tokens_per_s=1e12) for n in range(4)}
+    beside = expected_seconds(group, leases | keys, untried=keys)
+    assert [beside[peer] for peer in leases] == [20.0, 20.0, 20.0, 0.0], "who shows no work sets nobody's time"
 
 
 def test_a_run_that_says_nothing_aims_at_the_median():
