@@ -121,17 +121,16 @@ class Driver:
         self.removals.step()
         self.newcomers.step()
         self.evaluator.step()
-        is_asked, pace_s = self.worker.asked > 0, self.training.starts.round_s
-        self.leases.publish_if_due(is_stuck=hangs(self.still, self.round, pace_s, asked=is_asked))
+        pace_s = self.training.starts.round_s
+        self.leases.publish_if_due(is_stuck=hangs(self.still, self.round, pace_s, asked=self.worker.asked > 0))
         self._cut_ledger()
-        made = self.training.progress
         marks = marks_of(
             self.round,
-            made.step if made else 0,
+            self.training.progress.step if self.training.progress else 0,
             self.finalizer.applied,
             self.net.bytes_moved().down,
             fetches=bool(self.training.waiting),
-            works=is_asked,
+            works=self.worker.asked > 0,
             starts=self.worker.starting,
         )
         self.still = watch(self.still, marks, now)

@@ -113,12 +113,11 @@ class MemberLeases:
 
     def publish_if_due(self, *, is_stuck: bool = False) -> None:
         """Publish the own lease before it ends, unless this node can vote for nothing; at once if it changed."""
-        age_s, can_vote = self.context.now() - self._published_at, not (self.refused() or is_stuck)
-        is_due = can_vote and age_s > self.context.spec.pace.lease_s / 3
+        is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
         is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
-        if is_due or is_new:
+        if is_new or (is_due and not (self.refused() or is_stuck)):
             self.publish()
 
     def publish(self) -> None:

@@ -12,21 +12,15 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, is_irregular, stalls_until
-from atoll.node.daemon.rounds.state import (
-    ATTENDED,
-    STALL_ROUNDS,
-    TRIAL_ROUNDS_EACH,
-    Absence,
-    RoundState,
-    absence_s,
-    stall_s,
-)
+from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence, RoundState, absence_s, stall_s
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
 """A round is held up if it waited for so many times what it waits for a member that is absent."""
 MOST_ROUNDS = 64
 """The most rounds in which the work of a member that was absent has to come."""
+ATTENDED = 64
+"""Of so many newest closed rounds a node remembers whose work was in time."""
 REMEMBERED = 1024
 """Members that held up rounds that a node remembers."""
 
@@ -84,9 +78,8 @@ def after_close(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
 def _attended(state: RoundState, there: Collection[PeerId]) -> dict[PeerId, int]:
     """`RoundState.attended` with the round that closes now."""
     newest = (1 << ATTENDED) - 1
-    found = {
-        peer: (state.attended.get(peer, 0) << 1 & newest) | (peer in there) for peer in {*state.attended, *there}
-    }
+    before = state.attended
+    found = {peer: (before.get(peer, 0) << 1 & newest) | (peer in there) for peer in {*before, *there}}
     # Of more than can be members those that came the least are forgotten.
     most = sorted((peer for peer, bits in found.items() if bits), key=lambda peer: -found[peer].bit_count())
     return {peer: found[peer] for peer in most[:REMEMBERED]}

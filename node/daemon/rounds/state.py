@@ -30,8 +30,6 @@ FREE_ROUNDS = 3.0
 """So many own round times in vain, the trial of one, shorten no later wait."""
 BRIEF_ROUNDS = 0.25
 """Beyond these one whose work did not come regularly is waited for so long: who is as fast as others is there."""
-ATTENDED = 64
-"""Of so many newest closed rounds a node remembers whose work was in time."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
 CATCH_UP_ROUNDS = 2.0
@@ -217,7 +215,7 @@ class RoundState(msgspec.Struct, frozen=True):
     attended: Mapping[PeerId, int] = msgspec.field(default_factory=dict)
     """In which of the newest closed rounds each author's work was in time: bits, the newest lowest."""
     rounds_seen: int = 0
-    """Rounds that were closed here, ATTENDED at most."""
+    """Rounds that were closed here, of those that `attended` can hold."""
     lent_s: float = 0.0
     """Seconds for which rounds were held up in vain for members on trial, less what rounds made up for since."""
     in_vain_s: float = 0.0

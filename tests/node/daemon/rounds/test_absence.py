@@ -15,7 +15,7 @@ from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, attendance, closes_at, idle_at, stalls_until
-from atoll.node.daemon.rounds.state import ATTENDED, LOST_LEAST_S, STALL_ROUNDS, Absence, Phase, RoundConfig
+from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Absence, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
     ContributionSeen,
@@ -222,7 +222,7 @@ def test_who_never_delivers_in_time_holds_up_fewer_and_fewer_rounds(honest, liar
     stalls = stalls_of(waits)
     assert len(stalls) == 4
     # The wait is lent, as of one on trial, and rounds make up for an eighth of it each; the doubling goes on.
-    least = [max(ATTENDED, AGAIN_ROUNDS << count) for count in (1, 2, 3)]
+    least = [max(absence.ATTENDED, AGAIN_ROUNDS << count) for count in (1, 2, 3)]
     assert all(after - before >= rounds for (before, after), rounds in zip(pairwise(stalls), least, strict=True))
     assert max(waits) <= STALL_S + T_S + 2 * TICK_S
 
