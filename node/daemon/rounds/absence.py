@@ -122,8 +122,6 @@ def _with_trials(state: RoundState, missing: Collection[PeerId]) -> RoundState:
     most_s = STALL_ROUNDS * least_s
     lent_s = min(most_s, max(0.0, state.lent_s + min(most_s, long_s) - made_up_s))
     in_vain_s = min(most_s, max(0.0, state.in_vain_s + short_s - made_up_s))
-    if (lent_s, in_vain_s) == (state.lent_s, state.in_vain_s):
-        return state
     return replace(state, lent_s=lent_s, in_vain_s=in_vain_s)
 
 

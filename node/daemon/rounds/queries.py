@@ -215,12 +215,16 @@ def _at_work(state: RoundState, number: int) -> tuple[float, float, int]:
     # Who says that it trains and shows no work is not looked at.
     shown = {peer: view for peer, view in state.members.items() if not (view.untried or peer in state.absent)}
     here = {peer: view for peer, view in shown.items() if view.activity == "training"}
-    took = [view.round_s for view in here.values() if view.round == number and view.round_s > 0]
+    # Leases come before records: those that just went on are in this round until their work on it is here.
+    took = [view.round_s for view in here.values() if 0 <= view.round - number <= 1 and view.round_s > 0]
     count = sum(view.round == number for view in here.values())
     if not took:
         return 0.0, 0.0, count
     # Who has not begun counts as one that begins now: nobody is late because a few say that they began long ago.
-    began = [state.entered[peer] if view.round >= number else state.now for peer, view in here.items()]
+    began = [
+        state.entered[peer] - (view.round - number) * view.round_s if view.round >= number else state.now
+        for peer, view in here.items()
+    ]
     return median_low(took), state.now - median_high(began), count
 
 

@@ -84,3 +84,31 @@ def test_a_node_that_leaves_its_chain_has_the_others_model_before_its_worker_has
             w.check_agreement()
 
     run_virtual(story())
+
+
+def test_who_comes_back_late_by_a_round_is_in_step_soon(world):
+    """Three alone, two of them meet, then all: the third comes when the others are at the end of their round.
+
+    Without overlap it trained each round anew just after the others had left it, and its work never counted.
+    """
+
+    async def story() -> None:
+        async with world(4000, 1, lease_s=60.0, quorum_256=192, grace_256=128) as w:
+            peers = [w.start(number, 10.0).peer for number in range(3)]
+            await asyncio.sleep(45.0)
+            w.network.cut([peers[0]], [peers[1]])
+            w.network.cut([peers[0], peers[1]], [peers[2]])
+            await asyncio.sleep(68.0)
+            w.network.heal()
+            w.network.cut([peers[0], peers[1]], [peers[2]])
+            await asyncio.sleep(36.0)
+            w.network.heal()
+            await asyncio.sleep(50.0)
+            first = w.newest() + 1
+            await w.until(lambda: w.all_final(first + 6))
+            rows = w.nodes[0].driver.context.log.rows
+            counts = [len(row.contributors) for at, row in rows.items() if row.final and first <= at <= first + 5]
+            assert counts == [3] * 6
+            w.check_agreement()
+
+    run_virtual(story())

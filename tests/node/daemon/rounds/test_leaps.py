@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import machine
 from atoll.node.daemon.rounds.leaps import ahead_s, came_late, is_ahead, members_at_work, newest_left, why_ahead
 from atoll.node.daemon.rounds.participants import MemberView, SetRules
-from atoll.node.daemon.rounds.queries import reason, waits_s
+from atoll.node.daemon.rounds.queries import comes_too_late, reason, waits_s
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig, RoundState
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Contribution
@@ -166,6 +166,20 @@ def test_a_node_that_trained_is_not_pulled_by_one_while_the_others_start_again()
     state = replace(state_of(**members), closed=3, books={n: book(PeerId("a")) for n in range(4, 9)})
     assert newest_left(state, 4) == 3
     assert newest_left(replace(state, train_s=0.0), 4) == 8, "after a start it goes to those that train"
+
+
+def test_who_waits_for_the_next_round_begins_none_that_the_others_just_left():
+    """Leases of the next round come before records of this one: it would be final at once, as each next one."""
+    state = replace(state_of(9.5, a=at(5, round_s=10.0), b=at(5, round_s=10.0)), train_s=10.0)
+    assert comes_too_late(state, 5)
+    first = replace(state, now=10.2, members=state.members | {PeerId("a"): at(6, round_s=10.0)})
+    first = replace(first, entered=first.entered | {PeerId("a"): 10.1})
+    assert comes_too_late(first, 5), "the first of the two went on"
+    both = replace(first, members=dict.fromkeys(first.members, at(6, round_s=10.0)))
+    both = replace(both, entered=dict.fromkeys(both.members, 10.1))
+    assert comes_too_late(both, 5)
+    assert not comes_too_late(replace(both, now=15.2), 5), "no records came within the grace"
+    assert not comes_too_late(both, 6)
 
 
 def test_where_few_decide_the_others_lead_nobody():
