@@ -398,6 +398,8 @@ class Member:
             self.world.trace("other chain", self.number, first)
             self.worker.marked = first
             self.later(self.world.rng.uniform(0.1, 3.0), self._restart)
+        elif first < self.worker.marked:
+            self.worker.marked = first  # as ChainExit
 
     def _restart(self) -> None:
         self.crash()

@@ -56,6 +56,8 @@ class ChainExit:
     begin_again: Callable[[Round], None] = lambda first: None
     """Begin again on the other chain, which decides the rounds from this one on."""
     has_left: bool = False
+    _first: int = 0
+    """The first round of the state that belongs to the chain which was left."""
     _refused_s: float = -math.inf
     _before: int | None = None
 
@@ -66,18 +68,30 @@ class ChainExit:
         in its feed, and leave the same chain again, for ever. It may be asked at any event. Raises CorruptFault.
         """
         # Asked several times a tick and at each entry; after a heal thousands of entries come at once.
-        if self.has_left or self.now() < self._refused_s + DISK_RETRY_S:
+        if self.now() < self._refused_s + DISK_RETRY_S:
+            return False
+        if self.has_left:
+            if choice is None and first < self._first:
+                self._leave_from(first)
             return False
         # On disk before the ledger says that this node follows the other chain: a start after a kill would fold
         # rounds of that chain onto a state of this one. Again at each try: a worker that died since has obeyed it.
         if not (self._does_mark(first) and (choice is None or self._does_publish(choice))):
             self._refused_s = self.now()
             return False
-        self.has_left = True
+        self.has_left, self._first = True, first
         self.guard.on_disk_success()
         self.event(round=first)
         self.begin_again(first)
         return True
+
+    def _leave_from(self, first: Round) -> None:
+        """Another chain won before this node began again, and it parts earlier: so much less of the state stays."""
+        if self._does_mark(first):
+            self._first = first
+            self.event(round=first)
+        else:
+            self._refused_s = self.now()
 
     def leave_unmarked(self, first: Round | None, number: Round) -> bool:
         """Leave the chain of a state of round `number` that no mark names. Returns whether there is such a chain.

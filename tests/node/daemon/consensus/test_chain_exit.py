@@ -59,3 +59,15 @@ def test_a_mark_does_not_stay_while_the_ledger_refuses(tmp_path, before):
     assert left.leave(Round(7), CHOICE)
     assert guard.published == [CHOICE]
     assert ChainMark(tmp_path).first() == (7 if before is None else 3)
+
+
+def test_another_chain_that_parts_earlier_lowers_the_mark_of_a_node_that_leaves(tmp_path):
+    """Between its choice and its next life: rounds before the first mark are of the chain that it left, too."""
+    told = []
+    left = way_out(tmp_path, Guard(0), [0.0])
+    left.event = lambda round: told.append(round)
+    assert left.leave(Round(7), CHOICE)
+    for first in (9, 5, 6, 5):
+        assert not left.leave(Round(first)), "it begins again once"
+    assert ChainMark(tmp_path).first() == 5
+    assert told == [7, 5]
