@@ -86,7 +86,7 @@ class ChainExit:
         return True
 
     def _leave_from(self, first: Round) -> None:
-        """Another chain won before this node began again, and it parts earlier: so much less of the state stays."""
+        """Another chain won before this node began again, and it parts earlier: less of the state stays."""
         if self._does_mark(first):
             self._first = first
             self.event(round=first)

@@ -65,7 +65,7 @@ def test_another_chain_that_parts_earlier_lowers_the_mark_of_a_node_that_leaves(
     """Between its choice and its next life: rounds before the first mark are of the chain that it left, too."""
     told = []
     left = way_out(tmp_path, Guard(0), [0.0])
-    left.event = lambda round: told.append(round)
+    left.event = lambda **facts: told.append(facts["round"])
     assert left.leave(Round(7), CHOICE)
     for first in (9, 5, 6, 5):
         assert not left.leave(Round(first)), "it begins again once"
