@@ -18,7 +18,7 @@ from atoll.node.daemon.loggers.feed import LoggerFeed
 from atoll.node.daemon.rounds.queries import must_wait, reason, untrained, waits_s
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
-from atoll.node.daemon.telemetry.absent_members import with_absences
+from atoll.node.daemon.telemetry.absent_members import unsettled, with_absences
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.telemetry.run_outlook import rate_now
@@ -183,7 +183,7 @@ class DaemonOperator:
         return max(known.round, final + 1, own.round + 1 if own else 0)
 
     def _standings(self) -> dict[str, Any]:
-        """Who is excluded, or may be, and who counts less than in full."""
+        """Who is excluded, or may be, who counts less than in full, and whose vote or return matters."""
         view, me = self.control.view(), self.plan.identity.peer_id
         others = self.net.leases().keys() - {me}
         return {
@@ -191,6 +191,7 @@ class DaemonOperator:
             "votes_against": view.votes_against,
             "standing": view.standings.of(me)[0],
             "diminished": view.standings.diminished(others),
+            "unsettled": unsettled(view.standings.finality(), self.net.leases),
         }
 
     def _privacy(self, uses: int | None, *, is_spent: bool) -> PrivacyNow | None:
