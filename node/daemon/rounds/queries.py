@@ -342,7 +342,7 @@ def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
         case Phase.CATCH_UP:
-            return state.syncing or f"fetching {counted(missing_payloads(state), 'payload')} of open rounds"
+            return state.syncing or _catch_up_reason(state)
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
@@ -421,6 +421,15 @@ def _until_here_s(state: RoundState) -> float | None:
     if len(due_s) < len(missing) or min(due_s) <= 0:
         return None
     return min(max(due_s), max(0.0, closes_at(state, missing) - state.now))
+
+
+def _catch_up_reason(state: RoundState) -> str:
+    what = f"fetching {counted(missing_payloads(state), 'payload')} of open rounds"
+    if not state.ready:
+        return what  # its worker is waited for as well, and nobody knows for how long
+    ends_s = max(0.0, state.since + state.config.lease_s - state.now)
+    quiet_s = max(0.0, catches_up_until(state) - state.now)
+    return f"{what}; goes on without them in {quiet_s:.0f} s if none comes, in {ends_s:.0f} s at the latest"
 
 
 def _collect_reason(state: RoundState) -> str:
