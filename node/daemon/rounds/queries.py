@@ -375,6 +375,23 @@ def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
             return ""
 
 
+def pause_line(state: RoundState, end: str) -> str:
+    """What a pause that begins now means to this node, for its user; `end`: of the pause, in words."""
+    if state.phase in (Phase.DONE, Phase.FINISHED):
+        return "all rounds are trained: there is nothing to pause"
+    is_at_hand = state.phase in (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
+    return (
+        f"{'the round at hand is finished, then' if is_at_hand else 'no round is at hand:'} the node pauses{end}"
+    )
+
+
+def resume_line(state: RoundState) -> str:
+    """What the end of a pause means to this node, for its user."""
+    if state.resting:
+        return "going on at the round where the others are"
+    return f"the node was not paused{f'; it rests: {state.held}' if state.held else ''}"
+
+
 def waits_s(state: RoundState) -> float | None:
     """Seconds until what keeps the node from training is expected to end, by what members say of their pace.
 
