@@ -170,6 +170,8 @@ def _rows(now: Status) -> Iterator[tuple[str, str]]:
         yield "goodput", goodput_line(now.goodput)
     yield "swarm", members_line(now)
     yield "agreed", agreed_line(now.final, now.digest, now.contributors)
+    if now.unsettled:
+        yield "", now.unsettled
     yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
     if now.web or now.web_trouble:
         yield "web", now.web or now.web_trouble

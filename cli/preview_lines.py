@@ -94,7 +94,9 @@ def liar_lines(spec: RunSpec, hint: str = "") -> list[str]:
         if spec.audit and spec.audit.newcomers:
             rules.append(f"a final set names {spec.audit.newcomers} of them, or as many as it names others")
         if found.probation_256 < 256:
-            rules.append(f"they have {found.probation_256}/256 of their weight for {found.probation} final sets")
+            most = "a quarter of a set's weight together, and " if spec.outer.by_weight else ""
+            share = f"{'at most ' if most else ''}{found.probation_256}/256 of their weight"
+            rules.append(f"they have {most}{share} for {found.probation} final sets")
     if found.puzzle_bits:
         rules.append(f"an identity costs a puzzle of {found.puzzle_bits} bits")
     if found.excise_rounds:

@@ -87,6 +87,10 @@ class RunMismatch(PeerFault):
     """The peer trains another run than we do."""
 
 
+class VersionMismatch(RunMismatch):
+    """The peer speaks no version of a wire that we speak; one of us has to be upgraded."""
+
+
 class Unreachable(AtollError):
     """The network failed us: refused, timed out, reset."""
 

@@ -5,7 +5,7 @@ A wire's version is not the package's version. `docs/wires/` has one page per wi
 
 import msgspec
 
-from atoll.protocols.errors import DecodeError
+from atoll.protocols.errors import VersionMismatch
 
 
 class Wire(msgspec.Struct, frozen=True):
@@ -65,10 +65,10 @@ CONTROL = Wire("control", newest=1, oldest=1)
 
 
 def pick(ours: Wire, newest: int, oldest: int) -> int:
-    """Newest version that both sides speak. Raises DecodeError if there is none."""
+    """Newest version that both sides speak. Raises VersionMismatch if there is none."""
     version = min(ours.newest, newest)
     if version < max(ours.oldest, oldest):
-        raise DecodeError(
+        raise VersionMismatch(
             f"wire {ours.name}: we speak {ours.oldest} to {ours.newest}, the peer {oldest} to {newest}; "
             "upgrade the older node"
         )

@@ -142,7 +142,9 @@ def one_line(now: control_messages.Status) -> str:
     parts.append(
         f"goodput {steps_share(now.goodput.window if now.goodput else None)}" if trains(now) else gives(now)
     )
-    parts += [f"final {now.final}", f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
+    parts += [f"final {now.final}" if now.final >= 0 else "none final"]
+    parts += [f"up {size(now.bytes_up)}", f"down {size(now.bytes_down)}"]
+    parts += [now.unsettled] if now.unsettled else []
     return " | ".join(parts + ([f"! {now.trouble}"] if now.trouble else []))
 
 
@@ -175,6 +177,8 @@ def facts(now: control_messages.Status) -> Iterator[str]:
     yield f"roles     {', '.join(now.roles)}; {gives(now)}"
     yield f"model     loss {number(now.train_loss)}, validation {validation_line(now)}"
     yield f"agreed    {agreed_line(now.final, now.digest, now.contributors)}"
+    if now.unsettled:
+        yield f"          {now.unsettled}"
     if now.experts is not None:
         yield f"experts   {', '.join(map(str, now.experts)) or 'none'}"
     if now.room is not None:

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 from atoll.node.daemon.coordinator.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed
-from atoll.node.daemon.rounds.queries import must_wait, reason, untrained, waits_s
+from atoll.node.daemon.rounds.queries import must_wait, pause_line, reason, resume_line, untrained, waits_s
 from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
-from atoll.node.daemon.telemetry.absent_members import with_absences
+from atoll.node.daemon.telemetry.absent_members import unsettled, with_absences
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.telemetry.run_outlook import rate_now
@@ -183,7 +183,7 @@ class DaemonOperator:
         return max(known.round, final + 1, own.round + 1 if own else 0)
 
     def _standings(self) -> dict[str, Any]:
-        """Who is excluded, or may be, and who counts less than in full."""
+        """Who is excluded, or may be, who counts less than in full, and whose vote or return matters."""
         view, me = self.control.view(), self.plan.identity.peer_id
         others = self.net.leases().keys() - {me}
         return {
@@ -191,6 +191,7 @@ class DaemonOperator:
             "votes_against": view.votes_against,
             "standing": view.standings.of(me)[0],
             "diminished": view.standings.diminished(others),
+            "unsettled": unsettled(view.standings.finality(), self.net.leases),
         }
 
     def _privacy(self, uses: int | None, *, is_spent: bool) -> PrivacyNow | None:
@@ -281,15 +282,16 @@ class DaemonOperator:
 
     async def pause(self, reason: str, for_s: float | None) -> str:
         """Start no further round, for so many seconds or until `resume`."""
-        is_excluded = any(one.peer == self.plan.identity.peer_id for one in self.control.view().excluded)
-        end = until(for_s, datetime.now())
+        view, end = self.control.view(), until(for_s, datetime.now())
+        is_excluded = any(one.peer == self.plan.identity.peer_id for one in view.excluded)
         self.control.pause(reason + end, None if is_excluded else for_s)  # an excluded node rests for good
-        return f"the round at hand is finished, then the node pauses{end}"
+        return pause_line(view.round, end)
 
     async def resume(self) -> str:
         """Continue training after a pause."""
+        line = resume_line(self.control.view().round)
         self.control.resume()
-        return "going on at the round where the others are"
+        return line
 
     async def limit(self, up: str | None, down: str | None) -> str:
         """Change the rates of traffic until the node ends. Raises ConfigError."""
@@ -364,7 +366,9 @@ class DaemonOperator:
             return self.guest.left_s()
         if progress is None or must_wait(state):
             return waits_s(state)
-        return state.step_s * (progress.steps - progress.step) if state.step_s else None
+        left_s = state.step_s * (progress.steps - progress.step)
+        # On a full disk the work waits for room beside its last step.
+        return left_s if state.step_s and self.still_s() <= left_s + BRIEF_S else None
 
     def _trouble(self) -> str:
         node, replication = self.control.view(), self.swarm.replication
@@ -373,15 +377,12 @@ class DaemonOperator:
         is_owner = self.plan.run.spec.owner == self.plan.identity.peer_id
         if is_owner and not self.plan.config.work.has_model and node.applied < 0:
             return "round 0 waits for this node, the run's owner, which holds no model: give it another --role"
-        own = (
+        return (
             node.trouble
             or self.trainer.trouble
             or node.standings.trouble()
             or untrained(node.round)
             or (fault.line() if fault else "")
-        )
-        return (
-            own
             or (f"peers do not admit this node: {refusal}" if refusal else "")
             or node.frozen
             or node.missing

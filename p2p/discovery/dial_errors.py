@@ -40,7 +40,7 @@ _RULES = tuple(
     (re.compile(pattern, re.IGNORECASE), trouble, words)
     for pattern, trouble, words in (
         (r"trains run|trains another run", DialFault.OTHER_RUN, ""),
-        (r"upgrade the older node", DialFault.OLD_VERSION, ""),
+        (r"(wire .*); upgrade the older node", DialFault.OLD_VERSION, "another version of atoll: {}"),
         (r"remote key matches (12D3Koo\w{45})", DialFault.WRONG_PEER, "another key answers there: {}"),
         (r"peer id mismatch", DialFault.WRONG_PEER, "another key answers there"),
         (r"p2pd (?:is not running|closed|does not answer)", DialFault.LOCAL, ""),

@@ -6,7 +6,7 @@ Only PeerFaults count: bytes that no correct node sends. Slowness and lost conne
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.protocols.errors import DecodeError, PeerFault, RunMismatch, SignatureFault
+from atoll.protocols.errors import DecodeError, PeerFault, RunMismatch, SignatureFault, VersionMismatch
 from atoll.protocols.ids import PeerId
 
 FAULTS_ALLOWED = 8.0
@@ -15,9 +15,13 @@ HALF_LIFE_S = 600.0
 """Seconds in which a score halves."""
 BAN_S = 600.0
 STRANGER_S = 600.0
-"""Ban of a peer of another run, in seconds; its operator may correct it."""
+"""For so many seconds a peer of another run is left alone; its operator may correct it."""
+VERSION_S = 30.0
+"""The same for one of another version: an upgrade is a matter of a restart."""
 BANNED = "is banned now"
 """In the line that is logged about each ban."""
+LEFT_ALONE = "is left alone for a while"
+"""In that about a peer of another run or version, which did nothing wrong."""
 _MAX_PEERS = 4096
 
 
@@ -31,7 +35,7 @@ class Reputation:
     last: str = ""
     banned_until: float = 0.0
     is_stranger: bool = False
-    """Whether it is banned as a peer of another run."""
+    """Whether it is banned as a peer of another run or version."""
 
 
 class ReputationTable:
@@ -47,7 +51,7 @@ class ReputationTable:
         record.last = fault.line()
         record.is_stranger = isinstance(fault, RunMismatch)
         if record.is_stranger:
-            record.banned_until = now + STRANGER_S
+            record.banned_until = now + (VERSION_S if isinstance(fault, VersionMismatch) else STRANGER_S)
             return True
         if not isinstance(fault, DecodeError | SignatureFault):
             return False  # a plain PeerFault is the peer's own complaint about us

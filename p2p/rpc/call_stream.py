@@ -20,7 +20,7 @@ _IDS = 1 << 32
 
 
 def check_hello(ours: frames.Hello, theirs: frames.Hello, peer: PeerId) -> int:
-    """Version of the wire to speak. Raises RunMismatch, or DecodeError for a wrong peer, wire or version."""
+    """Version of the wire to speak. Raises RunMismatch, VersionMismatch; DecodeError for a wrong peer or wire."""
     if theirs.wire != CALLS.name or theirs.peer != peer:
         raise DecodeError(f"{short(peer)} introduced itself as {short(theirs.peer)} on the wire {theirs.wire}")
     version = pick(CALLS, theirs.newest, theirs.oldest)

@@ -94,7 +94,7 @@ class CallServer:
                 del self._guests[stream.peer]
 
     async def _welcome(self, stream: Stream) -> bool:
-        """Exchange Hellos; False for a peer of another run, which learns of it from our Hello."""
+        """Exchange Hellos; False for a peer of another run or version, which learns of it from our Hello."""
         try:
             async with asyncio.timeout(HELLO_S):
                 theirs = await read_hello(stream)

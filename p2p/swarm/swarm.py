@@ -24,7 +24,7 @@ from atoll.p2p.ledger.shares import Quota, Shares
 from atoll.p2p.ledger.store import LEDGER_FILE, Ledger
 from atoll.p2p.membership.kept_leases import KeptLeases
 from atoll.p2p.membership.register_store import RegisterStore, next_epoch
-from atoll.p2p.membership.reputation import BANNED, ReputationTable
+from atoll.p2p.membership.reputation import BANNED, LEFT_ALONE, ReputationTable
 from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.swarm.announcements import Announcements, DhtUse
 from atoll.p2p.swarm.connections import PeerConnections, PeerView
@@ -275,10 +275,11 @@ class Swarm:
 
     def blame(self, peer: PeerId, fault: PeerFault) -> None:
         """Count a protocol violation of `peer`; enough of them ban it for a while."""
-        level = logging.INFO if isinstance(fault, RunMismatch) else logging.WARNING
+        is_stranger = isinstance(fault, RunMismatch)
+        level = logging.INFO if is_stranger else logging.WARNING
         log.log(level, "peer %s: %s", short(peer), fault.line())
         if self.reputations.blame(peer, fault):
-            log.log(level, "peer %s %s", peer, BANNED)
+            log.log(level, "peer %s %s", peer, LEFT_ALONE if is_stranger else BANNED)
             self._notify()
 
     def _is_accepted(self, peer: PeerId) -> bool:

@@ -206,6 +206,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """State digest after round `final`, hex; empty before the first."""
     contributors: tuple[str, ...]
     """Authors of the set of round `final`."""
+    unsettled: str = ""
+    """Whose vote the next round waits for though it is not heard, or which may be decided anew; empty: none."""
     experts: tuple[int, ...] | None
     """Experts that this node trains; null in runs whose members train all."""
     members: int

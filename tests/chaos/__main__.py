@@ -24,6 +24,7 @@ from tests.chaos import apart_cases, disk_cases, kill_cases, memory_cases, net_c
 from tests.chaos.loop_image import PREFIX, sweep
 from tests.chaos.report import NotRun, Result
 from tests.chaos.soak import soak
+from tests.chaos.version_cases import versions
 from tests.tracebacks import tracebacks
 
 Case = Callable[[Path, int, bool], Result]
@@ -35,15 +36,16 @@ CASES: dict[str, Case] = {
     "power": power_cases.power,
     "steps": disk_cases.steps,
     "eio": disk_cases.eio,
+    "eio-reads": disk_cases.eio_reads,
     "clock": disk_cases.clock,
     "clock-jumps": disk_cases.clock_jumps,
     "oom": memory_cases.oom,
+    "versions": versions,
     "soak": soak,
     **net_cases.CASES,
     **apart_cases.CASES,
 }
 LEFT_OUT = {
-    "loss": "was never run to its end",
     "apart-halves": "takes a quarter of an hour, and missed bars (docs/chaos.md): --only apart-halves --full",
     "apart-minority": "takes 20 minutes, and missed a bar (docs/chaos.md): --only apart-minority --full",
     "soak": "says nothing in minutes: --only soak --full takes an hour",

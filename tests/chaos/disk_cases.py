@@ -1,4 +1,4 @@
-"""F1, F2: killed before and after every durable step. F4: a disk that fails at one. F5: wrong clocks.
+"""F1, F2: killed before and after every durable step. F4: a disk that fails at one, or a read. F5: wrong clocks.
 
 The places are found by following a node, so a new one needs no entry anywhere (`probe/sitecustomize.py`).
 """
@@ -29,6 +29,7 @@ POINTS = 3
 FOLLOWED_ROUNDS = 8
 """A snapshot is taken every five rounds."""
 NTH_MOST = 3
+NOTHING: Mapping[str, str] = {}
 HOURS_6 = 21_600.0
 JUMPS_S = (HOURS_6, -HOURS_6, 600.0, 0.0)
 """What the clock of one node is ahead by, one after the other; another node's is behind by as much."""
@@ -65,18 +66,30 @@ def steps(folder: Path, seed: int, full: bool) -> Result:
 
 def eio(folder: Path, seed: int, full: bool) -> Result:
     """A durable step fails once with EIO; the node says so and goes on, or ends in good order and comes back."""
-    rng = random.Random(f"eio {seed}")
+    return failed("eio", folder, seed, full, {})
+
+
+def eio_reads(folder: Path, seed: int, full: bool) -> Result:
+    """The same for a read of one of the node's files."""
+    return failed("eio-reads", folder, seed, full, {"CHAOS_READS": str((folder / "homes").resolve())})
+
+
+def failed(case: str, folder: Path, seed: int, full: bool, probe: Mapping[str, str]) -> Result:
+    """Let steps, or reads, fail once each; what came of it. `probe`: variables that say what is followed."""
+    rng = random.Random(f"{case} {seed}")
     with town(2, seed, folder / "homes", changes=RUN) as swarm:
-        known = followed(swarm, folder)
-        broken, ended = [], 0
+        known = followed(swarm, folder, probe)
+        broken, met, ended = [], 0, list[str]()
         for step in known if full else rng.sample(known, POINTS):
-            strike = {"when": "before", "nth": rng.randint(1, NTH_MOST), "how": "eio"}
-            if not struck(swarm, folder, step, strike, ends=False):
+            # Most reads are of a start, once in a life.
+            strike = {"when": "before", "nth": 1 if probe else rng.randint(1, NTH_MOST), "how": "eio"}
+            if not struck(swarm, folder, step, strike, probe, ends=False):
                 continue
-            words = went_on(swarm)
-            ended += bool(words)
+            met += 1
+            ended += filter(None, [went_on(swarm)])
             broken += [f"{step.name} ({step.role}): {line}" for line in violations(swarm, folder)]
-    return Result("eio", seed, f"{len(known)} steps; {ended} times the node ended with one line", broken)
+    seen = f"{met} met of {len(known)}; {len(ended)} times the node ended with one line"
+    return Result(case, seed, seen, broken)
 
 
 def clock(folder: Path, seed: int, full: bool) -> Result:
@@ -119,24 +132,33 @@ def contributors(swarm: Swarm) -> list[set[str]]:
     return [set(row["contributors"]) for row in swarm.nodes[0].rounds(4) if row["final"]]
 
 
-def followed(swarm: Swarm, folder: Path) -> list[Step]:
-    """Every durable step that the victim takes from its start on, snapshots included."""
+def followed(swarm: Swarm, folder: Path, probe: Mapping[str, str] = NOTHING) -> list[Step]:
+    """Every durable step that the victim takes from its start on, snapshots included; with `probe`: its reads."""
     wait_for_all(swarm, 1)
     swarm.nodes[VICTIM].kill()
-    with environment({"CHAOS_FOLDER": str(folder)}):
+    with environment({"CHAOS_FOLDER": str(folder), **probe}):
         start(swarm, VICTIM)
     wait_for_all(swarm, newest_final(swarm) + FOLLOWED_ROUNDS)
-    names = {role: (folder / f"steps-{role}").read_text().splitlines() for role in ("daemon", "worker")}
+    kind = "reads" if probe else "steps"
+    names = {role: (folder / f"{kind}-{role}").read_text().splitlines() for role in ("daemon", "worker")}
     return [Step(role, name) for role, found in names.items() for name in dict.fromkeys(found)]
 
 
-def struck(swarm: Swarm, folder: Path, step: Step, strike: Mapping[str, object], *, ends: bool = True) -> bool:
+def struck(
+    swarm: Swarm,
+    folder: Path,
+    step: Step,
+    strike: Mapping[str, object],
+    probe: Mapping[str, str] = NOTHING,
+    *,
+    ends: bool = True,
+) -> bool:
     """Start the victim again with a strike; whether it met the step within some rounds."""
     marker, node = folder / "struck", swarm.nodes[VICTIM]
     marker.unlink(missing_ok=True)
     node.kill()
     words = json.dumps({"role": step.role, "step": step.name, **strike})
-    with environment({"CHAOS_FOLDER": str(folder), "CHAOS_STRIKE": words}):
+    with environment({"CHAOS_FOLDER": str(folder), "CHAOS_STRIKE": words, **probe}):
         start(swarm, VICTIM)
     last = newest_final(swarm) + 2 * FOLLOWED_ROUNDS
     poll(f"{step.name}", lambda: marker.exists() or not node.running or newest_final(swarm) > last, HANGS_S)

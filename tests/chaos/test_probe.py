@@ -70,6 +70,63 @@ def test_a_strike_can_be_an_error_of_the_disk(tmp_path):
     assert "Input/output error" in said
 
 
+READS = """
+import os, sys
+from pathlib import Path
+from atoll.p2p.ledger.database import Database
+from atoll.p2p.system.atomic_files import read_whole
+from atoll.protocols.errors import AtollError
+folder = Path(sys.argv[1])
+for act in (
+    lambda: read_whole(folder / "file", max_bytes=9),
+    lambda: read_whole(Path(sys.argv[0]), max_bytes=9999)[1:7],
+    lambda: Database(folder / "ledger", bytes(32), 1 << 20).rows("SELECT 7"),
+):
+    try:
+        print(act())
+    except AtollError as fault:
+        print(fault)
+"""
+FILE_READ = "open p2p/system/atomic_files.py:read_whole"
+QUESTION = "select p2p/ledger/database.py:Database.rows"
+
+
+def read(folder: Path, **variables: str) -> list[str]:
+    """What a process printed that reads a file below a folder, one elsewhere, and a database."""
+    script, home = folder / "atoll_reads.py", folder / "home"
+    home.mkdir(exist_ok=True)
+    (home / "file").write_text("old")
+    script.write_text(READS)
+    with environment({"CHAOS_FOLDER": str(folder), "CHAOS_READS": str(home), **variables}):
+        done = subprocess.run(
+            [sys.executable, str(script), str(home)], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_reads_of_a_folder_are_followed_and_can_fail(tmp_path):
+    sound = ["b'old'", "b'import'", "[(7,)]"]
+    assert read(tmp_path) == sound
+    found = (tmp_path / "reads-daemon").read_text().splitlines()
+    assert {FILE_READ, QUESTION} <= {*found}
+    for step, at in ((FILE_READ, 0), (QUESTION, 2)):
+        words = {"role": "daemon", "step": step, "when": "before", "nth": 1, "how": "eio"}
+        said = read(tmp_path, CHAOS_STRIKE=json.dumps(words))
+        assert [line for line in said if line not in sound] == [said[at]]
+        assert "rror" in said[at], said
+
+
+def test_a_process_can_be_of_another_version(tmp_path):
+    script = tmp_path / "atoll_wires.py"
+    script.write_text("from atoll.p2p.rpc.frames import CALLS\nprint(CALLS.newest, CALLS.oldest, CALLS.name)")
+    with environment({"CHAOS_WIRES": json.dumps({"CALLS": 9})}):
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.stdout.split() == ["9", "9", "calls"], done.stderr
+
+
 def test_the_wall_clock_can_be_wrong(tmp_path):
     words = [written(tmp_path, CHAOS_CLOCK_S=str(ahead_s))[1].split() for ahead_s in (0, 21_600)]
     assert int(words[1][1]) - int(words[0][1]) >= 21_600

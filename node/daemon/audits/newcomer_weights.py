@@ -73,6 +73,10 @@ class NewcomerWeights:
     """Authors of the view's set of each open round."""
     _given: dict[int, tuple[frozenset[PeerId], frozenset[PeerId]]] = field(default_factory=dict)
     """Authors of the newest set of each open round that was weighed, and those of them on probation."""
+    _weighed: int = -1
+    """The newest round that was weighed."""
+    _left_256: dict[PeerId, int] = field(default_factory=dict)
+    """256ths of their weight that its newcomers had in it."""
 
     def weigh(self, number: Round, found: Found) -> Mapping[Digest, int]:
         """Return the weight of each of these contributions to a round, for its fold."""
@@ -85,7 +89,14 @@ class NewcomerWeights:
             entry: scaled(weights[entry], self.share_256) if author in new else weights[entry]
             for entry, author, _ in found
         }
-        return self._bounded(number, found, new, weights) if self.is_bounded and new else weights
+        given = self._bounded(number, found, new, weights) if self.is_bounded and new else weights
+        if number >= self._weighed:
+            self._weighed, theirs = (
+                number,
+                [(entry, who) for entry, who, _ in found if who in new and weights[entry]],
+            )
+            self._left_256 = {who: -(-self.share_256 * given[entry] // weights[entry]) for entry, who in theirs}
+        return given
 
     def _bounded(
         self, number: Round, found: Found, new: frozenset[PeerId], weights: Mapping[Digest, int]
@@ -115,8 +126,13 @@ class NewcomerWeights:
                 self.queue.post(partial(self.machines.feed_round, Reweighed(Round(later), self.context.now())))
 
     def share_of(self, author: PeerId) -> int:
-        """256ths of its weight that an author's work has next, beside that of the newest final set's authors."""
-        return self.share_256 if author in on_probation(self.tally, {*self._newest, author}) else 256
+        """256ths of its weight that an author's work has next, beside that of the newest final set's authors.
+
+        Where newcomers are bounded together: what the newest round left it, or the one that it left least.
+        """
+        if author not in on_probation(self.tally, {*self._newest, author}):
+            return 256
+        return self._left_256.get(author, min(self._left_256.values(), default=self.share_256))
 
     def _new_in(self, number: int, authors: frozenset[PeerId]) -> frozenset[PeerId]:
         if number <= self.final:

@@ -258,9 +258,15 @@ def may_have_been_away(state: finality_types.FinalityState) -> bool:
 def come_up(state: finality_types.FinalityState, event: finality_types.ReplayDone) -> finality_types.FinalityState:
     """The state of a node that may vote from now on."""
     # Nobody goes on without a node while its lease lives, and going on far takes time. Who was down for less
-    # is told of far rounds by liars only. How long rounds take a node that just came up does not know.
-    was_away = event.down_s >= state.lease_s + AWAY_ROUNDS * SHORT_PATIENCES * MIN_PATIENCE_S
+    # is told of far rounds by liars only.
+    was_away = event.down_s >= away_s(state)
     return replace(state, live=True, live_since=state.now, away_since=event.worked if was_away else None)
+
+
+def away_s(state: finality_types.FinalityState) -> float:
+    """For how many seconds a node must have been down to give up its side for those that went on."""
+    # How long rounds take a node that just came up does not know.
+    return state.lease_s + AWAY_ROUNDS * SHORT_PATIENCES * MIN_PATIENCE_S
 
 
 def _outweighs(

@@ -358,7 +358,7 @@ def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
         case Phase.SYNC:
             return "waiting for a peer to compare ledgers with"
         case Phase.CATCH_UP:
-            return state.syncing or f"fetching {counted(missing_payloads(state), 'payload')} of open rounds"
+            return state.syncing or _catch_up_reason(state)
         case Phase.GATHER:
             here = f"{len(present(state)) + 1} of {state.config.min_members} are here"
             return f"waiting for members: {here if few_members(state) else f'{state.shortage}; {MORE_ROOM}'}"
@@ -389,6 +389,23 @@ def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
             return "the run is complete; serving it to others"
         case _:
             return ""
+
+
+def pause_line(state: RoundState, end: str) -> str:
+    """What a pause that begins now means to this node, for its user; `end`: of the pause, in words."""
+    if state.phase in (Phase.DONE, Phase.FINISHED):
+        return "all rounds are trained: there is nothing to pause"
+    is_at_hand = state.phase in (Phase.TRAIN, Phase.COLLECT, Phase.FOLD)
+    return (
+        f"{'the round at hand is finished, then' if is_at_hand else 'no round is at hand:'} the node pauses{end}"
+    )
+
+
+def resume_line(state: RoundState) -> str:
+    """What the end of a pause means to this node, for its user."""
+    if state.resting:
+        return "going on at the round where the others are"
+    return f"the node was not paused{f'; it rests: {state.held}' if state.held else ''}"
 
 
 def waits_s(state: RoundState) -> float | None:
@@ -437,6 +454,15 @@ def _until_here_s(state: RoundState) -> float | None:
     if len(due_s) < len(missing) or min(due_s) <= 0:
         return None
     return min(max(due_s), max(0.0, closes_at(state, missing) - state.now))
+
+
+def _catch_up_reason(state: RoundState) -> str:
+    what = f"fetching {counted(missing_payloads(state), 'payload')} of open rounds"
+    if not state.ready:
+        return what  # its worker is waited for as well, and nobody knows for how long
+    ends_s = max(0.0, state.since + state.config.lease_s - state.now)
+    quiet_s = max(0.0, catches_up_until(state) - state.now)
+    return f"{what}; goes on without them in {quiet_s:.0f} s if none comes, in {ends_s:.0f} s at the latest"
 
 
 def _collect_reason(state: RoundState) -> str:

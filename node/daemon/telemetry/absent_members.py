@@ -1,11 +1,12 @@
 """Who or which model a node misses, why a member is away, and what happens next: lines for its user. Pure."""
 
 from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import pairwise
 
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
-from atoll.node.daemon.consensus.succession import candidates_here, wait_s
+from atoll.node.daemon.consensus.succession import SHORT_PATIENCES, away_s, candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RoundState
@@ -17,6 +18,8 @@ from atoll.protocols.local.control_messages import PeerStatus
 
 _SHOWN = 4
 TWO_HISTORIES = "signed two histories (a copied home, or an old backup): nothing new of it counts"
+OVERDUE = 0.5
+"""A lease of which less than this share is left was not renewed: that is due after a third of it."""
 LISTEN_S = 10.0
 """A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
@@ -48,11 +51,57 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     if here_s < LISTEN_S and not any(_why(state, peer) for peer in gone):
         return ""
     heard = f"silent for {silent_s:.0f} s" if silent_s <= here_s else f"not heard yet in {here_s:.0f} s"
-    named = [(_name(state, peer), peer) for peer in gone[:_SHOWN]]
-    who = ", ".join(f"{name} {_why(state, peer) or heard}" for name, peer in named)
-    more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
-    lacks = f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}{more}"
+    who = _listed([f"{_name(state, peer)} {_why(state, peer) or heard}" for peer in gone])
+    lacks = f"round {state.deciding} lacks {len(gone)} of {len(state.voters)} voters: {who}"
     return f"{lacks}; {_next(state, leases)}"
+
+
+def unsettled(state: FinalityState, leases: Leases = dict) -> str:
+    """Whose vote a round lacks while a lease lives, or which rounds may be decided anew; else empty."""
+    return _awaited(state, leases()) or _revocable(state)
+
+
+def _awaited(state: FinalityState, lives: Mapping[PeerId, tuple[Lease, float]]) -> str:
+    """Who of a quorum by leases is not heard any more, and until when it is waited for. After it: `missing`."""
+    here = present_of(state, state.voters)
+    late = [peer for peer in sorted(here & lives.keys()) if _is_unheard(state, peer, lives[peer][1])]
+    is_short = is_quorum(state.voters, here) and not is_quorum(state.voters, here - {*late})
+    # What a member says that is gone brings no record of the round here.
+    is_behind = any(lease.final >= state.deciding for peer, (lease, _) in lives.items() if peer not in late)
+    if not state.live or state.deciding >= state.rounds or is_behind or not is_short:
+        return ""
+    ends_s = max(lives[peer][1] for peer in late) + SHORT_PATIENCES * state.patience_s
+    left_s = max(ends_s, state.live_since + state.lease_s - state.now)
+    ages_s = ((peer, state.lease_s - lives[peer][1]) for peer in late)
+    who = _listed([f"{_name(state, peer)} (heard {age_s:.0f} s ago)" for peer, age_s in ages_s])
+    return f"round {state.deciding} waits for the vote of {who}; the others go on without it in {left_s:.0f} s"
+
+
+def _is_unheard(state: FinalityState, peer: PeerId, left_s: float) -> bool:
+    return peer in state.lost or left_s < OVERDUE * state.lease_s
+
+
+def _revocable(state: FinalityState) -> str:
+    """Since when our chain decides without most who decided before it: their chain would outrank ours."""
+    book = state.epochs
+    for before, segment in pairwise(state.chain):
+        first, voters = segment.first, {*segment.electorate.voters}
+        voters -= book.excluded_from(first) | state.equivocators
+        side = book.on_side(segment.epoch, voters)
+        others = sorted(one for one in voters - side if not book.has_left(one, first, before.epoch))
+        if len(others) > len(side):
+            who, (come, were) = _listed([_name(state, peer) for peer in others]), ("it comes", "was")
+            if len(others) > 1:
+                come, were = "they come", "were"
+            back = f"{come} back after less than {away_s(state):.0f} s, or {were} only cut off"
+            found = f"rounds since {first} were decided without {who}, and may be decided anew if {back}"
+            return f"{found}; this node's work on them then returns to its error feedback"
+    return ""
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _is_still(state: FinalityState) -> bool:

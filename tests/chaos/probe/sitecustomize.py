@@ -1,5 +1,5 @@
 """Follows the durable steps of a node, and strikes before or after one of them; or gives it another wall clock, or
-makes it a liar, or writes down what its memory is used for.
+makes it a liar or one of a newer version, or writes down what its memory is used for.
 
 Python imports `sitecustomize` from PYTHONPATH at the start of a process. A step is a call that makes something
 durable (fsync, a new name, a commit of the ledger), named by the function of atoll that wants it. The product has
@@ -7,9 +7,11 @@ no such points: only processes that a case starts are followed.
 
 CHAOS_FOLDER   where `steps-daemon` and `steps-worker` get each step's name when it is first taken, and `struck`
 CHAOS_STRIKE   JSON: role, step, when (before, after), nth, how (kill, eio)
+CHAOS_READS    a folder: reads of files below it are steps too, in `reads-daemon` and `reads-worker` (`reads.py`)
 CHAOS_CLOCK_S  seconds by which `time.time` is ahead
 CHAOS_CLOCK    a file with such seconds: what it says counts from its next change on
 CHAOS_LIES     if set, the node lies (`liar.py`)
+CHAOS_WIRES    JSON: by the name of a wire in protocols/wires.py the one version of it that the node speaks
 CHAOS_ALLOCATIONS  a folder: every minute, what has grown since the third, by line (tracemalloc, which is slow)
 """
 
@@ -24,6 +26,8 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Callable
+
+import reads
 
 ROOT = os.environ.get("CHAOS_ROOT", "") + "/"
 AREAS = tuple(ROOT + area for area in ("p2p", "node"))
@@ -60,7 +64,7 @@ class Probe:
         if when == "before":
             self.counts[step] = self.counts.get(step, 0) + 1
             if self.counts[step] == 1:
-                self.write(f"steps-{self.role}", step)
+                self.write(f"{'reads' if kind in reads.KINDS else 'steps'}-{self.role}", step)
         strike = self.strike
         wanted = strike and (strike["role"], strike["step"], strike["when"]) == (self.role, step, when)
         if wanted and self.counts[step] == strike["nth"]:
@@ -74,7 +78,7 @@ class Probe:
     @staticmethod
     def fail(kind: str) -> None:
         """As a bad sector does."""
-        if kind == "commit":
+        if kind in ("commit", "select"):
             error = sqlite3.OperationalError("disk I/O error")
             error.sqlite_errorcode = sqlite3.SQLITE_IOERR
             raise error
@@ -143,6 +147,17 @@ class Jumps:
         return self.ahead_s
 
 
+def speak(versions: dict[str, int]) -> None:
+    """Of these wires one version each: the node is of another release than its peers."""
+    import msgspec
+
+    from atoll.protocols import wires
+
+    for name, version in versions.items():
+        wire = msgspec.structs.replace(getattr(wires, name), newest=version, oldest=version)
+        setattr(wires, name, wire)
+
+
 def write_allocations(folder: str) -> None:
     """Begin to write down what grows, for whoever looks for a leak."""
     tracemalloc.start()
@@ -164,11 +179,15 @@ def write_allocations(folder: str) -> None:
 
 if any("atoll" in part for part in sys.orig_argv) and "-c" not in sys.orig_argv:
     if "CHAOS_FOLDER" in os.environ:
-        follow(Probe())
+        follow(probe := Probe())
+        if "CHAOS_READS" in os.environ:
+            reads.follow(probe, os.environ["CHAOS_READS"], caller)
     if "CHAOS_CLOCK_S" in os.environ:
         set_clock(lambda ahead_s=float(os.environ["CHAOS_CLOCK_S"]): ahead_s)
     if "CHAOS_CLOCK" in os.environ:
         set_clock(Jumps(os.environ["CHAOS_CLOCK"]))
+    if "CHAOS_WIRES" in os.environ:
+        speak(json.loads(os.environ["CHAOS_WIRES"]))
     if "CHAOS_ALLOCATIONS" in os.environ:
         write_allocations(os.environ["CHAOS_ALLOCATIONS"])
     if "CHAOS_LIES" in os.environ:

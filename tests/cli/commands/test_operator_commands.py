@@ -83,6 +83,10 @@ def test_status_says_what_and_why(atoll, daemon):
         ({"final": -1, "digest": "", "contributors": ()}, "agreed    no round is final yet"),
         ({}, "agreed    final round 5, digest cdcdcdcdcdcdcdcd by 1"),
         (
+            {"unsettled": "round 6 waits for the vote of …abcdef"},
+            "          round 6 waits for the vote of …abcdef",
+        ),
+        (
             {"roles": ("evaluate", "relay"), "validated": 1, "tokens": 0},
             "roles     evaluate, relay; validated 1 round, served 0 B",
         ),
@@ -179,6 +183,20 @@ def test_status_says_where_the_time_goes(atoll, daemon):
     assert "goodput 93.1 %" in one_line(daemon.operator.state)
     total = json.loads(atoll("status", "--json").out)["goodput"]["total"]
     assert sum(total.values()) == 1000.0
+
+
+def test_what_is_not_settled_stands_on_every_screen(daemon):
+    line = "round 6 waits for the vote of …abcdef"
+    now, console = replace(daemon.operator.state, unsettled=line), Console(width=120, file=io.StringIO())
+    console.print(render(now))
+    assert line in console.file.getvalue()
+    assert f" | {line}" in one_line(now)
+    assert " |  |" not in one_line(daemon.operator.state)
+
+
+@pytest.mark.parametrize(("final", "said"), [(-1, "none final"), (0, "final 0")])
+def test_no_number_stands_for_a_final_round_that_is_none(daemon, final, said):
+    assert f" | {said} | " in one_line(replace(daemon.operator.state, final=final))
 
 
 @pytest.mark.parametrize(

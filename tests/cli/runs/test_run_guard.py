@@ -28,7 +28,7 @@ liars      rule nnm
            each audits 3 contributions a round
            newcomers decide rounds after 8 final sets, once audits by members that decide show work
            a final set names 16 of them, or as many as it names others
-           they have 64/256 of their weight for 8 final sets
+           they have a quarter of a set's weight together, and at most 64/256 of their weight for 8 final sets
            an identity costs a puzzle of 20 bits
 """
 NO_RULE = "no rule against bad updates"

@@ -12,6 +12,7 @@ from atoll.node.config.node_config import NodeConfig
 from atoll.node.config.roles import Work
 from atoll.node.daemon.host_factory import make_host, route_host
 from atoll.node.daemon.rounds.machine import begin
+from atoll.node.daemon.rounds.queries import pause_line
 from atoll.node.daemon.rounds.state import Phase, config_of
 from atoll.node.daemon.status import FETCHING, DaemonOperator, speed_of, until
 from atoll.node.daemon.telemetry.round_log import sent_per_round
@@ -309,3 +310,54 @@ def test_a_pause_that_ends_by_itself_says_when(resting, held, shown) -> None:
     one = operator(applied=-1, ready=True, phase=Phase.PAUSED, at=0)
     one = dataclasses.replace(one, guest=SimpleNamespace(left_s=lambda: 7200.0))
     assert one._eta_s(None, state) == shown
+
+
+@pytest.mark.parametrize(
+    ("phase", "end", "said"),
+    [
+        (Phase.TRAIN, "", "the round at hand is finished, then the node pauses"),
+        (Phase.COLLECT, ", until 23:30", "the round at hand is finished, then the node pauses, until 23:30"),
+        (Phase.JOIN, ", until 23:30", "no round is at hand: the node pauses, until 23:30"),
+        (Phase.PAUSED, "", "no round is at hand: the node pauses"),
+        (Phase.DONE, "", "all rounds are trained: there is nothing to pause"),
+        (Phase.FINISHED, ", until 23:30", "all rounds are trained: there is nothing to pause"),
+    ],
+)
+def test_a_pause_says_what_it_means_to_a_node_in_this_phase(phase, end, said) -> None:
+    assert pause_line(SimpleNamespace(phase=phase), end) == said
+
+
+@pytest.mark.parametrize(
+    ("resting", "held", "said"),
+    [
+        ("by the user", "", "going on at the round where the others are"),
+        ("", "", "the node was not paused"),
+        ("", "outside its hours", "the node was not paused; it rests: outside its hours"),
+    ],
+)
+async def test_the_answer_to_an_order_is_about_the_state_before_it(resting, held, said) -> None:
+    view = SimpleNamespace(round=SimpleNamespace(resting=resting, held=held, phase=Phase.JOIN), excluded=())
+    orders = []
+
+    def resume() -> None:
+        orders.append("resume")
+        view.round.resting = ""
+
+    one = operator(applied=-1, ready=True, phase=Phase.TRAIN, at=0)
+    driver = SimpleNamespace(view=lambda: view, resume=resume, pause=lambda *order: orders.append(order))
+    plan = SimpleNamespace(identity=SimpleNamespace(peer_id="me"))
+    one = dataclasses.replace(one, plan=plan, chain=SimpleNamespace(driver=driver))
+    assert await one.resume() == said
+    assert await one.pause("by the user", None) == "no round is at hand: the node pauses"
+    assert orders == ["resume", ("by the user", None)]
+
+
+@pytest.mark.parametrize(("still_s", "shown"), [(0.0, 4.0), (5.0, 4.0), (5.25, None)])
+def test_an_estimate_that_a_still_node_outlasts_is_none(still_s, shown) -> None:
+    """A full disk keeps the last step's work: `about 136 ms left` stood beside the trouble for minutes."""
+    spec = preset("tiny", Identity(b"o" * 32).peer_id, 1)
+    state = msgspec.structs.replace(begin(config_of(spec, spec.owner)), phase=Phase.TRAIN, step_s=2.0)
+    one = operator(applied=-1, ready=True, phase=Phase.TRAIN, at=0)
+    one.control.view().still_s = still_s
+    progress = SimpleNamespace(step=6, steps=8)
+    assert one._eta_s(progress, state) == shown

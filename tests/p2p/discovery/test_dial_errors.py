@@ -95,7 +95,7 @@ def test_one_address(why: str, trouble: DialFault, reason: str) -> None:
             "wire calls: we speak 2 to 3, the peer 1 to 1; upgrade the older node",
             "",
             DialFault.OLD_VERSION,
-            "wire calls",
+            "another version of atoll: wire calls: we speak 2 to 3, the peer 1 to 1",
         ),
         ("p2pd is not running", "", DialFault.LOCAL, "p2pd is not running"),
         ("hung up soon", "", DialFault.HUNG_UP, "it hangs up"),

@@ -22,6 +22,7 @@ from atoll.protocols.errors import (
     RunMismatch,
     SignatureFault,
     Unreachable,
+    VersionMismatch,
 )
 from atoll.protocols.ids import RunId, short
 from tests.waiting import eventually
@@ -403,8 +404,15 @@ def test_bad_frames_end_the_stream_and_are_reported(run_memory, data):
     run_memory(scenario)
 
 
-@pytest.mark.parametrize("change", [{"newest": 9, "oldest": 9}, {"wire": "blob"}, {"peer": "12D3KooWother"}])
-def test_a_hello_that_cannot_be_followed(run_memory, change):
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        ({"newest": 9, "oldest": 9}, []),  # a correct node, of another version
+        ({"wire": "blob"}, [DecodeError]),
+        ({"peer": "12D3KooWother"}, [DecodeError]),
+    ],
+)
+def test_a_hello_that_cannot_be_followed(run_memory, change, faults):
     async def scenario(lab):
         a, b = await lab.pair()
         await Member.join(lab, b)
@@ -414,8 +422,24 @@ def test_a_hello_that_cannot_be_followed(run_memory, change):
         await read_frame(stream, 1024)  # it answers all the same: so we learn its versions
         with pytest.raises(Unreachable):
             await stream.read_exactly(1)
-        assert [type(fault) for _, fault in lab.faults] == [DecodeError]
+        assert [type(fault) for _, fault in lab.faults] == faults
         stream.reset()
+
+    run_memory(scenario)
+
+
+def test_a_caller_of_another_version_learns_of_it(run_memory):
+    async def scenario(lab):
+        async def newer(stream):
+            theirs = await read_frame(stream, 1024)
+            assert theirs
+            hello = msgspec.structs.replace(frames.hello(RUN, b.peer_id, "x"), newest=9, oldest=9)
+            await write_frame(stream, codec.encode(hello))
+
+        a, b = await lab.pair({frames.PROTOCOL: newer})
+        member = await Member.join(lab, a)
+        with pytest.raises(VersionMismatch, match="the peer 9 to 9; upgrade the older node"):
+            await member.calls.call(b.peer_id, "upper", Text("x"), Text)
 
     run_memory(scenario)
 

@@ -1,6 +1,7 @@
 """Five nodes on the simulated network: they converge, survive a partition, a death and a newcomer."""
 
 import asyncio
+import logging
 import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,14 @@ from atoll.p2p.exchange.floors import RecordsGone
 from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Connection, PeerAddress, PeerDisconnected, Route
 from atoll.p2p.ledger.shares import Quota
-from atoll.p2p.membership.reputation import BANNED, FAULTS_ALLOWED, HALF_LIFE_S, ReputationTable
+from atoll.p2p.membership.reputation import (
+    BANNED,
+    FAULTS_ALLOWED,
+    HALF_LIFE_S,
+    LEFT_ALONE,
+    VERSION_S,
+    ReputationTable,
+)
 from atoll.p2p.swarm.announcements import DhtUse
 from atoll.p2p.swarm.connections import FAVOUR_S, POLL_S
 from atoll.p2p.swarm.swarm import Swarm
@@ -24,7 +32,7 @@ from atoll.p2p.transports.host_base import Announcer
 from atoll.p2p.transports.memory.memory_network import MemoryHost, MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable
+from atoll.protocols.errors import DecodeError, DiskFault, PeerFault, RunMismatch, Unreachable, VersionMismatch
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
 from atoll.protocols.ledger.records import Ack, Contribution, SlicedContribution, sign_entry
@@ -682,6 +690,29 @@ def test_standing_counts_proofs_only() -> None:
     assert not standings.is_banned(peer(1))
     assert standings.blame(peer(2), RunMismatch("other"))
     assert standings.get(peer(2)).faults == 0
+
+
+def test_a_peer_of_another_version_is_left_alone_until_an_upgrade_may_be_over() -> None:
+    now = [0.0]
+    standings = ReputationTable(lambda: now[0])
+    for _ in range(100):
+        assert standings.blame(peer(1), VersionMismatch("we speak 2, the peer 3"))
+    assert standings.get(peer(1)).faults == 0
+    now[0] += VERSION_S
+    assert not standings.is_banned(peer(1)), "an upgraded node is a member at once"
+
+
+def test_who_is_of_another_version_is_not_said_to_be_banned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with World(tmp_path) as world:
+            (await world.start(1)).blame(peer(2), VersionMismatch("we speak 2, the peer 3"))
+
+    caplog.set_level(logging.INFO)
+    run_virtual(main())
+    assert BANNED not in caplog.text
+    assert f"{peer(2)} {LEFT_ALONE}" in caplog.text
 
 
 def test_an_excluded_peer_reads_why_and_gets_nothing_else(tmp_path: Path) -> None:

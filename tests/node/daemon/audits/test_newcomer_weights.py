@@ -105,6 +105,22 @@ def test_newcomers_are_a_quarter_of_the_weight_at_most_whatever_they_claim(claim
     assert rig.weigh(10, OLD[0], *names) == found
 
 
+def test_a_newcomer_is_told_what_the_bound_leaves_it_and_not_what_it_would_have_alone():
+    rig = Rig(is_bounded=True)
+    for number in range(10):
+        rig.set(number, OLD[0])
+    assert rig.weights.share_of(NEW[0]) == SHARE, "nobody weighed is nobody cut"
+    crowd = [f"new-{at}" for at in range(4)]
+    assert rig.weigh(10, OLD[0], *crowd) == [60, 5, 5, 5, 5]
+    assert rig.weights.share_of(crowd[0]) == 22, "5 of 60 are 21.3 of 256"
+    assert rig.weights.share_of("new-later") == 22, "it will have no more than these"
+    assert rig.weights.share_of(OLD[0]) == 256
+    rig.weigh(9, OLD[0], crowd[0])
+    assert rig.weights.share_of(crowd[0]) == 22, "an older round is weighed again by a worker that is behind"
+    rig.weigh(11, OLD[0], crowd[0])
+    assert rig.weights.share_of(crowd[0]) == SHARE, "the others are gone"
+
+
 def test_newcomers_go_on_where_nobody_else_has_any_weight():
     rig = Rig(claimed=lambda entry: 0 if entry.startswith("old") else CLAIMED, is_bounded=True)
     for number in range(10):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.rounds import absence
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, attendance, closes_at, idle_at, stalls_until
+from atoll.node.daemon.rounds.queries import AGAIN_ROUNDS, attendance, closes_at, idle_at, reason, stalls_until
 from atoll.node.daemon.rounds.state import LOST_LEAST_S, STALL_ROUNDS, Absence, Phase, RoundConfig
 from atoll.node.daemon.rounds.types import (
     Announce,
@@ -502,5 +502,7 @@ def test_a_start_waits_for_payloads_while_they_come_and_not_for_one_that_is_with
     assert node.tick(5.0).state.phase is Phase.CATCH_UP
     assert node.tick(1.0).state.phase is not Phase.CATCH_UP, "no longer than a lease"
     node = Node().at_work(1.0, a=2).seen(A, 1, held=False).ready()
+    told = "fetching 1 payload of open rounds; goes on without them in 2 s if none comes, in 20 s at the latest"
+    assert reason(node.state) == told
     assert node.tick(2.0 - 0.1).state.phase is Phase.CATCH_UP
     assert node.tick(0.1).state.phase is not Phase.CATCH_UP
