@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from atoll.node.daemon.consensus.types import FinalityState
-from atoll.node.daemon.telemetry.absent_members import TWO_HISTORIES
+from atoll.node.daemon.standing_still.absent_members import TWO_HISTORIES
 from atoll.protocols.audits.shown_work import ShownWork
 from atoll.protocols.audits.standing import Judgement
 from atoll.protocols.errors import counted

@@ -17,8 +17,8 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed
 from atoll.node.daemon.rounds.queries import must_wait, pause_line, reason, resume_line, untrained, waits_s
 from atoll.node.daemon.rounds.state import Phase, RoundState
+from atoll.node.daemon.standing_still.absent_members import unsettled, with_absences
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
-from atoll.node.daemon.telemetry.absent_members import unsettled, with_absences
 from atoll.node.daemon.telemetry.collector import GoodputCollector
 from atoll.node.daemon.telemetry.round_log import RoundLog, sent_per_round
 from atoll.node.daemon.telemetry.run_outlook import rate_now

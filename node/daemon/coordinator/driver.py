@@ -37,8 +37,8 @@ from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
 from atoll.node.daemon.rounds.state import Phase, RoundState
-from atoll.node.daemon.rounds.stillness import Stillness, frozen, hangs, is_late, marks_of, watch
-from atoll.node.daemon.telemetry.absent_members import lost_work, missing, no_model
+from atoll.node.daemon.standing_still.absent_members import lost_work, missing, no_model
+from atoll.node.daemon.standing_still.stillness import Stillness, frozen, hangs, is_late, marks_of, watch
 from atoll.protocols.errors import DiskFault, Divergence, LocalFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import largest_payload

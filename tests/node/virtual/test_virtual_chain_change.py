@@ -8,7 +8,7 @@ import torch
 from atoll.node.config.roles import Work
 from atoll.node.daemon.rounds.queries import reason
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.stillness import FROZEN_ROUNDS
+from atoll.node.daemon.standing_still.stillness import FROZEN_ROUNDS
 from atoll.node.worker.error_feedback import share_of_left
 from atoll.node.worker.local_weights import LocalWeights
 from atoll.p2p.transports.memory.virtual_time import run_virtual

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from atoll.node.daemon.rounds.state import Phase
-from atoll.node.daemon.rounds.stillness import LEAST_S
+from atoll.node.daemon.standing_still.stillness import LEAST_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.local.worker_messages import CheckRequest
 from tests.node.virtual.conftest import HALF, FakeWorker

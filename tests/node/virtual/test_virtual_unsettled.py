@@ -5,7 +5,7 @@ import re
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.telemetry.absent_members import missing, unsettled
+from atoll.node.daemon.standing_still.absent_members import missing, unsettled
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 ROUND_S, LEASE_S, PROBATION = 5.0, 40.0, 8

@@ -38,7 +38,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.telemetry.absent_members import LISTEN_S, absence, lost_work, missing
+from atoll.node.daemon.standing_still.absent_members import LISTEN_S, absence, lost_work, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.ballots import add_entry as add_to_book

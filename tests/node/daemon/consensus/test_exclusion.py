@@ -21,7 +21,7 @@ from atoll.node.daemon.consensus.types import (
     RoundClosed,
 )
 from atoll.node.daemon.removal.traffic import works_with_us
-from atoll.node.daemon.telemetry.absent_members import missing
+from atoll.node.daemon.standing_still.absent_members import missing
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.types import Idle, MembersSeen
 from atoll.node.daemon.consensus.voter import may_append
-from atoll.node.daemon.telemetry.absent_members import missing
+from atoll.node.daemon.standing_still.absent_members import missing
 from atoll.protocols.ids import PeerId, Round, digest
 from atoll.protocols.ledger.records import Ballot, Prepare, Promise, Proposal, Vote, epoch_id
 from tests.node.daemon.consensus.test_epochs import LEASE, PATIENCE, A, B, C, D, Node, epoch

@@ -10,7 +10,7 @@ from atoll.node.daemon.consensus.succession import SHORT_PATIENCES, away_s, cand
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RoundState
-from atoll.node.daemon.rounds.stillness import FETCHES
+from atoll.node.daemon.standing_still.stillness import FETCHES
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import machine
 from atoll.node.daemon.rounds.state import Phase, RoundConfig
-from atoll.node.daemon.telemetry.absent_members import no_model
+from atoll.node.daemon.standing_still.absent_members import no_model
 from atoll.protocols.ids import PeerId
 
 FRESH = machine.begin(RoundConfig(PeerId("me"), 99, 192, 128, 60.0))

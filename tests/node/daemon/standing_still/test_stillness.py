@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView, RoundBook
 from atoll.node.daemon.rounds.state import Phase, RoundState, config_of
-from atoll.node.daemon.rounds.stillness import (
+from atoll.node.daemon.standing_still.stillness import (
     FETCH_S,
     FROZEN_ROUNDS,
     GAP_S,

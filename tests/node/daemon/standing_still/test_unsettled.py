@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 
 from atoll.node.daemon.consensus.types import FinalityTick, MembersSeen
+from atoll.node.daemon.standing_still.absent_members import missing, unsettled
 from atoll.node.daemon.status import DaemonOperator
-from atoll.node.daemon.telemetry.absent_members import missing, unsettled
 from atoll.protocols.ids import Round
 from atoll.protocols.ledger.records import Follow, Leave, epoch_id
 from atoll.protocols.ledger.registers import Lease
