@@ -51,6 +51,11 @@ class LayeredMap(Mapping[K, V]):
         return {**self._base, **self._newest}
 
 
+def plain(mapping: Mapping[K, V]) -> dict[K, V]:
+    """A copy of all as a plain dict, which may be changed."""
+    return mapping._joined() if type(mapping) is LayeredMap else {**mapping}
+
+
 def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
     """The mapping with one more entry, or another value; the given one stays as it is."""
     if type(mapping) is LayeredMap:  # `isinstance` asks an abstract class, and this is called for each entry

@@ -149,7 +149,7 @@ class OrphanExchange:
         self, peer: PeerId, wanted: WantedEntries, was_asked_for: Callable[[Entry, WantedEntries], bool]
     ) -> int:
         answer = await self.sync.calls.call(peer, METHOD, wanted, FoundEntries, max_bytes=MESSAGE_BYTES)
-        self.sync.on_answer(peer)
+        self.sync.on_answer(peer, sum(map(len, answer.entries)))
         entries = await self.sync.verified(answer.entries)
         if not all(was_asked_for(entry, wanted) for entry in entries):
             raise DecodeError("entries that nobody asked for")

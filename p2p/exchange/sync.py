@@ -70,8 +70,8 @@ class LedgerSync:
     on_fault: Callable[[PeerId, PeerFault], None]
     on_told: Callable[[PeerId, "Exchange"], None] = lambda peer, message: None
     """Receives every message of an exchange: it says whether the peer stores what is ours."""
-    on_answer: Callable[[PeerId], None] = lambda peer: None
-    """Receives who answered one of our calls."""
+    on_answer: Callable[[PeerId, int], None] = lambda peer, moved_bytes: None
+    """Receives who answered one of our calls, and the bytes of entries in both ways."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     """Chooses which proofs are named and offered where there are too many for one message."""
 
@@ -91,7 +91,7 @@ class LedgerSync:
         while True:
             ours = self._state(theirs, peer)
             before, theirs = theirs, await self.calls.call(peer, METHOD, ours, Exchange, max_bytes=MESSAGE_BYTES)
-            self.on_answer(peer)
+            self.on_answer(peer, sum(map(len, (*ours.entries, *theirs.entries))))
             fresh = await self._insert(peer, theirs)
             gained += fresh
             in_vain += not fresh

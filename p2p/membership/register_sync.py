@@ -47,8 +47,8 @@ class RegisterSync:
     now: Callable[[], float]
     on_news: Callable[[list[tuple[Register, bytes]]], None]
     """Receives registers that a pull brought, with their bytes."""
-    on_answer: Callable[[PeerId], None] = lambda peer: None
-    """Receives who answered one of our calls."""
+    on_answer: Callable[[PeerId, int], None] = lambda peer, moved_bytes: None
+    """Receives who answered one of our calls, and the bytes of registers that came."""
 
     def __post_init__(self) -> None:
         self.calls.register(METHOD, KnownVersions, RegisterBatch, self._answer, max_bytes=MESSAGE_BYTES)
@@ -61,7 +61,7 @@ class RegisterSync:
         gained = 0
         for _ in range(_MAX_PULLS):
             batch = await self.calls.call(peer, METHOD, self._known(), RegisterBatch, max_bytes=MESSAGE_BYTES)
-            self.on_answer(peer)
+            self.on_answer(peer, sum(len(data) for _, data in batch.held))
             news: list[tuple[Register, bytes]] = []
             try:
                 for age_s, data in batch.held:

@@ -6,18 +6,22 @@ queuing (Goyal, Vin and Cheng, 1996): the tag of a request is the time that its 
 least the tag of the newest turn; the lowest tag is next. A peer that asks seldom, or for little, waits for few.
 
 Identities cost nothing, so strangers (peers that no final set names) wait in a queue of their own. It has at most
-a quarter of the loop's time, and beside members that wait a quarter of the turns' time.
+a quarter of the loop's time and BURST_S, and beside members that wait a quarter of the turns' time.
 """
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 MOST_TURN_S = 0.25
 """A turn counts as no longer: what takes more is a disk or a machine that stood still, and no peer's fault."""
 OTHERS_SHARE = 3
-"""After a stranger's turn no stranger has one for so many times as long, and members that wait have as much."""
+"""For each turn of a stranger so many times its length is not strangers', and members that wait have as much."""
+BURST_S = 0.5
+"""Seconds of turns that strangers have without longer pauses, after four times as long without any: a newcomer
+that catches up has half of the loop's time. All strangers share it, so new names have no more of it."""
 
 
 class Share:
@@ -45,6 +49,8 @@ class CallTurns:
         self._numbers = itertools.count()
         self._is_taken = False
         self._strangers_rest = False
+        self._even_s = -math.inf
+        """When strangers will have had exactly their share of the loop's time; never long ago."""
         self._owed_s = 0.0
         """Time of turns that members who wait have before the next stranger."""
 
@@ -69,12 +75,16 @@ class CallTurns:
             loop.call_later(took_s, self._next)
 
     def _charge(self, took_s: float, *, is_stranger: bool) -> None:
-        if is_stranger:
-            self._owed_s = OTHERS_SHARE * took_s
-            self._strangers_rest = True
-            asyncio.get_running_loop().call_later(OTHERS_SHARE * took_s, self._end_rest)
-        else:
+        if not is_stranger:
             self._owed_s -= took_s
+            return
+        self._owed_s = OTHERS_SHARE * took_s
+        loop, whole = asyncio.get_running_loop(), 1 + OTHERS_SHARE
+        # A token bucket, kept as the time at which it is even ("virtual scheduling" of ATM's GCRA, ITU-T I.371).
+        self._even_s = max(self._even_s, loop.time() - took_s - whole * BURST_S) + whole * took_s
+        if self._even_s > loop.time():
+            self._strangers_rest = True
+            loop.call_at(self._even_s, self._end_rest)
 
     def _end_rest(self) -> None:
         self._strangers_rest = False

@@ -27,7 +27,23 @@ EXCHANGE_S = 60.0
 ANSWER_S = 10.0
 """Deadline of one answer, in seconds: the largest request and answer of honest peers take that on a line of
 1.3 Mbit/s. It doubles with each failure in a row, for slower lines."""
+SLOW_S = 10.0
+"""An exchange with a peer that is no member may be slow for so many seconds while others wait for its place: as
+long as a silent one has it."""
+LEAST_PACE = 16 * 1024
+"""Bytes of records in each second, in both ways, of one that is not slow: a tenth of a line of 1.3 Mbit/s."""
 _PAUSE_S = 1.0
+
+
+class _Running:
+    """An exchange that goes on, and the bytes of records that went over."""
+
+    def __init__(self, deadline: AnswerDeadline, now_s: float) -> None:
+        self.deadline, self.began_s, self.moved_bytes = deadline, now_s, 0
+
+    def is_slow(self, now_s: float) -> bool:
+        took_s = now_s - self.began_s
+        return took_s >= SLOW_S and self.moved_bytes < LEAST_PACE * took_s
 
 
 @dataclass(kw_only=True, eq=False)
@@ -54,7 +70,7 @@ class AntiEntropy:
         self.first: frozenset[PeerId] = frozenset()
         """Peers that are taken for accepted ones, as long as nothing here names any."""
         self._turns = ExchangeTurns(lambda peer: self.is_accepted(peer) or peer in self.first)
-        self._deadlines: dict[PeerId, AnswerDeadline] = {}
+        self._running: dict[PeerId, _Running] = {}
         self._exchanged: set[PeerId] = set()
         self._wake = Notifier()
         self.synced = asyncio.Event()
@@ -74,10 +90,11 @@ class AntiEntropy:
         self._turns.ask(peer)
         self._wake.notify()
 
-    def heard(self, peer: PeerId) -> None:
-        """An answer of `peer` came: an exchange with it may go on."""
-        if (deadline := self._deadlines.get(peer)) is not None:
-            deadline.heard()
+    def heard(self, peer: PeerId, moved_bytes: int) -> None:
+        """An answer of `peer` came: an exchange with it may go on. `moved_bytes`: of records, in both ways."""
+        if (running := self._running.get(peer)) is not None:
+            running.moved_bytes += moved_bytes
+            running.deadline.heard()
 
     def is_caught_up(self) -> bool:
         """Whether there was a whole exchange with every neighbour, and with at least one.
@@ -104,7 +121,7 @@ class AntiEntropy:
     async def _exchange(self, peer: PeerId) -> None:
         now = asyncio.get_running_loop().time
         deadline = AnswerDeadline(ANSWER_S * 2.0 ** min(self._turns.failures(peer), RETRIES), EXCHANGE_S)
-        self._deadlines[peer] = deadline
+        self._running[peer] = _Running(deadline, now())
         try:
             async with deadline:
                 await self.registers.pull(peer)
@@ -128,10 +145,18 @@ class AntiEntropy:
             self.on_local_fault(fault)
             await asyncio.sleep(_PAUSE_S)
         finally:
-            del self._deadlines[peer]
+            del self._running[peer]
             self._turns.end(peer)
             self.on_exchange()
             self._wake.notify()
+
+    def _end_slowest(self, now_s: float) -> None:
+        """End one slow exchange whose place another peer waits for: its peer is asked again after that one."""
+        here = self.neighbours()
+        slow = {peer: one for peer, one in self._running.items() if one.is_slow(now_s)}
+        slow = {peer: one for peer, one in slow.items() if self._turns.is_waited_for(peer, here)}
+        if slow:
+            min(slow.values(), key=lambda one: one.moved_bytes).deadline.end()
 
     async def _remind(self) -> None:
         loop = asyncio.get_running_loop()
@@ -139,6 +164,7 @@ class AntiEntropy:
         while True:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
+            self._end_slowest(loop.time())
             self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
             for peer in self._turns.to_retry(neighbours, loop.time()):
                 self.ask(peer)

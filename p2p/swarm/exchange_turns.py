@@ -56,6 +56,12 @@ class ExchangeTurns:
         self._busy.add(chosen)
         return chosen
 
+    def is_waited_for(self, peer: PeerId, neighbours: Collection[PeerId]) -> bool:
+        """Whether a neighbour that failed no more often waits for the place of `peer`, which is no member."""
+        waiting = (other for other in self._queue if other in neighbours and other not in self._busy)
+        most = self.failures(peer)
+        return not self._is_accepted(peer) and any(self.failures(other) <= most for other in waiting)
+
     def end(self, peer: PeerId) -> None:
         """The exchange with `peer` is over."""
         self._busy.discard(peer)

@@ -195,8 +195,8 @@ class Replication:
             self.records_gone = ""
             self.on_change()
 
-    def _on_answer(self, peer: PeerId) -> None:
-        self.anti_entropy.heard(peer)
+    def _on_answer(self, peer: PeerId, moved_bytes: int) -> None:
+        self.anti_entropy.heard(peer, moved_bytes)
 
     def _is_accepted(self, peer: PeerId) -> bool:
         return (newcomers := self.ledger.newcomers) is not None and newcomers.is_accepted(peer)

@@ -41,6 +41,11 @@ class AnswerDeadline:
         if self._scope is not None and not self._scope.expired():
             self._scope.reschedule(min(self._ends_s, asyncio.get_running_loop().time() + self._answer_s))
 
+    def end(self) -> None:
+        """Let it be over now."""
+        self._ends_s = asyncio.get_running_loop().time()
+        self.heard()
+
     async def __aenter__(self) -> Callable[[], None]:
         self._ends_s = asyncio.get_running_loop().time() + self._limit_s
         self._scope = await asyncio.timeout(min(self._answer_s, self._limit_s)).__aenter__()

@@ -49,6 +49,8 @@ class Book(msgspec.Struct, frozen=True, dict=True):
     """Entry id of the Prepare that opened a ballot."""
     promises: Mapping[records.Ballot, Mapping[PeerId, records.Promise]] = msgspec.field(default_factory=dict)
     """Promises by ballot and author."""
+    highest: Mapping[tuple[PeerId, bytes], records.Ballot] = msgspec.field(default_factory=dict)
+    """The highest promise of each author in each epoch."""
     proposals: Mapping[Digest, records.Proposal] = msgspec.field(default_factory=dict)
     """Proposals by entry id."""
     votes: Mapping[records.Ballot, Mapping[PeerId, tuple[Digest, records.Vote]]] = msgspec.field(
@@ -216,7 +218,7 @@ def is_quorum(electorate: tuple[PeerId, ...], present: Iterable[PeerId]) -> bool
     return len(frozenset(present).intersection(electorate)) >= quorum(len(electorate))
 
 
-but_acks = attrgetter(*(name for name in Book.__struct_fields__ if name not in ("acks", "written")))
+but_acks = attrgetter(*(n for n in Book.__struct_fields__ if n not in ("acks", "written", "highest")))
 """All of a book but its acks: what deciding depends on. While these are the same, so is what was decided."""
 
 
@@ -259,8 +261,7 @@ def _with_entry(book: Book, entry: Digest, author: PeerId, body: records.Body) -
         case records.Proposal() if body.ballot.proposer == author:
             return _propose(book, entry, body)
         case records.Promise():
-            given = {**book.promises.get(body.ballot, {}), author: body}
-            return replace(book, promises=put(book.promises, body.ballot, given)), ""
+            return _promise(book, author, body), ""
         case records.Prepare() | records.Proposal():
             return book, "a ballot belongs to the peer that it names"
     return book, ""
@@ -282,9 +283,9 @@ def add_orphan(book: Book, entry: Digest, author: PeerId, body: records.Body) ->
             epochs = book.epochs | {body.ballot.epoch}
             return replace(book, proposals=proposals, orphans=book.orphans | {entry}, epochs=epochs)
         case records.Vote() if (seen := book.written.get((author, body.ballot.epoch), 0)) < BALLOTS_KEPT:
-            votes = {(author, body.ballot, body.proposal): entry, **book.other_votes}
+            book = _with_other(book, entry, author, body)
             written = put(book.written, (author, body.ballot.epoch), seen + 1)
-            return replace(book, other_votes=votes, epochs=book.epochs | {body.ballot.epoch}, written=written)
+            return replace(book, epochs=book.epochs | {body.ballot.epoch}, written=written)
     return book
 
 
@@ -337,19 +338,31 @@ def _propose(book: Book, entry: Digest, body: records.Proposal) -> tuple[Book, s
     return replace(book, proposals={**book.proposals, entry: body}), fault
 
 
+def _promise(book: Book, author: PeerId, body: records.Promise) -> Book:
+    of, ballot = (author, body.ballot.epoch), body.ballot
+    promises = put(book.promises, ballot, {**book.promises.get(ballot, {}), author: body})
+    # A liar may promise thousands of ballots, and each of its votes looks for the highest one.
+    highest = put(book.highest, of, max(ballot, book.highest.get(of, ballot)))
+    return replace(book, promises=promises, highest=highest)
+
+
 def _vote(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> tuple[Book, str]:
     ballot = body.ballot
     known = book.votes.get(ballot, {}).get(author)
     if known is not None and known[0] == entry:
         return book, ""
     # A vote below its author's promise would break what a quorum of promises showed to a later proposer.
-    mine = [at for at, given in book.promises.items() if author in given]
-    above = any(at.epoch == ballot.epoch and at > ballot for at in mine)
+    above = book.highest.get((author, ballot.epoch), ballot) > ballot
     if known is None and not above:
         given = {**book.votes.get(ballot, {}), author: (entry, body)}
         return replace(book, votes=put(book.votes, ballot, given)), ""
-    other = replace(book, other_votes={(author, ballot, body.proposal): entry, **book.other_votes})
+    other = _with_other(book, entry, author, body)
     return other, "a vote below its author's promise" if known is None else "two votes in one ballot"
+
+
+def _with_other(book: Book, entry: Digest, author: PeerId, body: records.Vote) -> Book:
+    key = author, body.ballot, body.proposal  # of one that was written twice, the first entry stays
+    return replace(book, other_votes=put(book.other_votes, key, book.other_votes.get(key, entry)))
 
 
 def bound_proposals(

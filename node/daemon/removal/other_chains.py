@@ -16,6 +16,10 @@ from atoll.node.daemon.rounds.types import WorkApart
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Contribution, Entry, Epoch, Follow, epoch_id
 
+CHOICES_KEPT = 64
+"""Newest choices of an author that are looked at. An honest one makes few while a round is open; strangers write
+hundreds each, and all are looked at after each new epoch."""
+
 
 class _Machines(Protocol):
     finality: FinalityState
@@ -39,8 +43,8 @@ class OtherChains:
 
     machines: _Machines
     now: Callable[[], float]
-    _choices: dict[PeerId, list[EpochId]] = field(default_factory=dict)
-    """The epochs that an author signed or followed, in the order of its feed."""
+    _choices: dict[PeerId, dict[int, EpochId]] = field(default_factory=dict)
+    """The newest epochs that an author signed or followed, by their number in its feed, from 1 on."""
     _works: dict[int, dict[Digest, _Work]] = field(default_factory=dict)
     """By round and entry."""
     _partings: dict[EpochId, Epoch | None] = field(default_factory=dict)
@@ -54,15 +58,22 @@ class OtherChains:
         self._gone.discard(entry.author)
         match entry.body:
             case Epoch(members=members) as body if entry.author in members:
-                self._choices.setdefault(entry.author, []).append(epoch_id(body))
+                self._note_choice(entry.author, epoch_id(body))
             case Follow(epoch=name):
-                self._choices.setdefault(entry.author, []).append(name)
+                self._note_choice(entry.author, name)
             case Contribution(round=number, base=base) if number > self.machines.finality.last_final:
-                choices = self._choices.get(entry.author, ())
-                self._works.setdefault(int(number), {})[entry.id] = _Work(entry.author, len(choices), base)
-                if choices and self._partings.get(choices[-1], choices) is not None:
+                at, choice = next(reversed(self._choices.get(entry.author, {}).items()), (0, ROOT))
+                self._works.setdefault(int(number), {})[entry.id] = _Work(entry.author, at, base)
+                # Before it gets into an own set. A whole look at each takes the square of what strangers write.
+                if at and parting(self.machines.finality, choice) is not None:
                     self._looked_at = None
-                    self.step()  # before it gets into an own set
+                    self._tell(self.machines.finality.apart | {entry.id})
+
+    def _note_choice(self, author: PeerId, name: EpochId) -> None:
+        chosen = self._choices.setdefault(author, {})
+        chosen[next(reversed(chosen), 0) + 1] = name
+        if len(chosen) > CHOICES_KEPT:
+            del chosen[next(iter(chosen))]
 
     def forget(self, author: PeerId) -> None:
         """Forget an author that the ledger let go of, after the finality machine did."""
@@ -92,8 +103,11 @@ class OtherChains:
         self._forget_choices()
         found = frozenset(self._found(state) if self._choices else ())
         if found != state.apart:
-            self.machines.feed_finality(OtherChainsSeen(found))
-            self.machines.feed_round(WorkApart(found, self.now()))
+            self._tell(found)
+
+    def _tell(self, found: frozenset[Digest]) -> None:
+        self.machines.feed_finality(OtherChainsSeen(found))
+        self.machines.feed_round(WorkApart(found, self.now()))
 
     def _is_as_before(self, state: FinalityState) -> bool:
         """Whether nothing changed on which the answer depends. Votes in rounds do not count."""
@@ -103,7 +117,7 @@ class OtherChains:
 
     def _found(self, state: FinalityState) -> Iterator[Digest]:
         authors = {work.author for works in self._works.values() for work in works.values()}
-        chosen = {author: self._choices.get(author, []) for author in authors}
+        chosen = {author: self._choices.get(author, {}).values() for author in authors}
         self._partings = {choice: parting(state, choice) for each in chosen.values() for choice in each}
         others = {who for who, each in chosen.items() if any(self._partings[choice] for choice in each)}
         together = self._together(others)
@@ -125,8 +139,8 @@ class OtherChains:
 
     def _is_apart(self, work: _Work, number: int, together: int) -> bool:
         """Whether its author was in another chain, or next began one that goes on from where it was."""
-        chosen, book = self._choices.get(work.author, []), self.machines.finality.epochs
-        before, later = [ROOT, *chosen][work.choices], chosen[work.choices :]
+        chosen, book = self._choices.get(work.author, {}), self.machines.finality.epochs
+        before, later = chosen.get(work.choices, ROOT), (name for at, name in chosen.items() if at > work.choices)
         if self._partings.get(before) is not None:
             return True
         if number <= together:

@@ -155,8 +155,11 @@ def test_large_ledgers_travel_in_batches_below_the_cap(tmp_path: Path) -> None:
     async def scenario(a: Side, b: Side) -> None:
         b.ledger.insert_all(big)
         a.ledger.insert_all(feed(AUTHORS[1], 300))
+        moved: list[int] = []
+        a.sync.on_answer = lambda _, moved_bytes: moved.append(moved_bytes)
         assert await a.sync.exchange(b.host.peer_id) == 20
         assert a.ledger.vector() == b.ledger.vector() == {author.peer_id: 20, AUTHORS[1].peer_id: 300}
+        assert sum(moved) == sum(len(encode_entry(entry)) for entry in (*big, *feed(AUTHORS[1], 300))), "both ways"
         assert a.fresh == big
         assert len(b.fresh) == 300
 

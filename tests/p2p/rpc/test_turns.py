@@ -1,12 +1,13 @@
 """Turns of large calls: one at a time, the peer first that took least, and half of the time for all else."""
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 
 from atoll.p2p.host.framing import write_frame
 from atoll.p2p.rpc import frames
-from atoll.p2p.rpc.turns import MOST_TURN_S, CallTurns, Share
+from atoll.p2p.rpc.turns import BURST_S, MOST_TURN_S, CallTurns, Share
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
 from tests.p2p.rpc.test_calls import Member, Number, members, raw_stream
@@ -103,8 +104,43 @@ def test_strangers_keep_no_member_waiting_for_more_than_one_turn(strangers):
 def test_strangers_have_a_quarter_of_the_time():
     async def scenario():
         order = Order()
-        await asyncio.gather(*(order.take("S", Share()) for _ in range(10)))
-        assert [at for _, at in order.began] == [pytest.approx(4 * COST_S * turn) for turn in range(10)]
+        await asyncio.gather(*(order.take("S", Share()) for _ in range(60)))
+        gaps = [after - before for before, after in pairwise(at for _, at in order.began)]
+        assert gaps[:10] == pytest.approx([2 * COST_S] * 10), "a newcomer that catches up has half of it at first"
+        assert gaps[-30:] == pytest.approx([4 * COST_S] * 30)
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.7, 5.0])
+def test_a_flood_of_new_names_has_no_more_than_its_quarter_and_one_burst(pause_s):
+    """Whatever strangers wait for, in any time they had a quarter of it, the burst and a turn."""
+
+    async def scenario():
+        order, loop = Order(), asyncio.get_running_loop()
+        for _ in range(12):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(20):
+                    group.create_task(order.take("S", Share()))
+            await asyncio.sleep(pause_s)
+        at = [began for _, began in order.began]
+        for first, one in enumerate(at):
+            for many, end in enumerate(at[first + 1 :], 1):
+                assert many * COST_S <= (end - one) / 4 + BURST_S + COST_S + 1e-6
+        assert loop.time() >= 12 * 20 * COST_S * 2
+
+    run_virtual(scenario())
+
+
+def test_a_stranger_that_rested_has_its_burst_again():
+    async def scenario():
+        order, now = Order(), asyncio.get_running_loop().time
+        for _ in range(3):
+            began = now()
+            for _ in range(round(BURST_S / COST_S)):
+                await order.take("S", Share())
+            assert now() - began < 2 * BURST_S
+            await asyncio.sleep(4 * BURST_S)
 
     run_virtual(scenario())
 

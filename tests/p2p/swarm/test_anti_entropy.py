@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from atoll.p2p.swarm.anti_entropy import ANSWER_S, EVERY_S, EXCHANGE_S, AntiEntropy
+from atoll.p2p.swarm.anti_entropy import ANSWER_S, EVERY_S, EXCHANGE_S, LEAST_PACE, SLOW_S, AntiEntropy
 from atoll.p2p.swarm.exchange_turns import AT_ONCE, RETRIES, ExchangeTurns
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
@@ -108,13 +108,13 @@ class Strangers:
 
     wanted = covered = MappingProxyType({})
 
-    def __init__(self, here, part_s=1e9):
-        self.here, self._part_s, self.repair, self.whole = here, part_s, None, []
+    def __init__(self, here, part_s=1e9, part_bytes=100):
+        self.here, self._part_s, self._part_bytes, self.repair, self.whole = here, part_s, part_bytes, None, []
 
     async def pull(self, peer):
         while peer not in MEMBERS:
             await asyncio.sleep(self._part_s)
-            self.repair.heard(peer)
+            self.repair.heard(peer, self._part_bytes)
 
     async def exchange(self, peer):
         self.whole.append(asyncio.get_running_loop().time())
@@ -169,8 +169,71 @@ def test_a_newcomer_is_held_by_no_silent_peer_for_long(part_s):
             serving.cancel()
         return asyncio.get_running_loop().time()
 
-    # Silent ones hold four places for 10 s each; with answers for as long as an exchange may take.
-    assert run_virtual(story()) <= 16 / AT_ONCE * (ANSWER_S if part_s > ANSWER_S else EXCHANGE_S) + 1
+    # Silent ones hold four places for 10 s each, and so do those that bring little: one of these ends in a second.
+    assert run_virtual(story()) <= 16 / AT_ONCE * max(ANSWER_S, SLOW_S) + (1 if part_s > ANSWER_S else 6)
+
+
+class OnePace:
+    """Peers bring a part each second without end, SLOW one of `part_bytes`; when each ended first."""
+
+    wanted = covered = MappingProxyType({})
+
+    def __init__(self, part_bytes):
+        self._part_bytes, self.repair, self.ended = part_bytes, None, {}
+
+    async def pull(self, peer):
+        now = asyncio.get_running_loop().time
+        try:
+            while peer != QUICK:
+                await asyncio.sleep(1.0)
+                self.repair.heard(peer, self._part_bytes if peer == SLOW else 2 * LEAST_PACE)
+        finally:
+            self.ended.setdefault(peer, now())
+
+    async def exchange(self, peer):
+        pass
+
+    async def fetch(self, peer):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("part_bytes", "is_waited_for", "failures", "are_members", "ends_s"),
+    [
+        (100, True, 0, False, SLOW_S),
+        (LEAST_PACE // 2, True, 0, False, SLOW_S),
+        (2 * LEAST_PACE, True, 0, False, EXCHANGE_S),
+        (100, False, 0, False, EXCHANGE_S),
+        (100, True, 1, False, EXCHANGE_S),
+        (100, True, 0, True, EXCHANGE_S),
+    ],
+)
+def test_a_slow_exchange_gives_its_place_to_a_peer_that_waits(
+    part_bytes, is_waited_for, failures, are_members, ends_s
+):
+    """Not to one that failed more often; and who is a member, or brings enough, goes on."""
+
+    async def story():
+        here = [SLOW, *(PeerId(f"peer {number}") for number in range(AT_ONCE - 1)), QUICK]
+        exchanges = OnePace(part_bytes)
+        exchanges.repair = repair = make(exchanges, lambda: here, lambda peer: are_members)
+        for _ in range(failures):
+            repair._turns.note_failed(QUICK, 0.0)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(repair.serve())
+            for peer in here if is_waited_for else here[:-1]:
+                repair.ask(peer)
+            if not is_waited_for:
+                here.remove(QUICK)
+            await asyncio.sleep(EXCHANGE_S + 1.0)
+            serving.cancel()
+        return exchanges.ended
+
+    ended = run_virtual(story())
+    assert ends_s <= ended[SLOW] < ends_s + 2.0
+    if ends_s < EXCHANGE_S:
+        assert ended[QUICK] == ended[SLOW], "its place is free at once"
+        assert ended[PeerId("peer 0")] >= EXCHANGE_S
 
 
 def test_turns_keep_two_places_for_members_and_remember_who_failed():

@@ -5,8 +5,10 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from atoll.protocols.ids import Digest, PeerId, Round, RunId, digest
+from atoll.protocols.layered_map import LayeredMap
 from atoll.protocols.ledger.ballots import (
     ANSWERS_KEPT,
     BALLOTS_KEPT,
@@ -218,6 +220,35 @@ def test_an_author_writes_only_so_many_ballots_about_a_round():
     assert book is full
     after, _ = add_entry(book, *VOTES[1])
     assert after.votes, "and nobody else is kept from it"
+
+
+class Unwalked(dict):
+    """A mapping that may be asked for one key at a time."""
+
+    def __iter__(self):
+        raise AssertionError("all of it was walked")
+
+    items = keys = values = __iter__
+
+
+def test_a_vote_looks_at_no_promise_but_its_author_s_highest_of_its_epoch():
+    """A liar's thousands of ballots may enter the book in one step: to walk all at each vote took their square."""
+    promised = [*map(ballot, (7, 2, 4)), Ballot(9, ORDER[0], b"epoch")]
+    said = [entry(ORDER[0], Promise(NUMBER, at, ())) for at in promised]
+    book, _ = book_of(*said, entry(ORDER[1], Promise(NUMBER, ballot(8), ())))
+    book = replace(book, promises=Unwalked(book.promises))
+    faults = [add_entry(book, *entry(ORDER[0], Vote(NUMBER, ballot(at), digest(b"p"))))[1] for at in (6, 7, 8)]
+    assert faults == ["a vote below its author's promise", "", ""]
+
+
+def test_votes_that_do_not_count_take_no_copy_each():
+    votes = [entry(ORDER[0], Vote(NUMBER, ballot(0), digest(bytes([at])))) for at in range(100)]
+    book, _ = book_of(*votes)
+    assert len(book.other_votes) == 99
+    assert type(book.other_votes) is LayeredMap
+    name, who, vote = votes[50]
+    again, _ = add_entry(book, digest(b"twice"), who, vote)
+    assert again.other_votes[who, ballot(0), vote.proposal] == name, "the first entry stays"
 
 
 def said_by(peer: PeerId, epoch: bytes = b"") -> list[tuple[Digest, PeerId, object]]:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from atoll.node.daemon.consensus.chains.epochs import Segment
 from atoll.protocols.ids import Digest, PeerId
-from atoll.protocols.layered_map import put
+from atoll.protocols.layered_map import plain, put
 from atoll.protocols.ledger.ballots import Book, add_entry, add_orphan
 from atoll.protocols.ledger.records import BallotBody
 
@@ -70,10 +70,14 @@ def admit(
 
 def without_early(waiting: Waiting, author: PeerId) -> Waiting:
     """The ballots that wait, without those of one author."""
-    if not any(author in there for there in waiting.values()):
-        return waiting
-    left = {at: {who: one for who, one in there.items() if who != author} for at, there in waiting.items()}
-    return {at: there for at, there in left.items() if there}
+    left = plain(waiting)
+    # A flood of authors comes and goes each minute: rounds in which this one wrote nothing are not copied.
+    for at in [at for at, there in left.items() if author in there]:
+        others = plain(left.pop(at))
+        del others[author]
+        if others:
+            left[at] = others
+    return left
 
 
 def after(waiting: Waiting, number: int) -> Iterator[tuple[Digest, BallotBody]]:

@@ -47,6 +47,7 @@ def of_epochs(book, at, epochs):
         book,
         prepares=kept(book.prepares, lambda ballot, _: ballot.epoch),
         promises=kept(book.promises, lambda ballot, _: ballot.epoch),
+        highest=kept(book.highest, lambda key, _: key[1]),
         proposals=kept(book.proposals, lambda _, proposal: proposal.ballot.epoch),
         votes=kept(book.votes, lambda ballot, _: ballot.epoch),
         other_votes=kept(book.other_votes, lambda key, _: key[1].epoch),

@@ -12,7 +12,8 @@ from atoll.node.daemon.consensus.apart import parting
 from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochBook, add_entry
 from atoll.node.daemon.consensus.types import FinalityState, OtherChainsSeen
 from atoll.node.daemon.consensus.voter import _own_set
-from atoll.node.daemon.removal.other_chains import OtherChains
+from atoll.node.daemon.removal import other_chains
+from atoll.node.daemon.removal.other_chains import CHOICES_KEPT, OtherChains
 from atoll.node.daemon.rounds.types import WorkApart
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
@@ -171,6 +172,50 @@ def test_what_comes_again_of_an_author_that_was_let_go_stays():
     machines.finality = replace(machines.finality, last_final=23)
     found.step()
     assert C in found._choices
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The choices of which it was asked whether they left our chain."""
+    found = []
+    monkeypatch.setattr(
+        other_chains, "parting", lambda state, choice: found.append(choice) or parting(state, choice)
+    )
+    return found
+
+
+def test_what_strangers_write_in_turn_takes_no_whole_look_each(asked):
+    """Of 60 newcomers with 200 epochs and contributions each, every contribution took a look at all of them."""
+    machines = Listener(known(last_final=20, chain=[OURS]))
+    found, many = OtherChains(machines, lambda: 1.0), 50
+    for number in range(many):
+        for author in (C, D):
+            body = Epoch(Round(1 + number % 9), ROOT if number < 9 else digest(b"made up"), (author,))
+            machines.finality = replace(
+                machines.finality, epochs=add_entry(machines.finality.epochs, author, body)
+            )
+            found.on_entry(entry(author, body, b"e"))
+            found.on_entry(entry(author, work(21 + number), b"%d of %s" % (number, author.encode())))
+    assert len(asked) == 2 * many
+    assert len(machines.finality.apart) == 2 * 9, "those of an epoch that left our chain are apart at once"
+    before = machines.finality.apart
+    found.step()
+    assert machines.finality.apart >= before
+
+
+def test_of_an_author_s_choices_the_newest_are_looked_at(asked):
+    machines = Listener(known(*BOTH, last_final=20, chain=[OURS]))
+    found = OtherChains(machines, lambda: 1.0)
+    for number in range(3 * CHOICES_KEPT):
+        found.on_entry(entry(C, Follow(Round(8), digest(number.to_bytes(2, "big"))), b"f"))
+    for one in STORY:
+        found.on_entry(one)
+    found.step()
+    assert machines.finality.apart == {b"waited", b"there", b"there too"}
+    asked.clear()
+    found._looked_at = None
+    found.step()
+    assert CHOICES_KEPT <= len({*asked}) <= CHOICES_KEPT + 4
 
 
 def test_an_idle_voter_counts_the_same_set():

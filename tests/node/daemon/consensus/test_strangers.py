@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import forks
 from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.chains import epochs
-from atoll.node.daemon.consensus.chains.early_ballots import admit
+from atoll.node.daemon.consensus.chains.early_ballots import admit, without_early
 from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id, without
 from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen, RoundClosed
 from atoll.protocols.ids import PeerId, Round, RunId, digest
@@ -152,6 +152,20 @@ def test_what_waits_grows_with_the_ballots_not_with_their_square():
     assert sizes == {100}
     assert type(state.waiting[NUMBER + 1]) is LayeredMap
     assert state.books == {}
+
+
+def test_a_prune_copies_nothing_of_rounds_in_which_its_author_wrote_nothing():
+    """A flood of authors comes and goes each minute, each with ballots of hundreds of rounds of its own."""
+    state = begin()
+    for number in range(200):
+        author = STRANGER if number % 2 else PeerId("peer-y")
+        state = after(entry(author, Promise(Round(NUMBER + 1 + number), Ballot(0, B), ())), state=state)
+    state = after(entry(B, Promise(Round(NUMBER + 2), Ballot(0, B), ())), state=state)
+    left = without_early(state.waiting, STRANGER)
+    assert {*left} == {NUMBER + 2, *range(NUMBER + 1, NUMBER + 201, 2)}
+    assert {*left[NUMBER + 2]} == {B}
+    assert all(left[at] is state.waiting[at] for at in left if at != NUMBER + 2)
+    assert {*state.waiting[NUMBER + 2]} == {STRANGER, B}, "the state before stays as it was"
 
 
 def said_by(author):
