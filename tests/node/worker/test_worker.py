@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -232,25 +233,37 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path, monkeypatch):
     assert opened == [SPEC.data.source], "the text is read once"
 
 
-def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):
-    given = list[float]()
-    monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(self.every_s))
-    daemon = Daemon(tmp_path)
+def test_each_round_to_train_gives_free_pages_back_first(tmp_path, monkeypatch):
+    given, daemon = list[tuple[float, int]](), Daemon(tmp_path)
+
+    def trained() -> int:
+        return sum(isinstance(answer, TrainReply) for answer in daemon.said)
+
+    monkeypatch.setattr(FreePages, "give_back", lambda self: given.append((self.every_s, trained())))
     Worker(daemon, daemon).run()
-    assert sum(isinstance(answer, TrainReply) for answer in daemon.said) == 3
-    assert given == [GIVEN_BACK_S] * 3
+    assert given == [(GIVEN_BACK_S, 0), (GIVEN_BACK_S, 1), (GIVEN_BACK_S, 2), (GIVEN_BACK_S, 2)]
+    assert trained() == 3
 
 
-def test_a_worker_uses_one_arena_before_it_does_anything_else(monkeypatch):
+@pytest.mark.parametrize(
+    "named", [("use_one_arena",), ("use_one_arena", "keep_heap_end")], ids=["one arena", "the heap's end"]
+)
+def test_a_worker_settles_its_heap_before_it_does_anything_else(monkeypatch, named):
     class Called(Exception):
-        """The first step of the process."""
+        """The last of these steps of the process."""
 
-    def stop() -> None:
-        raise Called
+    called = list[str]()
 
-    monkeypatch.setattr(main, "use_one_arena", stop)
+    def step(name: str) -> None:
+        called.append(name)
+        if name == named[-1]:
+            raise Called
+
+    for name in named:
+        monkeypatch.setattr(main, name, partial(step, name))
     with pytest.raises(Called):
         main.main()
+    assert called == [*named]
 
 
 HEAVY = {"sympy", "torch._decomp", "torch._dynamo", "torch._inductor", "torch._meta_registrations", "torch._prims"}
