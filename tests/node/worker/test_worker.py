@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, ChainMark
 from atoll.node.learning.data import corpus
+from atoll.node.learning.data.dataset import measured
 from atoll.node.worker import main
 from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
+from atoll.node.worker.session import Session
 from atoll.p2p.system.c_heap import FreePages
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
@@ -231,6 +233,15 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path, monkeypatch):
     assert not (tmp_path / MARK).exists()
     assert worker._spent is not spent, "the next daemon counts from its own beginning"
     assert opened == [SPEC.data.source], "the text is read once"
+
+
+def test_the_next_process_takes_the_tokens_of_the_last_one(tmp_path, monkeypatch):
+    spec = replace(SPEC, data=measured(SPEC.data, "", tmp_path))
+    start = StartRequest(codec.encode(spec), ME, str(tmp_path), "", 1, "cpu")
+    first = Session(start)
+    monkeypatch.setattr(corpus, "load_corpus", None)
+    again = Session(start)
+    assert again._text.train_N.tolist() == first._text.train_N.tolist()
 
 
 def test_each_round_to_train_gives_free_pages_back_first(tmp_path, monkeypatch):
