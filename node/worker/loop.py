@@ -25,8 +25,8 @@ from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
-GIVEN_BACK_S = 600.0
-"""Seconds between two returns of free pages: the next step needs most of them again."""
+GIVEN_BACK_S = 4 * 3600.0
+"""Seconds between two returns of free pages: the next rounds take them again, and memory dips by megabytes."""
 Said: TypeAlias = worker_messages.Answer | worker_messages.StartProgress | worker_messages.TrainProgress
 
 
@@ -147,7 +147,6 @@ class Worker:
             old.close()
             self._reply(before, failed(Superseded("another round took the place of this one")))
         self._training = (number, steps)
-        self._pages.give_back()  # not at a round's end: until the next step memory would look 50 MB smaller
 
     def _open(self) -> Session:
         if self._session is None:
@@ -168,6 +167,7 @@ class Worker:
         if isinstance(event, worker_messages.TrainReply):
             self._training = None
             self._reply(number, event)
+            self._pages.give_back()  # a round's end, where a step of some milliseconds waits for nobody
         elif isinstance(event, worker_messages.TrainProgress) and (
             (now := time.monotonic()) - self._progress_at >= PROGRESS_EVERY_S
             or self._open().is_reported(event.step)
