@@ -16,7 +16,7 @@ from typing import Final
 GIVEN_BACK_S: Final = 60.0
 """Seconds between two returns of free pages by a process that hardly needs them again."""
 KEPT_END_BYTES: Final = 16 << 20
-"""Freed memory at the heap's end that `keep_heap_end` leaves there: a step of `tiny` moves it by about 9 MB."""
+"""Freed memory at the heap's end that `keep_heap_end` leaves there: a step of `tiny` moves it by about 5 MB."""
 _M_ARENA_MAX: Final = -8
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
