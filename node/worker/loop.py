@@ -25,8 +25,8 @@ from atoll.protocols.local import worker_messages
 
 A = TypeVar("A")
 PROGRESS_EVERY_S = 0.5
-GIVEN_BACK_S = 600.0
-"""Seconds between two returns of free pages: the next step needs most of them again."""
+GIVEN_BACK_S = 4 * 3600.0
+"""Seconds between two returns of free pages: the next rounds take them again, and memory dips by megabytes."""
 Said: TypeAlias = worker_messages.Answer | worker_messages.StartProgress | worker_messages.TrainProgress
 
 

@@ -11,13 +11,14 @@ import sys
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter
 from atoll.node.worker.lean_torch import lean_imports
-from atoll.p2p.system.c_heap import use_one_arena
+from atoll.p2p.system.c_heap import keep_heap_end, use_one_arena
 from atoll.p2p.system.quick_end import end_process
 
 
 def main() -> None:
     """Redirect stdin and stdout, then serve. A crash in machine code leaves a traceback in the log."""
     use_one_arena()  # before numba and torch begin threads
+    keep_heap_end()
     faulthandler.enable()
     replies = os.dup(1)
     os.dup2(2, 1)

@@ -63,6 +63,8 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.run_spec import RunSpec
 from atoll.protocols.run.sections.zeroth_order import is_scalar
 
+TOKENS = "tokens"
+"""File of the text's tokens, in a run's folder."""
 SAVE_SHARE = 0.01
 """Most of the time that goes into saving between two trained rounds."""
 Event: TypeAlias = Step | worker_messages.TrainReply
@@ -126,10 +128,9 @@ class Session:
         self._ranks = Ranks(start, spec, lost) if len(devices) > 1 else None
         report("loading or compiling kernels")
         self._kernels = KernelsBeside(spec)
-        given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
         if start.reads_text and self._data is None:
             report("opening the text")
-            self._data = open_text(spec, start.data, default_cache(), home / BLOBS, given, examples_of)
+            self._data = self._open_text(home)
         if self._ranks is not None:
             self._ranks.join()
         report("building the model")
@@ -176,6 +177,12 @@ class Session:
             trains=(start.trains or self._ranks is not None) and not is_scalar(spec),
             average=StateAverage(start.average_rounds, arrays.fresh),
         )
+
+    def _open_text(self, home: Path) -> RunText:
+        start, spec = self._start, self._spec
+        given = GivenTokenizer(Path(start.tokenizer), spec.model.vocab) if start.tokenizer else None
+        kept = home / TOKENS
+        return open_text(spec, start.data, default_cache(), home / BLOBS, given, examples_of, kept)
 
     def started(self) -> worker_messages.StartReply:
         """The reply to StartRequest: the state that was found on disk."""

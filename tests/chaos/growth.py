@@ -2,7 +2,7 @@
 
 Least squares over block means, with a level of its own for each life of a process. Samples that follow each
 other are alike, and would make a line look surer than it is: blocks are less so. The interval is of 95 %, by
-Student's t.
+Student's t. The warm-up is counted in rounds: tables of so many rounds fill by rounds, not by minutes.
 """
 
 import math
@@ -30,6 +30,8 @@ class Sample(NamedTuple):
     node: int
     life: tuple[int, ...]
     """Ids of its processes: another one is another life."""
+    rounds: int
+    """Its newest final round."""
     values: Mapping[str, float]
     """By what is measured."""
 
@@ -51,9 +53,9 @@ class Slope(NamedTuple):
         return f"{self.per_h:+.1f} ± {self.error:.1f} {unit}/h"
 
 
-def slope(samples: Sequence[Sample], what: str, warm_s: float) -> Slope:
-    """The growth of `what` of one node, without the first `warm_s` of each life."""
-    lives = [warm for life in _lives(samples) if (warm := [s for s in life if s.at_s >= life[0].at_s + warm_s])]
+def slope(samples: Sequence[Sample], what: str, warm_rounds: int) -> Slope:
+    """The growth of `what` of one node, without the first `warm_rounds` rounds of each life."""
+    lives = [warm for life in _lives(samples) if (warm := warmed(life, warm_rounds))]
     measured_s = sum(life[-1].at_s - life[0].at_s for life in lives)
     block_s = measured_s / BLOCKS
     points = [_means(life, what, block_s) for life in lives] if block_s else []
@@ -83,6 +85,11 @@ def student(free: int) -> float:
     second = (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3)
     return z + (z**3 + z) / (4 * free) + second + third
+
+
+def warmed(life: Sequence[Sample], warm_rounds: int) -> list[Sample]:
+    """The samples of one life from so many rounds after its first one on."""
+    return [sample for sample in life if sample.rounds >= life[0].rounds + warm_rounds]
 
 
 def _lives(samples: Sequence[Sample]) -> list[list[Sample]]:

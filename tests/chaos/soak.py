@@ -1,7 +1,8 @@
 """P9 over an hour: memory and descriptors of nodes among kills, freezes, departures and a liar.
 
 Nodes that nothing strikes are measured: what a fresh process needs to get warm is no leak. Daemon, p2pd and worker
-are told apart. See `growth.py` for what may be said.
+are told apart. The warm-up ends when their tables of rounds are full, which is a number of rounds: at the pace of
+a full machine that takes 12 to 27 minutes. See `growth.py` for what may be said.
 """
 
 import os
@@ -21,9 +22,12 @@ from atoll.cli.sim.homes import read_homes
 from atoll.cli.sim.nodes import SimNode
 from atoll.cli.sim.oracle import Verdict, judge
 from atoll.cli.sim.swarm import Swarm, start
+from atoll.node.daemon.reduction.ledger_view import REMEMBERED
+from atoll.node.daemon.telemetry.round_rows import HELD_ROWS
+from atoll.node.runs.capacity.open_rounds import PAST_PAYLOADS
 from atoll_bench.goodput.storm import finals_of, town, wait_for_all
 from tests.chaos.disk_cases import environment
-from tests.chaos.growth import Said, Sample, Slope, slope, verdict
+from tests.chaos.growth import Said, Sample, Slope, slope, verdict, warmed
 from tests.chaos.kill_cases import signal_all
 from tests.chaos.report import Result
 
@@ -35,6 +39,8 @@ STRIKES = ("kill", "freeze", "leave")
 AWAY_S = 10.0
 """How long a node is frozen, or gone after it left in good order."""
 LOOK_S = 1.0
+WARM_ROUNDS = max(HELD_ROWS, REMEMBERED, PAST_PAYLOADS)
+"""After which a node's bounded tables are full, but those of 1,024 rounds, which take 0.5 kB a round."""
 
 
 class Plan(NamedTuple):
@@ -42,10 +48,13 @@ class Plan(NamedTuple):
 
     nodes: int
     seconds: float
+    """That are measured, after the warm-up of all watched nodes."""
     every_s: float
     """Between two strikes."""
-    warm_s: float
-    """Of a process' life that is not measured."""
+    warm_rounds: int = WARM_ROUNDS
+    """Of a process' life that are not measured."""
+    warm_most_s: float = 3600.0
+    """After which the soak ends without a figure if they are not warm."""
     sample_s: float = 5.0
     changes: tuple[str, ...] = ()
     """Of the preset's run; without, its pace is that of users."""
@@ -64,8 +73,8 @@ class Plan(NamedTuple):
         return range(self.nodes // 2, self.liar)
 
 
-SHORT = Plan(nodes=4, seconds=180.0, every_s=15.0, warm_s=60.0)
-FULL = Plan(nodes=8, seconds=3600.0, every_s=15.0, warm_s=600.0)
+SHORT = Plan(nodes=4, seconds=120.0, every_s=15.0)
+FULL = Plan(nodes=8, seconds=3000.0, every_s=15.0)
 
 
 class Act(NamedTuple):
@@ -78,9 +87,9 @@ class Act(NamedTuple):
 
 
 def acts(plan: Plan, seed: int) -> list[Act]:
-    """What happens, in order of time. A strike ends before the next begins."""
+    """What happens, in order of time, to the last second there may be. A strike ends before the next begins."""
     rng, found = random.Random(f"soak {seed}"), list[Act]()
-    for number in range(1, int(plan.seconds / plan.every_s)):
+    for number in range(1, int((plan.warm_most_s + plan.seconds) / plan.every_s)):
         at, what = number * plan.every_s, STRIKES[number % len(STRIKES)]
         node = rng.choice(plan.struck)
         found.append(Act(at, what, node))
@@ -90,10 +99,10 @@ def acts(plan: Plan, seed: int) -> list[Act]:
 
 
 def soak(folder: Path, seed: int, full: bool, minutes: float | None = None) -> Result:
-    """Watch nodes that train among others that are struck. `minutes`: another length than that of the plan."""
+    """Watch nodes that train among others that are struck. `minutes`: measured ones, else those of the plan."""
     plan = FULL if full else SHORT
     if minutes is not None:
-        plan = plan._replace(seconds=60.0 * minutes, warm_s=max(SHORT.warm_s, 10.0 * minutes))
+        plan = plan._replace(seconds=60.0 * minutes)
     return soaked(folder, seed, plan)
 
 
@@ -125,19 +134,19 @@ def judged(
     broken = [*map(str, left.violations), *more]
     for node in plan.watched:
         mine = [sample for sample in samples if sample.node == node]
-        slopes = {what: slope(mine, what, plan.warm_s) for what in (*BARS, *SHOWN)}
+        slopes = {what: slope(mine, what, plan.warm_rounds) for what in (*BARS, *SHOWN)}
         lines.append(f"node {node}: {text_of(slopes, mine)}")
         for what, (bar, unit) in BARS.items():
             said.append(slopes[what].said(bar))
             if said[-1] == "grows":
                 broken.append(f"node {node}: {what} grow {slopes[what].text(unit)}, at most {bar:g} {unit}/h")
     measured = max(
-        (slope(samples_of(samples, n), "memory", plan.warm_s).measured_s for n in plan.watched), default=0
+        (slope(samples_of(samples, n), "memory", plan.warm_rounds).measured_s for n in plan.watched), default=0
     )
-    struck = len([act for act in acts(plan, seed) if act.what in STRIKES])
-    words = (
-        f"{plan.nodes} nodes, {plan.seconds / 60:.0f} min ({measured / 60:.0f} measured), {struck} strikes, a liar"
-    )
+    ended_s = samples[-1].at_s if samples else 0.0
+    struck = len([act for act in acts(plan, seed) if act.what in STRIKES and act.at_s <= ended_s])
+    words = f"{plan.nodes} nodes, {ended_s / 60:.0f} min ({measured / 60:.0f} measured, from round"
+    words += f" {plan.warm_rounds} of theirs on), {struck} strikes, a liar"
     seen = f"{words}, {rounds} rounds; {'; '.join(lines)}; {left.line}"
     undecided = "" if verdict(said) != "unsure" else "too short, or too noisy, to say that nothing grows"
     return Result("soak", seed, seen, broken, undecided=undecided)
@@ -163,21 +172,25 @@ class Watch:
     plan: Plan
     csv: Path
     found: list[Sample] = field(default_factory=list)
+    _warm_s: float | None = None
+    """When all watched nodes were warm."""
 
     def run(self, todo: Sequence[Act]) -> list[Sample]:
         """Until the time is over; the samples."""
         began = time.monotonic()
         waiting = list(todo)
-        while (now := time.monotonic() - began) < self.plan.seconds:
+        while (now := time.monotonic() - began) < self._ends_s():
             while waiting and waiting[0].at_s <= now:
                 self._perform(waiting.pop(0))
             if not self.found or now >= self.found[-1].at_s + self.plan.sample_s:
                 self._sample(now)
             time.sleep(LOOK_S)
-        for act in waiting:
-            if act.what in ("thaw", "return"):
-                self._perform(act)
+        if waiting and waiting[0].what in ("thaw", "return"):
+            self._perform(waiting[0])
         return self.found
+
+    def _ends_s(self) -> float:
+        return self.plan.warm_most_s if self._warm_s is None else self._warm_s + self.plan.seconds
 
     def _perform(self, act: Act) -> None:
         node = self.swarm.nodes[act.node]
@@ -199,8 +212,14 @@ class Watch:
             for number in self.plan.watched:
                 if (sample := sample_of(self.swarm.nodes[number], now)) is not None:
                     self.found.append(sample)
-                    words = [f"{now:.0f}", str(number), *(f"{v:.2f}" for v in sample.values.values())]
-                    file.write(",".join(words) + "\n")
+                    values = [f"{v:.2f}" for v in sample.values.values()]
+                    file.write(",".join([f"{now:.0f}", str(number), str(sample.rounds), *values]) + "\n")
+        if self._warm_s is None and self._all_are_warm():
+            self._warm_s = now
+
+    def _all_are_warm(self) -> bool:
+        mine = [samples_of(self.found, number) for number in self.plan.watched]
+        return all(warmed(life, self.plan.warm_rounds) for life in mine)
 
 
 def sample_of(node: SimNode, now: float) -> Sample | None:
@@ -213,9 +232,9 @@ def sample_of(node: SimNode, now: float) -> Sample | None:
                 values[kind] += anonymous_mb(process.pid)
                 descriptors += len(os.listdir(f"/proc/{process.pid}/fd"))
                 life.append(process.pid)
-        if all(values.values()):
-            memory = sum(values.values())
-            return Sample(now, node.number, tuple(life), {"memory": memory, "descriptors": descriptors, **values})
+        if all(values.values()) and (status := node.status()) is not None:
+            read = {"memory": sum(values.values()), "descriptors": descriptors, **values}
+            return Sample(now, node.number, tuple(life), int(status["final"]), read)
     return None
 
 

@@ -9,9 +9,22 @@ import psutil
 import pytest
 
 from atoll.cli.sim.oracle import Verdict, Violation
+from tests.chaos import soak
 from tests.chaos.disk_cases import RUN, environment
-from tests.chaos.growth import Sample
-from tests.chaos.soak import FULL, SHORT, STRIKES, Plan, acts, judged, kind_of, sample_of, soaked
+from tests.chaos.growth import LEAST_S, Sample
+from tests.chaos.soak import (
+    FULL,
+    SHORT,
+    STRIKES,
+    WARM_ROUNDS,
+    Plan,
+    Watch,
+    acts,
+    judged,
+    kind_of,
+    sample_of,
+    soaked,
+)
 from tests.waiting import poll
 
 CLEAN = Verdict([], 10, 10, 10, 0)
@@ -30,7 +43,7 @@ sys.stdin.read() if sys.argv[2] else __import__("time").sleep(600)
 
 def samples(seconds, **per_h):
     return [
-        Sample(float(at), node, (node,), {k: v + per_h.get(k, 0.0) * at / 3600 for k, v in HELD.items()})
+        Sample(float(at), node, (node,), at // 5, {k: v + per_h.get(k, 0.0) * at / 3600 for k, v in HELD.items()})
         for node in FULL.watched
         for at in range(0, seconds, 5)
     ]
@@ -83,11 +96,60 @@ def test_a_violation_or_a_liar_that_ended_breaks_it():
     assert result.broken == ["no forked final rounds: round 3", "the liar ended by itself"]
 
 
+class Played(Watch):
+    """Writes down when something is done to whom."""
+
+    def _perform(self, act):
+        self.done = [*getattr(self, "done", []), (soak.time.monotonic(), act.what, act.node)]
+
+
+def watched(monkeypatch, folder, plan, round_s):
+    """A watch of nodes whose rounds take that long, on virtual time: what was done, and the samples."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(soak, "time", clock)
+    monkeypatch.setattr(soak, "sample_of", lambda node, now: Sample(now, node, (node,), int(now / round_s), HELD))
+    watch = Played(SimpleNamespace(nodes=range(plan.nodes)), plan, folder / "samples.csv")
+    return watch.run(acts(plan, 1)), watch.done
+
+
+@pytest.mark.parametrize("round_s", [3.0, 12.0])
+def test_the_time_that_is_measured_begins_when_the_tables_of_all_are_full(monkeypatch, tmp_path, round_s):
+    seen, done = watched(monkeypatch, tmp_path, FULL, round_s)
+    assert WARM_ROUNDS == 128
+    assert seen[-1].at_s == pytest.approx(WARM_ROUNDS * round_s + FULL.seconds, abs=12)
+    assert FULL.seconds > LEAST_S
+    strikes = [what for _, what, _ in done if what in STRIKES]
+    assert len(strikes) == int((seen[-1].at_s) / FULL.every_s)
+    words = judged(FULL, 1, seen, 300, CLEAN).seen
+    assert (
+        f"{seen[-1].at_s / 60:.0f} min (50 measured, from round 128 of theirs on), {len(strikes)} strikes" in words
+    )
+
+
+def test_nodes_that_are_never_warm_give_no_figure_but_an_end(monkeypatch, tmp_path):
+    seen, _ = watched(monkeypatch, tmp_path, FULL, 60.0)
+    assert seen[-1].at_s == pytest.approx(FULL.warm_most_s, abs=6)
+    assert judged(FULL, 1, seen, 60, CLEAN).undecided
+
+
+def test_who_is_away_at_the_end_comes_back(monkeypatch, tmp_path):
+    plan = Plan(nodes=4, seconds=20.0, every_s=15.0, warm_rounds=1)
+    _, done = watched(monkeypatch, tmp_path, plan, 5.0)
+    assert [what for _, what, _ in done] == ["freeze", "thaw"]
+    assert done[1][0] > 20
+
+
 def test_memory_and_descriptors_are_read_by_kind_of_process():
     command = [sys.executable, "-c", STAND_IN, "atoll.cli.main", STAND_IN]
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
         daemon = psutil.Process(process.pid)
-        node = SimpleNamespace(number=3, processes=lambda: [daemon, *daemon.children(recursive=True)])
+        node = SimpleNamespace(
+            number=3,
+            processes=lambda: [daemon, *daemon.children(recursive=True)],
+            status=lambda: {"final": 9},
+        )
         try:
             found = poll("all run", lambda: (s := sample_of(node, 7.0)) and s.values["worker"] > 100 and s)
             kinds = [kind_of(child) for child in node.processes()]
@@ -95,7 +157,7 @@ def test_memory_and_descriptors_are_read_by_kind_of_process():
             for child in reversed(node.processes()):
                 child.kill()
     assert sorted(kinds) == ["", "daemon", "p2pd", "worker"]
-    assert (found.at_s, found.node, len(found.life)) == (7.0, 3, 3)
+    assert (found.at_s, found.node, len(found.life), found.rounds) == (7.0, 3, 3, 9)
     assert 100 < found.values["worker"] < 150
     assert found.values["daemon"] < 60
     assert found.values["memory"] == pytest.approx(
@@ -141,10 +203,11 @@ def test_a_liar_lies(tmp_path, variables, role):
 @pytest.mark.swarm
 @pytest.mark.xdist_group("swarm")
 def test_a_slice_of_a_soak(tmp_path):
-    plan = Plan(nodes=3, seconds=12.0, every_s=3.0, warm_s=2.0, sample_s=1.0, changes=RUN)
+    plan = Plan(nodes=3, seconds=12.0, every_s=3.0, warm_rounds=2, sample_s=1.0, changes=RUN)
     result = soaked(tmp_path, 7, plan)
     assert result.broken == [], "\n".join(result.lines())
     assert result.undecided, "it is too short to show anything"
     rows = [line.split(",") for line in (tmp_path / "samples.csv").read_text().splitlines()]
     assert {row[1] for row in rows} == {"0"}
-    assert all(float(value) > 5 for row in rows for value in row[2:])
+    assert all(float(value) > 5 for row in rows for value in row[3:])
+    assert int(rows[-1][2]) >= int(rows[0][2]) + 2

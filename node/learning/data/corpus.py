@@ -33,6 +33,11 @@ class Corpus(msgspec.Struct, frozen=True):
     val: bytes
 
 
+def is_made_here(source: str) -> bool:
+    """Whether the text of a DataSpec's `source` comes with Atoll, so that no file of the user's is read for it."""
+    return source == "builtin:shakespeare" or source.partition("?")[0] == "synthetic:markov"
+
+
 def load_corpus(source: str, path: str, cache: Path, examples_of: Examples | None = None) -> Corpus:
     """Load the text of a DataSpec's `source`.
 

@@ -7,6 +7,7 @@ function of (seed, step, slot): it can be resumed anywhere. In a run with audits
 drawn for each round instead, from its PeerID.
 """
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,9 +18,15 @@ from numpy.typing import NDArray
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.given import load_tokenizer
 from atoll.node.learning.data.packed import open_packed
-from atoll.node.learning.data.tokens import TextTokenizer, built_in_tokenizer
+from atoll.node.learning.data.tokens import (
+    TextTokenizer,
+    Tokens,
+    built_in_tokenizer,
+    keep_tokens,
+    kept_tokens,
+)
 from atoll.protocols.data.shard_order import Turn
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.run.run_spec import DataSpec, RunSpec
 from atoll.protocols.run.sections.privacy import has_own_data
@@ -122,14 +129,15 @@ def open_text(
     blobs: Path,
     given: GivenTokenizer | None = None,
     examples_of: corpus.Examples | None = None,
+    kept: Path | None = None,
 ) -> RunText:
-    """The text of a run: `path` is this machine's copy, `blobs` the folder of the run's blobs.
+    """The text of a run: `path` is this machine's copy, `blobs` the folder of the run's blobs, `kept` see below.
 
     Raises ConfigError with a hint, CorruptFault, DiskFault, Unreachable if a first fetch fails.
     """
     if spec.data.index is not None:
         return open_packed(spec, blobs)
-    return open_dataset(spec.data, spec.model.context, path, cache, given, examples_of)
+    return open_dataset(spec.data, spec.model.context, path, cache, given, examples_of, kept)
 
 
 def open_dataset(
@@ -139,12 +147,34 @@ def open_dataset(
     cache: Path,
     given: GivenTokenizer | None = None,
     examples_of: corpus.Examples | None = None,
+    kept: Path | None = None,
 ) -> Dataset:
     """Load, tokenize and check a run's text; `given` is the tokenizer `file`.
 
-    Raises ConfigError with a hint, Unreachable if a first fetch fails.
+    `kept`: a file of the tokens, which the next start takes. A text of the user's is read and checked all the
+    same. Raises ConfigError with a hint, Unreachable if a first fetch fails.
     """
+    if not spec.digest:
+        kept = None  # nothing says whether it is the same text
+    old = kept_tokens(kept, Digest(spec.digest)) if kept is not None else None
+    made_here = corpus.is_made_here(spec.source)
+    if old is not None and made_here:
+        return Dataset(*old[1:], Digest(spec.digest), context)
     text = corpus.load_corpus(spec.source, path, cache, examples_of)
+    if old is not None and corpus.text_digest(text, old.identity) == spec.digest:
+        return Dataset(*old[1:], Digest(spec.digest), context)
+    dataset, identity = _tokenized(spec, context, text, given)
+    if kept is not None and (identity or made_here):
+        with suppress(DiskFault):  # the next start makes them again
+            keep_tokens(
+                kept, dataset.digest, Tokens(identity, dataset.train_N, dataset.val_N, dataset.val_bytes_N)
+            )
+    return dataset
+
+
+def _tokenized(
+    spec: DataSpec, context: int, text: corpus.Corpus, given: GivenTokenizer | None
+) -> tuple[Dataset, bytes]:
     tokens: TextTokenizer
     if given is None:
         tokens = built_in_tokenizer(spec.tokenizer, text.train)
@@ -166,7 +196,7 @@ def open_dataset(
             f"{spec.source} is too short: {len(dataset.train_N)} training, {len(dataset.val_N)} validation tokens",
             hint=f"give at least {max(MIN_WINDOWS, 20) * (context + 1)} tokens",
         )
-    return dataset
+    return dataset, tokens.identity
 
 
 def measured(

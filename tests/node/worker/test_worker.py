@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from msgspec.structs import replace
 
 from atoll.node.ipc.chain_mark import MARK, ChainMark
 from atoll.node.learning.data import corpus
+from atoll.node.learning.data.dataset import measured
 from atoll.node.worker import main
 from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
+from atoll.node.worker.session import Session
 from atoll.p2p.system.c_heap import FreePages
 from atoll.protocols import codec
 from atoll.protocols.errors import Divergence, Superseded
@@ -232,6 +235,15 @@ def test_a_worker_begins_again_without_a_new_process(tmp_path, monkeypatch):
     assert opened == [SPEC.data.source], "the text is read once"
 
 
+def test_the_next_process_takes_the_tokens_of_the_last_one(tmp_path, monkeypatch):
+    spec = replace(SPEC, data=measured(SPEC.data, "", tmp_path))
+    start = StartRequest(codec.encode(spec), ME, str(tmp_path), "", 1, "cpu")
+    first = Session(start)
+    monkeypatch.setattr(corpus, "load_corpus", None)
+    again = Session(start)
+    assert again._text.train_N.tolist() == first._text.train_N.tolist()
+
+
 def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):
     given = list[float]()
     monkeypatch.setattr(FreePages, "give_back", lambda self: given.append(self.every_s))
@@ -241,16 +253,25 @@ def test_each_trained_round_gives_free_pages_back(tmp_path, monkeypatch):
     assert given == [GIVEN_BACK_S] * 3
 
 
-def test_a_worker_uses_one_arena_before_it_does_anything_else(monkeypatch):
+@pytest.mark.parametrize(
+    "named", [("use_one_arena",), ("use_one_arena", "keep_heap_end")], ids=["one arena", "the heap's end"]
+)
+def test_a_worker_settles_its_heap_before_it_does_anything_else(monkeypatch, named):
     class Called(Exception):
-        """The first step of the process."""
+        """The last of these steps of the process."""
 
-    def stop() -> None:
-        raise Called
+    called = list[str]()
 
-    monkeypatch.setattr(main, "use_one_arena", stop)
+    def step(name: str) -> None:
+        called.append(name)
+        if name == named[-1]:
+            raise Called
+
+    for name in named:
+        monkeypatch.setattr(main, name, partial(step, name))
     with pytest.raises(Called):
         main.main()
+    assert called == [*named]
 
 
 HEAVY = {"sympy", "torch._decomp", "torch._dynamo", "torch._inductor", "torch._meta_registrations", "torch._prims"}

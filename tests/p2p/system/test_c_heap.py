@@ -33,6 +33,25 @@ libc.malloc_info(0, file), libc.fclose(file)
 print(open(path).read().count("<heap "))
 done.wait()
 """
+STEPS = """
+import ctypes, resource
+from atoll.p2p.system import c_heap
+libc = c_heap._libc
+{before}
+libc.malloc.restype = ctypes.c_void_p
+libc.memset.argtypes = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
+def step():
+    "Twelve megabytes that are taken one after the other and given back."
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [libc.malloc(2 << 20) for _ in range(6)]
+    for piece in pieces:
+        libc.memset(piece, 1, 2 << 20)
+    for piece in reversed(pieces):
+        libc.free(ctypes.c_void_p(piece))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+steps = [step() for _ in range(4)]
+print(steps[-1])
+"""
 HOLES = """
 from atoll.p2p.system.c_heap import GIVEN_BACK_S, FreePages
 def held_mb():
@@ -62,6 +81,11 @@ def test_threads_share_the_arena_of_the_first_one(tmp_path):
     path = str(tmp_path / "info")
     assert int(run_alone(THREADS.format(before=""), path)) > 1, "this library has one arena: the call can go"
     assert int(run_alone(THREADS.format(before="c_heap.use_one_arena()"), path)) == 1
+
+
+def test_what_a_step_frees_at_the_end_of_the_heap_stays_for_the_next_one():
+    assert int(run_alone(STEPS.format(before=""))) > 2000, "this library keeps it: the call can go"
+    assert int(run_alone(STEPS.format(before="c_heap.keep_heap_end()"))) < 100
 
 
 def test_free_pages_between_used_ones_go_back_but_not_each_time():

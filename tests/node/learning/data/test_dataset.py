@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from atoll.node.learning.data import corpus, markov
+from atoll.node.learning.data import corpus, dataset, markov, tokens
 from atoll.node.learning.data.dataset import measured, open_dataset
 from atoll.node.learning.data.tokens import (
     BPE_VOCAB,
@@ -14,7 +14,7 @@ from atoll.node.learning.data.tokens import (
     built_in_tokenizer,
     train_bpe,
 )
-from atoll.protocols.errors import ConfigError
+from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.run.run_spec import DataSpec
 
 SOURCE = "synthetic:markov?seed=1&size=65536"
@@ -119,3 +119,84 @@ def test_the_tokenizer_is_part_of_the_digest(tmp_path):
     windows = (len(data.val_N) - 1) // 64
     assert data.validation_bytes(10**9) == data.val_bytes_N[1 : windows * 64 + 1].sum()
     assert data.val_bytes_N.sum() == len(corpus.load_corpus("file:t", str(path), tmp_path).val)
+
+
+def same(one, other):
+    assert (one.digest, one.context) == (other.digest, other.context)
+    for name in ("train_N", "val_N", "val_bytes_N"):
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert (ours.dtype, ours.tolist()) == (theirs.dtype, theirs.tolist())
+
+
+def forbid(monkeypatch, *names):
+    def refused(*_):
+        raise AssertionError("it was done again")
+
+    for module, name in names:
+        monkeypatch.setattr(module, name, refused)
+
+
+LEARNED = (dataset, "built_in_tokenizer")
+"""What a start does for the tokens of a text; for `bpe8k` it is 4 s of CPU."""
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe8k"])
+def test_the_next_start_takes_the_tokens_of_the_last_one(tmp_path, monkeypatch, tokenizer):
+    kept, spec = tmp_path / "tokens", measured(spec_of(tokenizer=tokenizer), "", tmp_path)
+    first = open_dataset(spec, 32, "", tmp_path, kept=kept)
+    same(first, open_dataset(spec, 32, "", tmp_path))
+    forbid(monkeypatch, LEARNED, (corpus, "load_corpus"))
+    same(open_dataset(spec, 32, "", tmp_path, kept=kept), first)
+    same(open_dataset(spec, 16, "", tmp_path, kept=kept), replace(first, context=16))
+
+
+def test_a_text_of_the_users_is_still_checked(tmp_path, monkeypatch):
+    kept, text = tmp_path / "tokens", tmp_path / "text"
+    text.write_bytes(TEXT)
+    spec = measured(spec_of(source="file:text", tokenizer="bpe8k"), str(text), tmp_path)
+    first = open_dataset(spec, 32, str(text), tmp_path, kept=kept)
+    with monkeypatch.context() as patched:
+        forbid(patched, LEARNED)
+        same(open_dataset(spec, 32, str(text), tmp_path, kept=kept), first)
+    text.write_bytes(TEXT.replace(b"line 7:", b"line 8:"))
+    with pytest.raises(ConfigError, match="not the text of this run"):
+        open_dataset(spec, 32, str(text), tmp_path, kept=kept)
+
+
+@pytest.mark.parametrize("place", [0, 40, -1])
+def test_kept_tokens_that_changed_are_made_again(tmp_path, place):
+    kept, spec = tmp_path / "tokens", measured(spec_of(), "", tmp_path)
+    first = open_dataset(spec, 32, "", tmp_path, kept=kept)
+    data = bytearray(kept.read_bytes())
+    data[place] ^= 1
+    for changed in (bytes(data), bytes(data[:place]), b""):
+        kept.write_bytes(changed)
+        same(open_dataset(spec, 32, "", tmp_path, kept=kept), first)
+        assert tokens.kept_tokens(kept, first.digest) is not None, "they are kept anew"
+
+
+def test_tokens_of_another_text_are_not_taken(tmp_path):
+    kept, spec = tmp_path / "tokens", measured(spec_of(), "", tmp_path)
+    other = measured(spec_of(source=SOURCE.replace("seed=1", "seed=2")), "", tmp_path)
+    open_dataset(other, 32, "", tmp_path, kept=kept)
+    same(open_dataset(spec, 32, "", tmp_path, kept=kept), open_dataset(spec, 32, "", tmp_path))
+
+
+def test_nothing_is_kept_that_cannot_be_checked_or_saves_nothing_or_is_large(tmp_path, monkeypatch):
+    kept, text = tmp_path / "tokens", tmp_path / "text"
+    text.write_bytes(TEXT)
+    open_dataset(spec_of(), 32, "", tmp_path, kept=kept)
+    open_dataset(measured(spec_of(source="file:text"), str(text), tmp_path), 32, str(text), tmp_path, kept=kept)
+    monkeypatch.setattr(tokens, "KEPT_MOST_BYTES", 70_000)
+    open_dataset(measured(spec_of(), "", tmp_path), 32, "", tmp_path, kept=kept)
+    assert not kept.exists()
+
+
+def test_a_full_disk_keeps_nothing_and_stops_nobody(tmp_path, monkeypatch):
+    spec = measured(spec_of(), "", tmp_path)
+
+    def full(*_):
+        raise DiskFault("no space left")
+
+    monkeypatch.setattr(tokens, "write_whole", full)
+    same(open_dataset(spec, 32, "", tmp_path, kept=tmp_path / "tokens"), open_dataset(spec, 32, "", tmp_path))
