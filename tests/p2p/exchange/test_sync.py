@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,47 @@ def test_what_two_neighbours_bring_is_verified_once(tmp_path: Path, monkeypatch:
 
     real = records.verify
     monkeypatch.setattr(records, "verify", verify)
+    run_pair(tmp_path, scenario)
+
+
+def test_what_two_neighbours_bring_at_the_same_time_is_verified_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a partition all neighbours of the other side bring the same batch within a moment."""
+    verified = list[PeerId]()
+
+    def verify(author: PeerId, *signed: bytes) -> None:
+        verified.append(author)
+        real(author, *signed)
+
+    async def scenario(a: Side, b: Side) -> None:
+        brought = Exchange({}, False, (), tuple(map(encode_entry, feed(AUTHORS[0], 100))), ())
+        call = b.calls.call
+        async with asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(call(a.host.peer_id, METHOD, brought, Exchange, max_bytes=MESSAGE_BYTES))
+        assert a.ledger.vector() == {AUTHORS[0].peer_id: 100}
+        assert len(verified) == 100
+        assert not a.sync._verified, "nothing is remembered that is stored"
+
+    real = records.verify
+    monkeypatch.setattr(records, "verify", verify)
+    run_pair(tmp_path, scenario)
+
+
+def test_a_forged_entry_is_refused_beside_a_batch_that_holds_the_true_one(tmp_path: Path) -> None:
+    true = [encode_entry(entry) for entry in feed(AUTHORS[0], 100)]
+    false = true[:-1] + [true[-1][:-1] + bytes([true[-1][-1] ^ 1])]
+
+    async def scenario(a: Side, b: Side) -> None:
+        brought = [Exchange({}, False, (), tuple(batch), ()) for batch in (false, true)]
+        call = partial(b.calls.call, a.host.peer_id, METHOD, reply=Exchange, max_bytes=MESSAGE_BYTES)
+        answers = await asyncio.gather(*(call(request=one) for one in brought), return_exceptions=True)
+        assert isinstance(answers[1], Exchange)
+        assert a.ledger.vector() == {AUTHORS[0].peer_id: 100}
+        assert a.faults == [b.host.peer_id], "who sent the false one"
+        assert not a.sync._verified
+
     run_pair(tmp_path, scenario)
 
 
