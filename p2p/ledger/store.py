@@ -238,9 +238,7 @@ class Ledger:
                     feeds.append((author, at + len(rows)))
         return found
 
-    def _offered(
-        self, vector: Mapping[PeerId, int], *, only_known: bool
-    ) -> Iterator[deque[tuple[PeerId, int]]]:
+    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[deque[tuple[PeerId, int]]]:
         """Feeds that go on for a peer with this vector, and from where: those that come side by side."""
         # First what the peer goes on with: it may refuse all others, and few of their feeds fill a batch.
         yield deque((author, at) for author in vector if self._goes_on(author, at := max(0, vector[author])))

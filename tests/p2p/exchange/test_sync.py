@@ -171,7 +171,7 @@ def test_what_two_neighbours_bring_at_the_same_time_is_verified_once(
 
 def test_a_forged_entry_is_refused_beside_a_batch_that_holds_the_true_one(tmp_path: Path) -> None:
     true = [encode_entry(entry) for entry in feed(AUTHORS[0], 100)]
-    false = true[:-1] + [true[-1][:-1] + bytes([true[-1][-1] ^ 1])]
+    false = [*true[:-1], true[-1][:-1] + bytes([true[-1][-1] ^ 1])]
 
     async def scenario(a: Side, b: Side) -> None:
         brought = [Exchange({}, False, (), tuple(batch), ()) for batch in (false, true)]
