@@ -149,12 +149,12 @@ class LedgerSync:
         ours: list[bytes] = []
         try:
             for data in signed:
-                if len(entries) % _VERIFIED_PER_TURN == _VERIFIED_PER_TURN - 1:
-                    await asyncio.sleep(0)
                 if data not in self._verified:
                     self._verified[data] = decode_entry(data, self.ledger.run)
                     ours.append(data)
                 entries.append(self._verified[data])
+                if len(entries) % _VERIFIED_PER_TURN == 0:
+                    await asyncio.sleep(0)
         finally:
             for data in ours:  # the caller stores them before any other batch has a turn
                 del self._verified[data]

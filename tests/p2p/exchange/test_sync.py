@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
+from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger import records
@@ -156,13 +155,11 @@ def test_what_two_neighbours_bring_at_the_same_time_is_verified_once(
 
     async def scenario(a: Side, b: Side) -> None:
         brought = Exchange({}, False, (), tuple(map(encode_entry, feed(AUTHORS[0], 100))), ())
-        call = b.calls.call
-        async with asyncio.TaskGroup() as group:
-            for _ in range(3):
-                group.create_task(call(a.host.peer_id, METHOD, brought, Exchange, max_bytes=MESSAGE_BYTES))
-        assert a.ledger.vector() == {AUTHORS[0].peer_id: 100}
+        # Calls have turns, but this node's own exchanges, and one call beside them, go on side by side.
+        fresh = await asyncio.gather(*(a.sync._insert(b.host.peer_id, brought) for _ in range(3)))
+        assert sum(fresh) == a.ledger.vector()[AUTHORS[0].peer_id] == 100
         assert len(verified) == 100
-        assert not a.sync._verified, "nothing is remembered that is stored"
+        assert not a.sync._verified, "nothing is remembered"
 
     real = records.verify
     monkeypatch.setattr(records, "verify", verify)
@@ -174,12 +171,9 @@ def test_a_forged_entry_is_refused_beside_a_batch_that_holds_the_true_one(tmp_pa
     false = [*true[:-1], true[-1][:-1] + bytes([true[-1][-1] ^ 1])]
 
     async def scenario(a: Side, b: Side) -> None:
-        brought = [Exchange({}, False, (), tuple(batch), ()) for batch in (false, true)]
-        call = partial(b.calls.call, a.host.peer_id, METHOD, reply=Exchange, max_bytes=MESSAGE_BYTES)
-        answers = await asyncio.gather(*(call(request=one) for one in brought), return_exceptions=True)
-        assert isinstance(answers[1], Exchange)
-        assert a.ledger.vector() == {AUTHORS[0].peer_id: 100}
-        assert a.faults == [b.host.peer_id], "who sent the false one"
+        found = await asyncio.gather(a.sync.verified(false), a.sync.verified(true), return_exceptions=True)
+        assert isinstance(found[0], SignatureFault)
+        assert [*map(encode_entry, found[1])] == true
         assert not a.sync._verified
 
     run_pair(tmp_path, scenario)
