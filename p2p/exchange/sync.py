@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
-FULL_BYTES = BATCH_BYTES - 8 * 1024
-"""A batch of more bytes is full: most entries have some hundred."""
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 """Largest message, in bytes: a batch, a vector of all places, the names of equivocators and a proof or two."""
 _FOR_PROOFS = 16
@@ -113,8 +111,7 @@ class LedgerSync:
         if not message.refusal.isprintable():
             raise DecodeError("a refusal that is not printable")
         self.on_told(peer, message)
-        entries = await self.verified(filter(self._is_lacking, message.entries))
-        fresh = self.insert(peer, entries, is_part=sum(map(len, message.entries)) > FULL_BYTES)
+        fresh = self.insert(peer, await self.verified(filter(self._is_lacking, message.entries)))
         for first, second in message.proofs:
             self._add_proof(decode_entry(first, self.ledger.run), decode_entry(second, self.ledger.run))
         return fresh
@@ -126,12 +123,9 @@ class LedgerSync:
         """
         return data in self._verified or not self.ledger.holds(decode_unverified(data, self.ledger.run).id)
 
-    def insert(self, peer: PeerId, entries: Iterable[Entry], *, is_part: bool = False) -> int:
-        """Store verified entries that `peer` sent, and tell what they changed. Returns how many were new.
-
-        `is_part`: `peer` has more.
-        """
-        done = self.ledger.insert_all(entries, peer)._replace(is_part=is_part)
+    def insert(self, peer: PeerId, entries: Iterable[Entry]) -> int:
+        """Store verified entries that `peer` sent, and tell what they changed. Returns how many were new."""
+        done = self.ledger.insert_all(entries, peer)
         for author, reason in done.refused:
             log.info("not stored: %s (from %s)", reason, short(peer) if peer != author else "itself")
         if done.fresh or done.pruned:

@@ -31,8 +31,6 @@ class InsertResult(NamedTuple):
     """Authors that the run does not admit, each with a reason that is new. No peer is at fault."""
     pruned: tuple[PeerId, ...] = ()
     """Authors whose feeds had to go: newcomers that gave their places to others."""
-    is_part: bool = False
-    """Whether the sender has more: its batch was full."""
 
 
 class Verdict(Enum):

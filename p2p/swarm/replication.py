@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _TICK_S = 1.0
 _FORWARDED_MAX = 64
 """News of one exchange that are forwarded by gossip, at most. More, as after a partition, are exchanged with
-every neighbour once the last of them are here. A newcomer's first download is not forwarded."""
+every neighbour at once. A newcomer's first download is not forwarded."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -53,8 +53,6 @@ class Replication:
         self._failed: LocalFault | None = None
         self.records_gone = ""
         """Why the newest exchange was no whole one: the peer keeps recent records only. Empty: it was not so."""
-        self._is_news_untold = False
-        """Whether the neighbours wait for the end of an exchange that brought much."""
         self._gone_at: PeerId | None = None
         """Who said so."""
         self._own_entries = 0
@@ -179,17 +177,10 @@ class Replication:
                 if not self._is_held_back(entry.author):
                     self._gossip.publish("entry", encode_entry(entry), entry.author)
         elif self.anti_entropy.synced.is_set():
-            self._is_news_untold = True
-            if not done.is_part:
-                self._tell_news(sender)
+            for peer in self.neighbours():
+                if peer != sender:
+                    self.anti_entropy.ask(peer)
         self.on_change()
-
-    def _tell_news(self, sender: PeerId) -> None:
-        """Exchange with all neighbours but one, which brought the news."""
-        self._is_news_untold = False
-        for peer in self.neighbours():
-            if peer != sender:
-                self.anti_entropy.ask(peer)
 
     def _on_gone(self, error: RecordsGone) -> None:
         self._own_entries = max(self._own_entries, error.own_entries)
@@ -199,8 +190,6 @@ class Replication:
         self.on_change()
 
     def _on_whole(self, peer: PeerId) -> None:
-        if self._is_news_untold:
-            self._tell_news(peer)
         # A newcomer that has as little as this node shows nothing.
         if self.records_gone and (peer == self._gone_at or self._is_accepted(peer)):
             self.records_gone = ""

@@ -262,41 +262,6 @@ def test_the_ledger_of_a_long_partition_is_passed_on_at_once(tmp_path: Path, is_
     run_virtual(main(), seed=3)
 
 
-@pytest.mark.parametrize("is_asked", [False, True])
-def test_what_comes_in_several_batches_is_passed_on_once_it_is_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
-) -> None:
-    """Neighbours often get it from the other side, too: an exchange before the end would bring it twice."""
-    asked: list[float] = []
-
-    async def main() -> None:
-        async with World(tmp_path, latency_s=0.05) as world:
-            for number in (1, 2):
-                await world.start(number, *range(1, number))
-            await asyncio.sleep(5)
-            world.network.cut([peer(1)], [peer(2)])
-            await asyncio.sleep(30)
-            await world.start(3, 1)
-            ours = world.nodes[1].replication
-            while peer(3) not in ours.anti_entropy.synced_peers():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            for number in range(1600):
-                world.nodes[2].publish(ack(number))
-            ask = ours.anti_entropy.ask
-            monkeypatch.setattr(
-                ours.anti_entropy, "ask", lambda p: (asked.append(len(asked)) if p == peer(3) else None, ask(p))
-            )
-            world.network.heal()
-            world.network.cut([peer(3)], [peer(2)])
-            first, second = (2, 1) if is_asked else (1, 2)
-            await world.hosts[first].connect(PeerAddress(peer(second), (world.hosts[second].maddr,)))
-            while world.nodes[3].ledger.vector().get(peer(2), 0) < 1600:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-            assert len(asked) == 1
-
-    run_virtual(main(), seed=3)
-
-
 def test_it_replays_to_the_same_trace(tmp_path: Path) -> None:
     async def main(root: Path) -> list[object]:
         async with World(root, latency_s=0.02, loss=0.05) as world:
