@@ -133,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 83_405
+BUDGET_LINES = 83_406
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers
@@ -232,7 +232,7 @@ ledgers that are lost, and whose mark it is (121),
 places of exchanges for members, records of summaries from anybody (217),
 votes by weight, newcomers as a quarter of it (78),
 members on trial that are slow (40), what a last reading found (19),
-ledgers of two sides that meet: verified once, feeds side by side (11).
+ledgers of two sides that meet: verified once, feeds side by side (12).
 A later raise names its reason here too."""
 WRITE = re.compile(r"\s*(self\.)?(_?writer|process\.stdin)\.write(lines)?\(")
 SAME_NAMES = 10

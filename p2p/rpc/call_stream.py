@@ -89,7 +89,8 @@ class OutgoingCalls:
             if self._end is not None:
                 raise fresh_copy(self._end)
             number = self._take_id()
-            pending = self._pending[number] = asyncio.get_running_loop().create_future()
+            pending: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
+            self._pending[number] = pending
             self._largest_bytes = max(self._largest_bytes, max_bytes)
             self.outbox.put(frames.request(number, method, body))
             try:
