@@ -5,6 +5,7 @@ arrival that never changes, so a reader that only learns of a change misses noth
 """
 
 import random
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse, islice
 from pathlib import Path
@@ -30,6 +31,8 @@ CLOSED = 1 << 40
 """Entry of a vector that requests nothing of an author; one above the highest legal sequence number."""
 ORPHANS_MAX = 4096
 """Orphans kept of one author. It is asked for few, and only while it may be a voter."""
+_IN_TURN = 16
+"""Entries of a feed that follow each other in a batch while others wait: those of some four rounds."""
 _NOTHING = FeedEnd(0, b"", 0)
 
 
@@ -216,32 +219,38 @@ class Ledger:
         """Bytes of entries that a peer with `vector` lacks, each feed in order, up to `limit_bytes` but at least
         one.
 
-        `only_known`: leave out authors that the vector does not name. While many newcomers wait here, those that
-        showed no work are only brought to who has their feeds already.
+        Feeds that the peer goes on with come side by side: where two chains meet, the first batch tells which
+        one all follow. `only_known`: leave out authors that the vector does not name. While many newcomers wait
+        here, those that showed no work are only brought to who has their feeds already.
         """
         found: list[bytes] = []
         size = 0
-        for author, feed in self._offered(vector, only_known=only_known):
-            at = max(0, vector.get(author, 0))
-            if at < self.history.floor(author):
-                continue  # its feed cannot go on here: what comes next is gone (`ledger.floors` says so)
-            while at < feed.next:
-                rows = self.reader.select("author = ? AND seq >= ? ORDER BY seq LIMIT 64", author, at)
+        for feeds in self._offered(vector, only_known=only_known):
+            while feeds:
+                author, at = feeds.popleft()
+                rows = self.reader.select("author = ? AND seq >= ? ORDER BY seq LIMIT ?", author, at, _IN_TURN)
                 for _, entry_bytes in rows:
                     size += len(entry_bytes)
                     if found and size > limit_bytes:
                         return found
                     found.append(entry_bytes)
-                at += len(rows)
+                if rows and at + len(rows) < self._feeds[author].next:
+                    feeds.append((author, at + len(rows)))
         return found
 
-    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[tuple[PeerId, FeedEnd]]:
-        held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
+    def _offered(self, vector: Mapping[PeerId, int], *, only_known: bool) -> Iterator[deque[tuple[PeerId, int]]]:
+        """Feeds that go on for a peer with this vector, and from where: those that come side by side."""
         # First what the peer goes on with: it may refuse all others, and few of their feeds fill a batch.
-        yield from ((author, self._feeds[author]) for author in vector if author in self._feeds)
+        yield deque((author, at) for author in vector if self._goes_on(author, at := max(0, vector[author])))
+        held_back = self.newcomers if self.newcomers is not None and self.newcomers.is_pressed else None
         for author in () if only_known else self._not_resting():
-            if author not in vector and not (held_back is not None and held_back.is_new(author)):
-                yield author, self._feeds[author]
+            is_new = author not in vector and not (held_back is not None and held_back.is_new(author))
+            if is_new and self._goes_on(author, 0):
+                yield deque([(author, 0)])
+
+    def _goes_on(self, author: PeerId, at: int) -> bool:
+        """Whether a feed here has the entry `at`. What comes next may be gone (`ledger.floors` says so)."""
+        return author in self._feeds and self.history.floor(author) <= at < self._feeds[author].next
 
     def entries(
         self, *, kind: type[Any] | None = None, number: int | None = None, author: PeerId | None = None

@@ -1,7 +1,6 @@
 """One stream of the calls wire: the Hello, and the caller's half."""
 
 import asyncio
-from dataclasses import dataclass
 
 from atoll.p2p.host.framing import PART_S, read_frame, write_frame
 from atoll.p2p.host.interface import Stream
@@ -42,15 +41,6 @@ async def send_hello(stream: Stream, hello: frames.Hello) -> None:
     await write_frame(stream, codec.encode(hello))
 
 
-@dataclass(slots=True)
-class PendingCall:
-    """A request that waits for its reply."""
-
-    reply: "asyncio.Future[memoryview]"
-    max_bytes: int
-    """Largest legal reply."""
-
-
 class OutgoingCalls:
     """The caller's half of a stream that we opened: requests out, replies in. The task in `run` owns it."""
 
@@ -59,8 +49,11 @@ class OutgoingCalls:
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(IN_FLIGHT)
         self.outbox = FrameOutbox()
-        self._pending: dict[int, PendingCall] = {}
+        self._pending: dict[int, asyncio.Future[memoryview]] = {}
+        """Replies that are waited for, by the ids of their requests."""
         self._next_id = 0
+        self._largest_bytes = MESSAGE_MAX_BYTES
+        """Largest reply that was asked for: it may come after its caller gave up."""
         self._end: AtollError | None = None
 
     async def run(self, stream: Stream) -> None:
@@ -81,9 +74,9 @@ class OutgoingCalls:
         if not self.opened.done():
             self.opened.set_result(None)
         for pending in self._pending.values():
-            if not pending.reply.done():
-                pending.reply.set_exception(fresh_copy(self._end))
-                pending.reply.exception()  # seen: perhaps its caller has just been cancelled
+            if not pending.done():
+                pending.set_exception(fresh_copy(self._end))
+                pending.exception()  # seen: perhaps its caller has just been cancelled
         self._pending.clear()
         self.outbox.finish()
 
@@ -96,11 +89,12 @@ class OutgoingCalls:
             if self._end is not None:
                 raise fresh_copy(self._end)
             number = self._take_id()
-            pending = PendingCall(asyncio.get_running_loop().create_future(), max_bytes)
+            pending: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
             self._pending[number] = pending
+            self._largest_bytes = max(self._largest_bytes, max_bytes)
             self.outbox.put(frames.request(number, method, body))
             try:
-                return await pending.reply
+                return await pending
             except asyncio.CancelledError:
                 self.outbox.put(frames.cancel(number))
                 raise
@@ -117,18 +111,17 @@ class OutgoingCalls:
         while True:
             frame = frames.parse(await read_frame(stream, self._frame_max_bytes, PART_S))
             pending = self._pending.pop(frame.id, None)
-            if pending is None or pending.reply.done():
+            if pending is None or pending.done():
                 continue  # its caller gave up
             if frame.kind is frames.Kind.REPLY:
-                pending.reply.set_result(frame.body)
+                pending.set_result(frame.body)
             elif frame.kind is frames.Kind.FAILURE:
-                pending.reply.set_exception(self._remote_error(frame.body))
+                pending.set_exception(self._remote_error(frame.body))
             else:
                 raise DecodeError(f"{short(self.peer)} sent a {frame.kind.name} as a reply")
 
     def _frame_max_bytes(self) -> int:
-        largest = max((pending.max_bytes for pending in self._pending.values()), default=0)
-        return frames.HEADER_MAX_BYTES + max(largest, MESSAGE_MAX_BYTES)
+        return frames.HEADER_MAX_BYTES + self._largest_bytes
 
     def _remote_error(self, body: memoryview) -> AtollError:
         """The peer's failure as an error of ours.

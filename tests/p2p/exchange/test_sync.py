@@ -22,7 +22,7 @@ from atoll.p2p.rpc.calls import Calls
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec
-from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
+from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger import records
@@ -140,6 +140,42 @@ def test_what_two_neighbours_bring_is_verified_once(tmp_path: Path, monkeypatch:
 
     real = records.verify
     monkeypatch.setattr(records, "verify", verify)
+    run_pair(tmp_path, scenario)
+
+
+def test_what_two_neighbours_bring_at_the_same_time_is_verified_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a partition all neighbours of the other side bring the same batch within a moment."""
+    verified = list[PeerId]()
+
+    def verify(author: PeerId, *signed: bytes) -> None:
+        verified.append(author)
+        real(author, *signed)
+
+    async def scenario(a: Side, b: Side) -> None:
+        brought = Exchange({}, False, (), tuple(map(encode_entry, feed(AUTHORS[0], 100))), ())
+        # Calls have turns, but this node's own exchanges, and one call beside them, go on side by side.
+        fresh = await asyncio.gather(*(a.sync._insert(b.host.peer_id, brought) for _ in range(3)))
+        assert sum(fresh) == a.ledger.vector()[AUTHORS[0].peer_id] == 100
+        assert len(verified) == 100
+        assert not a.sync._verified, "nothing is remembered"
+
+    real = records.verify
+    monkeypatch.setattr(records, "verify", verify)
+    run_pair(tmp_path, scenario)
+
+
+def test_a_forged_entry_is_refused_beside_a_batch_that_holds_the_true_one(tmp_path: Path) -> None:
+    true = [encode_entry(entry) for entry in feed(AUTHORS[0], 100)]
+    false = [*true[:-1], true[-1][:-1] + bytes([true[-1][-1] ^ 1])]
+
+    async def scenario(a: Side, b: Side) -> None:
+        found = await asyncio.gather(a.sync.verified(false), a.sync.verified(true), return_exceptions=True)
+        assert isinstance(found[0], SignatureFault)
+        assert [*map(encode_entry, found[1])] == true
+        assert not a.sync._verified
+
     run_pair(tmp_path, scenario)
 
 

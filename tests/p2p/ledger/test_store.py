@@ -53,6 +53,22 @@ def ledger(tmp_path: Path):
     opened.close()
 
 
+def test_feeds_that_a_peer_goes_on_with_come_side_by_side(ledger: Ledger) -> None:
+    """After a partition the first batch holds the first rounds of all, so it tells which chain all follow."""
+    feeds = {author.peer_id: feed(author, 90) for author in AUTHORS}
+    for entries in feeds.values():
+        ledger.insert_all(entries)
+    known = {author.peer_id: 10 for author in AUTHORS[:3]}
+    size = len(encode_entry(feeds[AUTHORS[0].peer_id][20]))
+    first = [decode_entry(data, RUN) for data in ledger.missing(known, 120 * size)]
+    for author in known:
+        assert [entry.seq for entry in first if entry.author == author][:30] == [*range(10, 40)]
+    everything = [decode_entry(data, RUN) for data in ledger.missing(known, 1 << 30)]
+    assert {entry.author for entry in everything[: 3 * 80]} == known.keys(), "then those that it has nothing of"
+    for author, entries in feeds.items():
+        assert [entry for entry in everything if entry.author == author] == entries[known.get(author, 0) :]
+
+
 def test_appends_link_and_survive_a_reopening(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "ledger.sqlite"
     ledger = Ledger(path, RUN)

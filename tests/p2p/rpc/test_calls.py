@@ -1,6 +1,7 @@
 """Typed calls between members: replies, errors, limits, and peers that break the rules."""
 
 import asyncio
+import contextlib
 from typing import Annotated
 
 import msgspec
@@ -487,6 +488,31 @@ def test_cancelled_calls_cancel_their_handlers(run_memory):
         async with asyncio.timeout(1):
             await cancelled.wait()
         assert await a.calls.call(b.peer_id, "upper", Text("x"), Text) == Text("X")
+
+    run_memory(scenario)
+
+
+def test_a_large_reply_that_crosses_the_end_of_its_call_is_no_fault(run_memory):
+    """After a partition a busy machine answers late, and its callers give up just before the answer comes."""
+
+    async def scenario(lab):
+        a, b = await members(lab)
+
+        async def late(peer, request):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(50)
+            return Text("x" * 200_000)
+
+        b.calls.register("late", Text, Text, late, max_bytes=1 << 20)
+        b.calls.register("upper", Text, Text, upper)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await a.calls.call(b.peer_id, "late", Text("x"), Text, max_bytes=1 << 20)
+        async with asyncio.TaskGroup() as group:
+            beside = group.create_task(a.calls.call(b.peer_id, "upper", Text("x"), Text))
+            await asyncio.sleep(1)
+        assert beside.result() == Text("X"), "on the same stream"
+        assert a.faults == []
 
     run_memory(scenario)
 
