@@ -131,8 +131,8 @@ def test_a_node_that_changes_its_chain_never_leaves_its_neighbours(world):
             for node in w.nodes.values():
                 if node is not leaver:
                     known = node.swarm.discovery.book.get(leaver.peer)
-                    # The first of the two tells it, and the other is connected at the same moment.
-                    assert known.connected_at < changed_s[0] + 0.05, "and not again since"
+                    # The first of the two tells it, perhaps before the dial of the other one gets through.
+                    assert known.connected_at < changed_s[0] + 0.5, "and not again since"
             w.check_agreement()
             await w.check_feeds()
 

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S
 from atoll.node.daemon.consensus.types import FinalityTick, MembersSeen
 from atoll.node.daemon.standing_still.absent_members import missing, unsettled
 from atoll.node.daemon.status import DaemonOperator
@@ -82,7 +83,7 @@ def test_the_line_reaches_the_status():
 def test_rounds_that_a_survivor_on_probation_decides_alone_may_be_decided_anew_until_the_only_voter_follows():
     node = Node(me=D, voters=(A,), here=(D,)).wait(LEASE - 1)
     assert unsettled(node.state) == ""
-    name, away_s = epoch_id(epoch(D)), LEASE + 2 * PATIENCE
+    name, away_s = epoch_id(epoch(D)), LEASE + 2 * MIN_PATIENCE_S
     assert node.wait(PATIENCE).entered() == [name]
     assert unsettled(node.state) == (
         "rounds since 5 were decided without …peer-a, and may be decided anew if it comes back after less than "
