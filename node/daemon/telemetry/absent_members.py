@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
-from atoll.node.daemon.consensus.succession import candidates_here, wait_s
+from atoll.node.daemon.consensus.succession import LISTEN_S, candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RoundState
@@ -17,8 +17,6 @@ from atoll.protocols.local.control_messages import PeerStatus
 
 _SHOWN = 4
 TWO_HISTORIES = "signed two histories (a copied home, or an old backup): nothing new of it counts"
-LISTEN_S = 10.0
-"""A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
 
 Leases = Callable[[], Mapping[PeerId, tuple[Lease, float]]]
