@@ -33,7 +33,10 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     is_short = not is_quorum(state.voters, here)
     if not state.live or state.deciding >= state.rounds or not (is_short or _is_still(state)):
         return ""
-    if any(lease.final >= state.deciding for lease, _ in leases().values()):
+    # Anybody can hold a lease. A newcomer that has decided nothing yet knows no member.
+    lives = leases()
+    known = lives.keys() & state.accepted.union(state.voters) if state.deciding else lives.keys()
+    if any(lives[peer][0].final >= state.deciding for peer in known):
         return ""
     if not is_short:
         return _unanswered(state)

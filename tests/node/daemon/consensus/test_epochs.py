@@ -520,6 +520,14 @@ def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():
         assert bool(missing(node.state, lambda leases=leases: leases)) == is_told
 
 
+def test_a_lease_of_a_stranger_says_of_no_round_that_it_is_final():
+    """One made-up lease hid the line of all members, and they were told to stop and start."""
+    node = Node(here=(A,)).wait(LISTEN_S)
+    lease = Lease("training", Round(99_999), Round(99_999), b"", Round(-1), 10.0)
+    assert missing(node.state, lambda: {STRANGER: (lease, 30.0)}) == missing(node.state) != ""
+    assert not missing(node.state, lambda: {STRANGER: (lease, 30.0), B: (lease, 30.0)})
+
+
 def test_an_author_that_is_no_member_now_has_a_reason():
     """Also long after it left: who left and came back is gone once it is lost."""
     book = SimpleNamespace(left={A: 3, B: 3, C: 3}, voted={B: 5, C: 4}, back={})
