@@ -12,7 +12,7 @@ from atoll.p2p.limits.config import Caps, GivenRates, Limits
 from atoll.p2p.limits.monthly_quota import load_month, month_begin, month_end, quota_reason, save_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD, Pacer
 from atoll.p2p.limits.token_bucket import TrafficClass
-from atoll.protocols.errors import DiskFault
+from atoll.p2p.system.quiet_saves import QuietSaves
 from atoll.protocols.ids import PeerId
 from atoll.protocols.wires import BLOB, CIRCUIT, RELAY
 
@@ -105,7 +105,7 @@ class LimitedHost:
         self._is_started = is_started
         self._limits = limits
         self._given = GivenRates()
-        self._file = month_file
+        self._file, self._saves = month_file, QuietSaves("this month's traffic is not saved")
         self._local_now = local_now
         self._up, self._down = Pacer(), Pacer()
         # Limits concern streams; the rest passes through.
@@ -212,11 +212,8 @@ class LimitedHost:
         month = self._month
         if month == self._saved:
             return
-        try:
-            save_month(self._file, month)
+        if self._saves.does(lambda: save_month(self._file, month)):
             self._saved = month
-        except DiskFault as fault:
-            log.warning("this month's traffic is not saved: %s", fault.line())
 
 
 def traffic_of(protocol: str) -> TrafficClass:

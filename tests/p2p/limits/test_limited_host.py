@@ -286,6 +286,7 @@ def test_one_look_at_a_clock_that_is_years_ahead_ends_no_month(tmp_path: Path) -
         await asyncio.sleep(2 * SURE_S)
         lab.now = datetime(2036, 2, 7)
         await asyncio.sleep(60)
+        assert lab.host.limits().month_ends == "2026-12-01"
         lab.now = NOON
         await asyncio.sleep(2)
         assert lab.host.limits().month_ends == "2026-12-01"

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.p2p.limits.monthly_quota import SURE_S, Month, load_month, month_begin, month_end, quota_reason, save_month
+from atoll.p2p.limits.monthly_quota import (
+    SURE_S,
+    Month,
+    load_month,
+    month_begin,
+    month_end,
+    quota_reason,
+    save_month,
+)
 
 
 @given(st.dates(date(2000, 1, 1), date(2100, 1, 1)), st.integers(1, 28))
