@@ -282,9 +282,8 @@ class DaemonOperator:
     async def pause(self, reason: str, for_s: float | None) -> str:
         """Start no further round, for so many seconds or until `resume`."""
         is_excluded = any(one.peer == self.plan.identity.peer_id for one in self.control.view().excluded)
-        end = until(for_s, datetime.now())
-        self.control.pause(reason + end, None if is_excluded else for_s)  # an excluded node rests for good
-        return f"the round at hand is finished, then the node pauses{end}"
+        self.control.pause(reason, None if is_excluded else for_s)  # an excluded node rests for good
+        return f"the round at hand is finished, then the node pauses{until(for_s, datetime.now())}"
 
     async def resume(self) -> str:
         """Continue training after a pause."""
@@ -327,6 +326,9 @@ class DaemonOperator:
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round, node.progress)
+        # Made when it is asked for: the clock that ends a pause stands while a laptop sleeps.
+        if node.round.phase is Phase.PAUSED and (end_s := node.round.rest_until) is not None:
+            text += until(end_s - node.round.now, datetime.now())
         if node.waiting or node.round.phase is not Phase.SYNC:
             return text
         seeds = short_texts([row for row in self.swarm.discovery.rows() if not row.via])
