@@ -284,7 +284,7 @@ class DaemonOperator:
         """Start no further round, for so many seconds or until `resume`."""
         view, end = self.control.view(), until(for_s, datetime.now())
         is_excluded = any(one.peer == self.plan.identity.peer_id for one in view.excluded)
-        self.control.pause(reason + end, None if is_excluded else for_s)  # an excluded node rests for good
+        self.control.pause(reason, None if is_excluded else for_s)  # an excluded node rests for good
         return pause_line(view.round, end)
 
     async def resume(self) -> str:
@@ -296,8 +296,7 @@ class DaemonOperator:
     async def limit(self, up: str | None, down: str | None) -> str:
         """Change the rates of traffic until the node ends. Raises ConfigError."""
         self.limited.set_rates(GivenRates(up=up, down=down))
-        is_given = up is not None or down is not None
-        return "these limits hold until the node ends" if is_given else "the limits are those of the configuration"
+        return "these limits hold until the node ends" if up or down else "the configuration's limits hold again"
 
     def page_token(self) -> control_messages.PageToken:
         """A token for one browser on this machine."""
@@ -329,6 +328,9 @@ class DaemonOperator:
             starts = self.trainer.starting()
             return node.round.syncing or (f"{STARTING}: {starts.work}" if starts else STARTING)
         text = node.waiting or reason(node.round, node.progress)
+        # Made when it is asked for: the clock that ends a pause stands while a laptop sleeps.
+        if node.round.phase is Phase.PAUSED and (end_s := node.round.rest_until) is not None:
+            text += until(end_s - node.round.now, datetime.now())
         if node.waiting or node.round.phase is not Phase.SYNC:
             return text
         seeds = short_texts([row for row in self.swarm.discovery.rows() if not row.via])

@@ -59,33 +59,33 @@ def on_battery(power: Path) -> bool:
     return discharging
 
 
-def typed_at(devices: Path) -> float:
-    """Return when somebody last typed in a terminal, in seconds since 1970; 0 if there is none.
+def typed_at(devices: Path) -> list[float]:
+    """Return when somebody last typed in each terminal, in seconds since 1970.
 
     The kernel sets a terminal's time of access when a program reads input from it, at most every 8 s.
     """
-    newest = 0.0
+    found = []
     for path in (*devices.glob("pts/[0-9]*"), *devices.glob("tty[0-9]*")):
         with contextlib.suppress(OSError):  # a terminal that was closed meanwhile
-            newest = max(newest, path.stat().st_atime)
-    return newest
+            found.append(path.stat().st_atime)
+    return found
 
 
-def desktop_used_at(sessions: str, now_s: float) -> float:
-    """Return when somebody last used a desktop, in seconds since 1970; 0 if nobody has one.
+def desktop_used_at(sessions: str, now_s: float) -> list[float]:
+    """Return when somebody last used each desktop, in seconds since 1970.
 
     `sessions`: what `loginctl show-session` printed of all sessions, apart by empty lines. A session that is not
     idle is used now.
     """
-    newest = 0.0
+    found = []
     for block in sessions.split("\n\n"):
         known = dict(line.partition("=")[::2] for line in block.splitlines())
         if known.get("Class") != "user" or known.get("Type") not in DESKTOPS or known.get("State") == "closing":
             continue
         since = known.get("IdleSinceHint", "")
         is_idle = known.get("IdleHint") == "yes" and since.isdigit()
-        newest = max(newest, int(since) / 1e6 if is_idle else now_s)
-    return newest
+        found.append(int(since) / 1e6 if is_idle else now_s)
+    return found
 
 
 def hottest(printed: str) -> int:
@@ -122,6 +122,8 @@ class MachineSensors:
         """`wall`: seconds since 1970."""
         self._files = files
         self._wall = wall
+        self._ahead_s, self._seen_s = 0.0, 0.0
+        """The newest use in the future, and when it was seen first: the clock was put back."""
         self._hanging: set[str] = set()
         self._programs: dict[str, asyncio.subprocess.Process] = {}
 
@@ -131,10 +133,15 @@ class MachineSensors:
 
     async def idle_s(self) -> float:
         """Return the seconds since somebody used this machine; since 1970 if nobody ever did."""
-        used_at = await self._in_thread("the terminals", lambda: typed_at(self._files.devices))
+        used = await self._in_thread("the terminals", lambda: typed_at(self._files.devices))
         if shutil.which(self._files.loginctl) is not None:
-            used_at = max(used_at, desktop_used_at(await self._sessions(), self._wall()))
-        return max(0.0, self._wall() - used_at)
+            used += desktop_used_at(await self._sessions(), self._wall())
+        now_s = self._wall()
+        ahead_s = max((at for at in used if at > now_s), default=0.0)
+        if ahead_s != self._ahead_s:
+            self._ahead_s, self._seen_s = ahead_s, now_s
+        known = [at for at in used if at <= now_s] + [self._seen_s] * (ahead_s > 0.0)
+        return max(0.0, now_s - max(known, default=0.0))
 
     async def gpu_c(self) -> int:
         """Return the temperature of the hottest GPU, in °C."""

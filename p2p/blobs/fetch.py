@@ -8,7 +8,6 @@ on disk when the download fails or is cancelled.
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,10 @@ from atoll.p2p.blobs.download import Download, DownloadProgress
 from atoll.p2p.blobs.frames import PROTOCOL
 from atoll.p2p.blobs.holder_session import LOOK_S, HolderSession, NothingToOffer, TooSlow
 from atoll.p2p.blobs.probe import offers_whole
-from atoll.p2p.blobs.server import BlobServer
+from atoll.p2p.blobs.server import COUNTED_PEERS, BlobServer
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import Host, Stream
+from atoll.p2p.limits.bounded_table import NewestCounts
 from atoll.protocols.errors import LocalFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short
 
@@ -41,7 +41,7 @@ class BlobFetcher:
         self._slots = asyncio.Semaphore(FETCHES_AT_ONCE)
         self._locks: dict[Digest, asyncio.Lock] = {}
         self._downloads: set[Download] = set()
-        self.bytes_down: Counter[PeerId] = Counter()
+        self.bytes_down = NewestCounts[PeerId](COUNTED_PEERS)
 
     async def fetch(self, blob: Digest, holders: Sequence[PeerId], max_bytes: int) -> Path:
         """Download a blob and return its file. `max_bytes`: legal size, from the RunSpec, never from the wire.

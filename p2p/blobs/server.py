@@ -14,7 +14,7 @@ from atoll.p2p.blobs import frames
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.framing import framed, read_frame, size_prefix, write_in_parts
 from atoll.p2p.host.interface import Host, Stream
-from atoll.p2p.limits.bounded_table import put_newest
+from atoll.p2p.limits.bounded_table import NewestCounts, put_newest
 from atoll.p2p.system.waiting import together
 from atoll.protocols import codec
 from atoll.protocols.blobs import BLOB_CHUNK_BYTES, BlobManifest
@@ -41,6 +41,8 @@ RESTING_S = 5.0
 """A stream that wants nothing for so many seconds gives way where all places are taken."""
 HAVE_EVERY_S = 0.25
 """Interval, in seconds, at which an idle stream sends the bitmap of new chunks."""
+COUNTED_PEERS = 1024
+"""Bytes are counted by peer for so many at most: any number of keys ask for a blob and go."""
 _WRITE_BYTES = 256 * 1024
 _CHUNKS_IN_MEMORY = 4
 """Most chunks of one stream in memory: some are sent while the next are read and verified."""
@@ -63,8 +65,8 @@ class BlobServer:
         self._barred: OrderedDict[PeerId, float] = OrderedDict()
         """Until when peers end no slow stream."""
         self._turns: dict[PeerId, asyncio.Lock] = {}
-        self.bytes_up: Counter[PeerId] = Counter()
-        """Bytes of blobs sent, by peer; those of a copy that was broken off, too."""
+        self.bytes_up = NewestCounts[PeerId](COUNTED_PEERS)
+        """Bytes of blobs sent, by newest peers; those of a copy that was broken off, too."""
         self.wire_bytes_up = 0
         """All bytes sent: chunks, manifests and answers with their frames."""
         host.set_handler(frames.PROTOCOL, self._handle)

@@ -18,6 +18,7 @@ from atoll.p2p.discovery.dns import TxtLookup, system_lookup
 from atoll.p2p.discovery.dnsaddr import DnsSeed
 from atoll.p2p.host.interface import Host, PeerAddress
 from atoll.p2p.membership.address_book import AddressBook, KnownPeer, is_dns_seed
+from atoll.p2p.system.quiet_saves import QuietSaves
 from atoll.p2p.system.waiting import FIRST_S as FIRST_BACKOFF_S
 from atoll.p2p.system.waiting import Notifier, backoff_s
 from atoll.protocols.errors import DiskFault, Unreachable
@@ -73,7 +74,7 @@ class Discovery:
         self._host = host
         self._seeds = tuple(seed for seed in seeds if not is_dns_seed(seed))
         self._names = tuple(DnsSeed(seed, lookup, now=now, rng=rng) for seed in seeds if is_dns_seed(seed))
-        self._cache = cache
+        self._cache, self._saves = cache, QuietSaves("the cache of peers is not saved")
         self._now = now
         self._rng = rng
         self._target = target
@@ -294,7 +295,4 @@ class Discovery:
             self._save()
 
     def _save(self) -> None:
-        try:
-            self.book.save(self._cache)
-        except DiskFault as fault:
-            log.warning("the cache of peers is not saved: %s", fault.line())
+        self._saves.does(lambda: self.book.save(self._cache))

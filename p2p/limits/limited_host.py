@@ -9,10 +9,10 @@ from pathlib import Path
 
 from atoll.p2p.host.interface import Handler, Host, Stream
 from atoll.p2p.limits.config import Caps, GivenRates, Limits
-from atoll.p2p.limits.monthly_quota import load_month, month_end, quota_reason, save_month
+from atoll.p2p.limits.monthly_quota import load_month, month_begin, month_end, quota_reason, save_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD, Pacer
 from atoll.p2p.limits.token_bucket import TrafficClass
-from atoll.protocols.errors import DiskFault
+from atoll.p2p.system.quiet_saves import QuietSaves
 from atoll.protocols.ids import PeerId
 from atoll.protocols.wires import BLOB, CIRCUIT, RELAY
 
@@ -105,7 +105,7 @@ class LimitedHost:
         self._is_started = is_started
         self._limits = limits
         self._given = GivenRates()
-        self._file = month_file
+        self._file, self._saves = month_file, QuietSaves("this month's traffic is not saved")
         self._local_now = local_now
         self._up, self._down = Pacer(), Pacer()
         # Limits concern streams; the rest passes through.
@@ -121,6 +121,8 @@ class LimitedHost:
         self._month = load_month(month_file, local_now().date(), limits.month_start_day)
         self._saved = self._month
         self._counted = 0, 0
+        self._said: tuple[date, float] = date.min, 0.0
+        """Month that the clock says, and for how many seconds the node has seen it say so."""
 
     async def serve(self, ready: Callable[[], None]) -> None:
         """See Host.serve. The rates hold before the first stream."""
@@ -182,19 +184,22 @@ class LimitedHost:
         saved_s = loop.time()
         while True:
             await asyncio.sleep(UPDATE_S)
-            self._update()
+            self._update(UPDATE_S)
             if loop.time() - saved_s >= SAVE_S:
                 saved_s = loop.time()
                 await asyncio.to_thread(self._save)
 
-    def _update(self) -> None:
-        """Count the bytes that moved, and apply the rates of the schedule and the quota."""
+    def _update(self, passed_s: float = 0.0) -> None:
+        """Count the bytes that moved, and apply the rates of the schedule and the quota.
+
+        `passed_s`: seconds since the last call, not those in which the machine slept.
+        """
         now, total = self._local_now(), self.inner.statistics()
         up, down = total.bytes_up - self._counted[0], total.bytes_down - self._counted[1]
         self._counted = total.bytes_up, total.bytes_down
-        self._month = self._month.add(
-            round(up * WIRE_OVERHEAD), round(down * WIRE_OVERHEAD), now.date(), self._limits.month_start_day
-        )
+        begin = month_begin(now.date(), self._limits.month_start_day)
+        self._said = begin, self._said[1] + passed_s if self._said[0] == begin else 0.0
+        self._month = self._month.add(round(up * WIRE_OVERHEAD), round(down * WIRE_OVERHEAD), *self._said)
         caps = self._given.over(self._limits.caps(now))
         bulk_off = quota_reason(self._month, self._limits.month_bytes) or caps.bulk_off
         if bulk_off and bulk_off != self._up.bulk_off:
@@ -207,11 +212,8 @@ class LimitedHost:
         month = self._month
         if month == self._saved:
             return
-        try:
-            save_month(self._file, month)
+        if self._saves.does(lambda: save_month(self._file, month)):
             self._saved = month
-        except DiskFault as fault:
-            log.warning("this month's traffic is not saved: %s", fault.line())
 
 
 def traffic_of(protocol: str) -> TrafficClass:

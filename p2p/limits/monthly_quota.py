@@ -13,6 +13,10 @@ from atoll.protocols.errors import CorruptFault, DecodeError
 log = logging.getLogger(__name__)
 
 _FILE_MAX_BYTES = 256
+SURE_S = 3600.0
+"""A clock that says another month than the saved one or the next is believed after so many seconds."""
+_EARLIEST = "2026-01-01"
+"""A clock that says less has no battery, and was not put right yet: no node ran before."""
 
 
 class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -22,12 +26,17 @@ class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     up_bytes: int
     down_bytes: int
 
-    def add(self, up_bytes: int, down_bytes: int, today: date, start_day: int) -> "Month":
-        """Add used bytes. A new month begins at 0; a clock that is set back begins none."""
-        begin = month_begin(today, start_day).isoformat()
-        if begin > self.begin:
-            return Month(begin, up_bytes, down_bytes)
-        return Month(self.begin, self.up_bytes + up_bytes, self.down_bytes + down_bytes)
+    def add(self, up_bytes: int, down_bytes: int, begin: date, said_s: float) -> "Month":
+        """Add used bytes. A new month begins at 0; a clock that is set back begins none.
+
+        `begin`: of the month by the clock, which has said so for `said_s` seconds.
+        """
+        known, new, is_sure = date.fromisoformat(self.begin), begin.isoformat(), said_s >= SURE_S
+        if begin > known and (begin <= month_end(known) or is_sure):
+            return Month(new, up_bytes, down_bytes)
+        # The clock was far ahead: quotas would last for years. Nothing that was used is forgotten.
+        goes_back = is_sure and month_end(begin) < known and new >= _EARLIEST
+        return Month(new if goes_back else self.begin, self.up_bytes + up_bytes, self.down_bytes + down_bytes)
 
 
 def month_begin(today: date, start_day: int) -> date:
@@ -62,7 +71,7 @@ def load_month(path: Path, today: date, start_day: int) -> Month:
     except (CorruptFault, DecodeError, ValueError):
         log.warning("%s is damaged: this month's traffic is counted from 0", path)
         return fresh
-    return month.add(0, 0, today, start_day)
+    return month.add(0, 0, month_begin(today, start_day), 0.0)
 
 
 def save_month(path: Path, month: Month) -> None:

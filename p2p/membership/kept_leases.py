@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from atoll.p2p.membership.register_store import MAX_AUTHORS, RegisterStore
 from atoll.p2p.system.atomic_files import read_whole, write_whole
+from atoll.p2p.system.quiet_saves import QuietSaves
 from atoll.protocols import codec
-from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
+from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ledger.registers import REGISTER_MAX_BYTES
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class KeptLeases:
 
     def __init__(self, registers: RegisterStore, path: Path, wall_s: Callable[[], float] = time.time) -> None:
         """Raise the store's floors by what the file holds. A damaged file is ignored. Raises DiskFault."""
-        self._registers, self._path, self._refusal = registers, path, ""
+        self._registers, self._path, self._saves = registers, path, QuietSaves("the newest leases are not saved")
         self._wall_s = wall_s
         found = self._read()
         self._saved, self._at_s, self._periods = found.leases, found.at_s, 0
@@ -82,10 +83,5 @@ class KeptLeases:
             return
         # A start that ended soon may not have met those that went on while the node was down: it counts as none.
         at_s = self._wall_s() if self._periods >= WHOLE_PERIODS else self._at_s
-        try:
-            write_whole(self._path, codec.encode(SeenLeases(2, newest, at_s)))
-            self._saved, self._refusal = newest, ""
-        except DiskFault as fault:
-            if fault.line() != self._refusal:
-                self._refusal = fault.line()
-                log.warning("the newest leases are not saved: %s", self._refusal)
+        if self._saves.does(lambda: write_whole(self._path, codec.encode(SeenLeases(2, newest, at_s)))):
+            self._saved = newest

@@ -22,6 +22,8 @@ from atoll.protocols.ledger.turns import OwnerTurns
 
 AWAY_ROUNDS = 8
 """Who contributed to none of so many newest rounds was away."""
+LISTEN_S = 10.0
+"""A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 SHORT_PATIENCES = 0.25
 """Voters that are no quorum wait so long, in patiences, after the leases of the others have ended.
 
@@ -247,6 +249,10 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     # hide that; others that were away, too, have done hardly more than this node.
     worked_on = min(since, state.away_since + AWAY_ROUNDS // 2)
     there = frozenset(peer for peer, number in newest.items() if number >= worked_on)
+    # A newcomer was away from all rounds. Who did none after the fork, and has no lease, did not train on.
+    if state.now - state.live_since >= LISTEN_S:
+        worked_on = min(since, state.deciding + AWAY_ROUNDS // 2)
+        there = here_of(state, there) | {peer for peer in there if newest[peer] >= worked_on}
     return _outweighs(state, name, there.intersection, tiers)
 
 

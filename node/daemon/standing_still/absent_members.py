@@ -6,7 +6,7 @@ from itertools import pairwise
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, withheld
-from atoll.node.daemon.consensus.succession import SHORT_PATIENCES, away_s, candidates_here, wait_s
+from atoll.node.daemon.consensus.succession import LISTEN_S, SHORT_PATIENCES, away_s, candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RoundState
@@ -20,8 +20,6 @@ _SHOWN = 4
 TWO_HISTORIES = "signed two histories (a copied home, or an old backup): nothing new of it counts"
 OVERDUE = 0.5
 """A lease of which less than this share is left was not renewed: that is due after a third of it."""
-LISTEN_S = 10.0
-"""A node that has listened for less says of nobody that it is missing: leases arrive with the first exchanges."""
 
 
 Leases = Callable[[], Mapping[PeerId, tuple[Lease, float]]]
@@ -38,7 +36,10 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     is_short = not is_quorum(state.voters, here)
     if not state.live or state.deciding >= state.rounds or not (is_short or _is_still(state)):
         return ""
-    if any(lease.final >= state.deciding for lease, _ in leases().values()):
+    # Anybody can hold a lease. A newcomer that has decided nothing yet knows no member.
+    lives = leases()
+    known = lives.keys() & state.accepted.union(state.voters) if state.deciding else lives.keys()
+    if any(lives[peer][0].final >= state.deciding for peer in known):
         return ""
     if not is_short:
         return _unanswered(state)

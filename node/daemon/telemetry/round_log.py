@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 LOG_FILE, JOURNAL_FILE = "rounds.jsonl", "events.jsonl"
 FAULTS = "failed", "crashed", "not_saved"
 """Events of an end that was not in good order."""
+OF_OTHERS = ("equivocation", "peer_fault")
+"""Events about faults of others."""
 
 
 class TrafficTotals(NamedTuple):
@@ -63,7 +65,7 @@ class RoundLog:
             self.rows = RoundRows(path, peer)
             """Known rows by round; `_row` gives one that may be changed."""
         self.journal = folder / JOURNAL_FILE
-        self._journal, self._few = Journal(self.journal), FewLines()
+        self._journal, self._few = Journal(self.journal), {name: FewLines() for name in OF_OTHERS}
 
     def close(self) -> None:
         """Write the current row and close the files, once. Lines that a full disk refused are lost."""
@@ -83,10 +85,10 @@ class RoundLog:
     def event(self, name: str, **facts: Any) -> None:
         """Write a line to the journal: a stable snake_case name and its facts.
 
-        Of `equivocation` few an hour are written, and once how many were not (`equivocations_left_out`).
+        Of those of OF_OTHERS few an hour are written, and once how many were not (`equivocations_left_out`).
         """
         self._note_left_out()
-        if name == "equivocation" and not self._few.takes(str(facts.get("peer"))):
+        if name in OF_OTHERS and not self._few[name].takes(str(facts.get("peer"))):
             return
         self._journal.is_ending = self._journal.is_ending or name in (*FAULTS, "stopping")
         line = json.dumps({"time": round(self._wall(), 3), "event": name, **facts}, default=str)
@@ -250,8 +252,9 @@ class RoundLog:
         self.rows.save(self._row(number))
 
     def _note_left_out(self, *, is_end: bool = False) -> None:
-        if lines := self._few.left_out(self._wall(), is_end=is_end):
-            self.event("equivocations_left_out", lines=lines)
+        for name, few in self._few.items():
+            if lines := few.left_out(self._wall(), is_end=is_end):
+                self.event(f"{name}s_left_out", lines=lines)
 
 
 def read_rows(path: Path) -> list[RoundStatus]:

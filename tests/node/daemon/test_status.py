@@ -361,3 +361,16 @@ def test_an_estimate_that_a_still_node_outlasts_is_none(still_s, shown) -> None:
     one.control.view().still_s = still_s
     progress = SimpleNamespace(step=6, steps=8)
     assert one._eta_s(progress, state) == shown
+
+
+def test_the_end_of_a_pause_is_said_anew_each_time() -> None:
+    """Its clock stands while a laptop sleeps: a line that was made once was hours off then."""
+    spec = preset("tiny", Identity(b"o" * 32).peer_id, 1)
+    paused = {"phase": Phase.PAUSED, "resting": "by the user", "now": 100.0}
+    state = msgspec.structs.replace(begin(config_of(spec, spec.owner)), **paused)
+    one = operator(applied=-1, ready=True, phase=Phase.PAUSED, at=0)
+    view = one.control.view()
+    view.waiting = view.progress = None
+    for rest_until, said in ((None, ""), (100.0 + 3 * 86400.0, until(3 * 86400.0, datetime.now()))):
+        view.round = msgspec.structs.replace(state, rest_until=rest_until)
+        assert one._reason() == f"by the user{said}"

@@ -68,9 +68,10 @@ def terminals(root: Path, **at_s: float) -> Path:
 
 
 def test_the_terminal_that_was_typed_in_last_counts(tmp_path):
-    assert typed_at(terminals(tmp_path / "dev", pts_0=100.0, pts_12=300.0, tty1=200.0)) == 300.0
-    assert typed_at(terminals(tmp_path / "two", pts_0=100.0, tty1=200.0, ttyS0=900.0, pts_ptmx=900.0)) == 200.0
-    assert typed_at(terminals(tmp_path / "none")) == 0.0
+    assert max(typed_at(terminals(tmp_path / "dev", pts_0=100.0, pts_12=300.0, tty1=200.0))) == 300.0
+    two = terminals(tmp_path / "two", pts_0=100.0, tty1=200.0, ttyS0=900.0, pts_ptmx=900.0)
+    assert max(typed_at(two)) == 200.0
+    assert typed_at(terminals(tmp_path / "none")) == []
 
 
 def session(kind: str, idle: str = "no", since: str = "0", state: str = "active", of: str = "user") -> str:
@@ -93,7 +94,7 @@ def session(kind: str, idle: str = "no", since: str = "0", state: str = "active"
     ],
 )
 def test_desktops(printed, expected):
-    assert desktop_used_at(printed + "\n", 50.0) == expected
+    assert max(desktop_used_at(printed + "\n", 50.0), default=0.0) == expected
 
 
 def test_the_hottest_gpu_counts():
@@ -172,6 +173,18 @@ async def test_idle_is_the_least_of_terminals_and_desktops(tmp_path):
     assert await sensors(tmp_path, devices=dev, loginctl=loginctl).idle_s() == 300.0
     assert await sensors(tmp_path, devices=terminals(tmp_path / "none")).idle_s() == 1000.0
     assert await sensors(tmp_path, wall=300.0, devices=dev).idle_s() == 0.0, "a clock that was set back"
+
+
+async def test_a_clock_that_was_put_back_makes_nobody_sit_here_for_hours(tmp_path):
+    """A use of before lies in the future then: it counts from when it was seen so."""
+    wall = [300.0]
+    dev = terminals(tmp_path / "dev", pts_0=22_000.0, pts_1=100.0)
+    machine = MachineSensors(MachineFiles(devices=dev, loginctl=str(tmp_path / "none")), lambda: wall[0])
+    assert await machine.idle_s() == 0.0
+    wall[0] = 900.0
+    assert await machine.idle_s() == 600.0
+    os.utime(dev / "pts/1", (800.0, 0))
+    assert await machine.idle_s() == 100.0, "other terminals say when they are used"
 
 
 async def test_without_logind_terminals_say_it_all_unless_a_desktop_runs(tmp_path):

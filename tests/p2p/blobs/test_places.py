@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from atoll.p2p.blobs.fetch import Blobs
 from atoll.p2p.blobs.frames import PROTOCOL, Ask, BlobOffer, BlobRefusal, Want
 from atoll.p2p.blobs.server import (
     ASK_S,
+    COUNTED_PEERS,
     FOR_NEWCOMERS,
     RESTING_S,
     SERVES_AT_ONCE,
@@ -239,5 +241,22 @@ def test_members_leave_places_for_newcomers(tmp_path: Path) -> None:
         newcomers = [(await lab.ask(await lab.peer(10 + number)))[1] for number in range(FOR_NEWCOMERS + 1)]
         assert [isinstance(one, BlobOffer) for one in newcomers] == [True] * FOR_NEWCOMERS + [False]
         assert isinstance((await lab.ask(host))[1], BlobRefusal), "nor does a member end a newcomer's"
+
+    played(tmp_path, story)
+
+
+def test_keys_that_come_and_go_are_forgotten_and_their_bytes_still_count(tmp_path: Path) -> None:
+    """Each key that ever took a byte stayed in the table of bytes until the node ended."""
+
+    async def story(lab: Lab) -> None:
+        blobs = Blobs(lab.holder, BlobStore(tmp_path / "pushed"), lambda peer, fault: None)
+        for number in range(2 * COUNTED_PEERS):
+            blobs.count_pushed(PeerId(f"made-up-{number}"), up_bytes=3, down_bytes=2)
+            blobs.count_pushed(lab.holder.peer_id, up_bytes=1)
+        assert blobs.bytes_of(lab.holder.peer_id) == (2 * COUNTED_PEERS, 0), "who goes on stays"
+        assert blobs.bytes_of(PeerId(f"made-up-{2 * COUNTED_PEERS - 1}")) == (3, 2)
+        assert blobs.bytes_of(PeerId("made-up-0")) == (0, 0)
+        totals = blobs.statistics()
+        assert (totals.bytes_up, totals.bytes_down) == (8 * COUNTED_PEERS, 4 * COUNTED_PEERS)
 
     played(tmp_path, story)

@@ -12,7 +12,7 @@ from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.limits.config import GivenRates, LimitsConfig, Window, read_limits
 from atoll.p2p.limits.limited_host import LimitedHost, traffic_of
-from atoll.p2p.limits.monthly_quota import load_month
+from atoll.p2p.limits.monthly_quota import SURE_S, load_month
 from atoll.p2p.limits.pacer import WIRE_OVERHEAD
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
@@ -279,6 +279,22 @@ def test_the_month_is_counted_over_restarts_and_its_end_is_known(tmp_path: Path)
     run(tmp_path, first, quota)
     assert load_month(tmp_path / "month", NOON.date(), 15).up_bytes == 3_000_000 * WIRE_OVERHEAD
     run(tmp_path, second, quota)
+
+
+def test_one_look_at_a_clock_that_is_years_ahead_ends_no_month(tmp_path: Path) -> None:
+    async def scenario(lab: Lab) -> None:
+        await asyncio.sleep(2 * SURE_S)
+        lab.now = datetime(2036, 2, 7)
+        await asyncio.sleep(60)
+        assert lab.host.limits().month_ends == "2026-12-01"
+        lab.now = NOON
+        await asyncio.sleep(2)
+        assert lab.host.limits().month_ends == "2026-12-01"
+        lab.now = datetime(2027, 3, 7)  # the machine slept
+        await asyncio.sleep(SURE_S + 2)
+        assert lab.host.limits().month_ends == "2027-04-01"
+
+    run(tmp_path, scenario, others=0)
 
 
 def test_a_kill_costs_a_minute_of_the_count(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from atoll.node.daemon.consensus.chains.epochs import (
 from atoll.node.daemon.consensus.forks import decided_before, look_for_better_chain
 from atoll.node.daemon.consensus.presence import here_of
 from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S, patience_of
-from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
+from atoll.node.daemon.consensus.succession import AWAY_ROUNDS, LISTEN_S
 from atoll.node.daemon.consensus.types import (
     Append,
     EnterEpoch,
@@ -38,7 +38,7 @@ from atoll.node.daemon.consensus.types import (
 )
 from atoll.node.daemon.consensus.voter import may_append
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.standing_still.absent_members import LISTEN_S, absence, lost_work, missing
+from atoll.node.daemon.standing_still.absent_members import absence, lost_work, missing
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.ballots import add_entry as add_to_book
@@ -289,6 +289,19 @@ def test_a_liar_cannot_hide_by_far_rounds_that_the_others_trained_on():
         assert bool(node.wait(PATIENCE / 2).followed()) is believes, newest
 
 
+def test_a_newcomer_waits_no_lease_for_members_that_died_in_the_round_of_the_fork():
+    """They had worked in it, so they seemed to have trained on; it waited a lease beside the one that was left."""
+    far = 5 + 3 * AWAY_ROUNDS
+    for here, newest, follows in (((A, D), 5, True), ((A, B, C, D), 5, False), ((A, D), 9, False)):
+        node = Node(voters=(B, C, D), here=here)
+        node.state = replace(node.state, patience_s=LEASE)
+        for peer in (B, C):
+            node.say(peer, *(work(peer, at) for at in range(5, newest + 1)))
+        node.say(D, epoch(D), *(work(D, at) for at in range(5, far)))
+        assert not node.wait(LISTEN_S - 1).followed(), "leases may yet come"
+        assert bool(node.wait(LEASE - LISTEN_S - 1).followed()) is follows, (here, newest)
+
+
 def test_who_enters_an_epoch_of_long_ago_as_it_comes_up_suspects_nobody():
     """They may have been down then. With today's leases they were left out again, after one missed ballot."""
     node = Node(here=(A, B)).say(C, epoch(C), *(work(C, at) for at in range(5, 5 + 3 * AWAY_ROUNDS)))
@@ -505,6 +518,14 @@ def test_nobody_is_missing_in_a_round_that_is_final_elsewhere():
     for final, is_told in ((4, True), (5, False), (6, False)):
         leases = {B: (Lease("training", Round(final + 2), Round(final), b"", Round(-1), 10.0), 30.0)}
         assert bool(missing(node.state, lambda leases=leases: leases)) == is_told
+
+
+def test_a_lease_of_a_stranger_says_of_no_round_that_it_is_final():
+    """One made-up lease hid the line of all members, and they were told to stop and start."""
+    node = Node(here=(A,)).wait(LISTEN_S)
+    lease = Lease("training", Round(99_999), Round(99_999), b"", Round(-1), 10.0)
+    assert missing(node.state, lambda: {STRANGER: (lease, 30.0)}) == missing(node.state) != ""
+    assert not missing(node.state, lambda: {STRANGER: (lease, 30.0), B: (lease, 30.0)})
 
 
 def test_an_author_that_is_no_member_now_has_a_reason():

@@ -257,25 +257,26 @@ def test_the_end_of_a_node_is_in_one_journal(opened, tmp_path, monkeypatch):
     assert {"stopping", "not_saved"} <= {*events(tmp_path)}
 
 
-def test_few_lines_are_written_about_the_faults_of_others(opened, tmp_path):
+@pytest.mark.parametrize("fault", ["equivocation", "peer_fault"])
+def test_few_lines_are_written_about_the_faults_of_others(opened, tmp_path, fault):
     """Each voter could write thousands in a round, and identities that are made up have no end."""
     now, heard = [7200.0], []
     log = RoundLog(tmp_path, ME, lambda: now[0])
     log.listeners.append(lambda name, facts: heard.append(name))
     for _ in range(50):
-        log.event("equivocation", round=1, peer=ME)
-    assert events(tmp_path) == ["equivocation"] * logfile.LINES_OF_ONE == heard
+        log.event(fault, round=1, peer=ME)
+    assert events(tmp_path) == [fault] * logfile.LINES_OF_ONE == heard
     for at in range(500):
-        log.event("equivocation", round=1, peer=f"made-up-{at}")
-    assert events(tmp_path) == ["equivocation"] * logfile.LINES_OF_ALL == heard
+        log.event(fault, round=1, peer=f"made-up-{at}")
+    assert events(tmp_path) == [fault] * logfile.LINES_OF_ALL == heard
     now[0] += 3600
     log.event("final", round=1)
-    log.event("equivocation", round=1, peer=ME)
-    assert events(tmp_path)[-3:] == ["equivocations_left_out", "final", "equivocation"]
+    log.event(fault, round=1, peer=ME)
+    assert events(tmp_path)[-3:] == [f"{fault}s_left_out", "final", fault]
     left = json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-3])["lines"]
     assert left + logfile.LINES_OF_ALL == 550
     for _ in range(logfile.LINES_OF_ONE):
-        log.event("equivocation", round=1, peer=ME)
+        log.event(fault, round=1, peer=ME)
     log.close()
     assert json.loads((tmp_path / "events.jsonl").read_text().splitlines()[-1])["lines"] == 1
 
