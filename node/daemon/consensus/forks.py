@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.epochs import ROOT, Electorate, EpochBook, EpochId, best_of, exempt_of
+from atoll.node.daemon.consensus.chains.looks import begun_before
+from atoll.node.daemon.consensus.chains.past_books import ballots_before, parted
 from atoll.node.daemon.consensus.succession import may_have_been_away, went_on
 from atoll.node.daemon.consensus.voter import Out, append
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.ballots import Book, decided_proposal
 from atoll.protocols.ledger.records import Follow
 
-_NO_ENTRIES = Book()
 MEETINGS_KEPT = 8
 """Answers of `_meetings_of` that are remembered with the epochs that they follow from."""
 
@@ -58,19 +59,16 @@ def _looked_at(state: finality_types.FinalityState) -> tuple[object, ...]:
     is_away = may_have_been_away(state)
     books = decided_before(state)
     if is_away:
-        books += [(number, book.contributors) for number, book in state.books.items()]
+        books += parted(state.books, state.last_final).contributors()
     return state.deciding, is_away, live, state.equivocators, state.chain, *known, *books
 
 
 def decided_before(state: finality_types.FinalityState) -> list[object]:
     """All that may show that an epoch before decided a round at which one of our chain began."""
-    found: list[object] = []
-    for before, segment in pairwise(state.chain):
-        book = state.books.get(segment.first, _NO_ENTRIES)
-        # Mostly that epoch has no ballots in the round. Contributions tell the authors of a set.
-        if before.epoch in book.epochs:
-            part = book.within(before.epoch)
-            found += [part.votes, part.other_votes, part.proposals, part.in_proposals, part.reductions]
+    books, count = parted(state.books, state.last_final), begun_before(state.chain, state.deciding)
+    found: list[object] = [books.past.ballots(state.chain, count)]
+    for at in range(count, len(state.chain)):
+        found += ballots_before(state.chain, at, books.coming)
     return found
 
 
@@ -100,9 +98,10 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     # Of an author with two histories nodes hold different choices and votes: it weighs nothing.
     liars = state.equivocators
     # Epochs that this node entered: another may have begun in the same place, or the parent decided after all.
-    for at, (before, segment) in enumerate(pairwise(state.chain)):
+    for at in _disputable(state):
+        before, segment = state.chain[at - 1], state.chain[at]
         book = state.books.get(segment.first, Book()).within(before.epoch)
-        exempt = exempt_of(state.chain[: at + 1], segment.first, segment.electorate.voters)
+        exempt = exempt_of(state.chain[:at], segment.first, segment.electorate.voters)
         book = book.bounded(segment.tally, exempt)
         found = decided_proposal(book, segment.electorate.voters, liars)
         named = book.authors_of(found[1].contributions) if found else ()
@@ -114,6 +113,14 @@ def _forks(state: finality_types.FinalityState) -> Iterator[_Fork]:
     for parent, number in _meetings_of(state):
         weighing, authors = state.electorate(number).without(liars), state.decided[number][1]
         yield _Fork(number, parent, weighing, (authors - liars) or authors, parent)
+
+
+def _disputable(state: finality_types.FinalityState) -> set[int]:
+    """The places in our chain that another may outrank: where votes are here, or other epochs began as well."""
+    # At all others our epoch is the only one, and the one before it decided nothing: whoever weighs, ours wins.
+    chain, count = state.chain, begun_before(state.chain, state.deciding)
+    past = parted(state.books, state.last_final).past
+    return {*past.voted(chain, count), *range(count, len(chain)), *state.epochs.rivals(chain)}
 
 
 def _meetings_of(state: finality_types.FinalityState) -> list[tuple[EpochId, int]]:
@@ -155,8 +162,9 @@ def deciders_of(state: finality_types.FinalityState) -> frozenset[PeerId]:
     """Who decided one of the rounds that are remembered, or may decide one in a chain that outranks ours."""
     authors = {proven for _, proven in state.decided.values()}  # mostly one and the same
     groups = [state.epochs.signers.get(segment.epoch, frozenset[PeerId]()) for segment in state.chain]
-    groups += [segment.electorate.recent.union(segment.electorate.voters) for segment in state.chain]
-    return frozenset(state.voters).union(*authors, *groups)
+    voters = [segment.electorate.voters for segment in state.chain]
+    groups += [segment.electorate.recent for segment in state.chain]
+    return frozenset(state.voters).union(*authors, *groups, *voters)
 
 
 def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId | None:

@@ -13,7 +13,7 @@ A proposer with the promises of a quorum proposes what a quorum may have voted f
 voters count the promises themselves: two different sets can never both become final.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from operator import attrgetter, is_
 from typing import cast, get_args
 
@@ -23,6 +23,8 @@ from atoll.node.daemon.consensus import proposer
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.chains.early_ballots import admit, is_early, may_count, wait, without_early
+from atoll.node.daemon.consensus.chains.looks import places_at
+from atoll.node.daemon.consensus.chains.past_books import parted
 from atoll.node.daemon.consensus.excision import corrections, note_final
 from atoll.node.daemon.consensus.exclusion import note_excluded
 from atoll.node.daemon.consensus.forks import change_chain, decided_before, deciders_of, look_for_better_chain
@@ -40,7 +42,6 @@ from atoll.node.daemon.consensus.succession import (
 )
 from atoll.node.daemon.consensus.voter import Out, counts, fetch_missing, is_stuck, promise, report_narrow, vote
 from atoll.protocols.ids import Digest, PeerId, RunId
-from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.ballots import (
     Book,
     add_entry,
@@ -184,7 +185,7 @@ def _seen_by_moves(state: finality_types.FinalityState) -> list[object]:
     begins = state.epochs.places and (may_have_been_away(state) or state.epochs.children(state.epoch, number))
     is_moved = is_short or bool(begins)
     if is_moved:
-        seen += [(at, each.contributors) for at, each in state.books.items()]
+        seen += parted(state.books, state.last_final).contributors()
     # Every wait is for a ballot, for a set of our own, or for one of these.
     if is_moved or state.still.tries:
         seen.append(state.now)
@@ -324,7 +325,7 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
         return state, []
     before = state.books.get(body.round, _NO_ENTRIES)
     book, fault = add_entry(before, event.entry, event.author, body)
-    state = replace(state, books=put(state.books, int(body.round), book))
+    state = replace(state, books=parted(state.books, state.last_final).put(int(body.round), book))
     if kind in _BALLOTS and isinstance(body, Proposal) and body.round == state.deciding:
         # The first proposal of the newest ballot restarts the patience: its voters need time to fold it. A second
         # one would be equivocation, and must not win its author more time.
@@ -339,19 +340,19 @@ def _entry_seen(state: finality_types.FinalityState, event: finality_types.Entry
 def _is_looked_at(state: finality_types.FinalityState, number: int) -> bool:
     # What the epoch before knows of the first round of ours may come late, and show that it decided that round.
     is_open = state.last_final < number < state.rounds
-    return is_open or number in [segment.first for segment in state.chain[1:]]
+    return is_open or bool(places_at(state.chain, number))
 
 
 def _without(state: finality_types.FinalityState, author: PeerId) -> finality_types.FinalityState:
     """The state after the ledger let go of an author: as after a restart, which would find nothing of it."""
     deciders = deciders_of(state)
-    books, others = state.books, epochs.without(state.epochs, author, deciders)
+    books, others = parted(state.books, state.last_final), epochs.without(state.epochs, author, deciders)
     # The ledger hears who is accepted only after this machine found it: what a decider wrote is not forgotten.
     waiting = state.waiting
     if author not in deciders:
-        books = {at: without_orphans(book, author) for at, book in books.items()}
+        books = books.each(lambda book: without_orphans(book, author))
         waiting = without_early(waiting, author)
-    books = {at: without(book, author, state.held) for at, book in books.items()}
+    books = books.each(lambda book: without(book, author, state.held))
     return replace(state, books=books, epochs=others, waiting=waiting)
 
 
@@ -363,7 +364,7 @@ def _orphan_seen(state: finality_types.FinalityState, event: finality_types.Entr
     if not _is_looked_at(state, number):
         return state, []
     book = add_orphan(state.books.get(number, Book()), event.entry, event.author, event.body)
-    return replace(state, books=put(state.books, int(number), book)), []
+    return replace(state, books=parted(state.books, state.last_final).put(int(number), book)), []
 
 
 def _admit(state: finality_types.FinalityState) -> finality_types.FinalityState:
@@ -459,8 +460,7 @@ def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal
     number, names = state.deciding, book.contributions.keys() & final.contributions
     authors = book.authors_of(names)
     proven = state.tally.proven(authors, state.voters)
-    forks = {segment.first for segment in state.chain[1:]}
-    books: Mapping[int, Book] = {at: book for at, book in state.books.items() if at > number or at in forks}
+    books = parted(state.books, state.last_final).after(number, is_fork=bool(places_at(state.chain, number)))
     waiting = {at: early for at, early in state.waiting.items() if at > number}
     voters = voter_order(state.run, number + 1, proven)
     proven = _remembered(state, frozenset(voters))
@@ -476,7 +476,7 @@ def _next_round(state: finality_types.FinalityState, book: Book, final: Proposal
         accepted=state.accepted if authors <= state.accepted else state.accepted | authors,
         books=books,
         waiting=waiting,
-        held=state.held & {entry for book in books.values() for entry in book.contributions},
+        held=state.held & books.names(),
         views={at: view for at, view in state.views.items() if at > number},
         checked={},
         checking=frozenset(),

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from msgspec.structs import replace
 
 from atoll.node.daemon.consensus import types as finality_types
+from atoll.node.daemon.consensus.chains.epochs import EpochId
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.ballots import owner_of, quorum
@@ -42,11 +43,12 @@ def here_of(state: finality_types.FinalityState, peers: Group, *, back: bool = F
 
 
 def _here_of(state: finality_types.FinalityState, peers: Group, *, back: bool) -> frozenset[PeerId]:
-    known = {segment.epoch for segment in state.chain}
     book, number = state.epochs, state.deciding
     live = (state.members | {state.me}).intersection(peers)
     gone = {peer for peer in live & book.left.keys() if not back and book.has_left(peer, number, state.epoch)}
-    strange = [peer for peer in live & book.chosen.keys() if book.chosen[peer] not in known]
+    strange = [peer for peer in live & book.chosen.keys() if book.chosen[peer] != state.epoch]  # mostly nobody
+    known = {segment.epoch for segment in state.chain} if strange else set[EpochId]()
+    strange = [peer for peer in strange if book.chosen[peer] not in known]
     elsewhere = {peer for peer in strange if book.begun(book.chosen[peer]) not in known}
     # No node gets another entry of an equivocator, so it can neither vote nor sign an epoch.
     return live - gone - elsewhere - book.excluded_from(number) - state.equivocators

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.early_ballots import admit
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
+from atoll.node.daemon.consensus.chains.past_books import parted
 from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S
 from atoll.node.daemon.consensus.standstill import Standstill
@@ -40,7 +41,7 @@ def enter_epoch(state: finality_types.FinalityState) -> Out:
         return state, []
     first = state.deciding
     voters = voter_order(state.run, first, state.epochs.bodies[name].members)
-    books, faults = admit(state.books, state.waiting, first, name, voters)
+    books, faults = admit(parted(state.books, state.last_final), state.waiting, first, name, voters)
     # Whom an epoch of long ago left out, which a node enters as it comes up, may have been down then.
     saw_it_begin = state.live and state.now - state.live_since >= state.lease_s
     left_out = here_of(state, state.voters) - {*voters} if saw_it_begin else frozenset[PeerId]()

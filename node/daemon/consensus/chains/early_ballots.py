@@ -7,10 +7,11 @@ other ballots on a node that is behind; the ledger's shares bound what an author
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import TypeAlias
 
 from atoll.node.daemon.consensus.chains.epochs import Segment
+from atoll.node.daemon.consensus.chains.looks import places_at
+from atoll.node.daemon.consensus.chains.past_books import Books
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.layered_map import plain, put
 from atoll.protocols.ledger.ballots import Book, add_entry, add_orphan
@@ -31,8 +32,8 @@ def may_count(
     if number >= deciding and epoch == chain[-1].epoch:
         return number == deciding and author in voters
     # Of other epochs only this is looked at where one began: whether the one before it decided that round, too.
-    parts = (part for before, part in pairwise(chain) if (before.epoch, part.first) == (epoch, number))
-    return any(author in part.electorate.voters for part in parts)
+    places = (at for at in places_at(chain, number) if chain[at - 1].epoch == epoch)
+    return any(author in chain[at].electorate.voters for at in places)
 
 
 def is_early(chain: Sequence[Segment], deciding: int, body: BallotBody) -> bool:
@@ -50,8 +51,8 @@ def wait(waiting: Waiting, entry: Digest, author: PeerId, body: BallotBody, *, h
 
 
 def admit(
-    books: Mapping[int, Book], waiting: Waiting, number: int, epoch: bytes, voters: Collection[PeerId]
-) -> tuple[Mapping[int, Book], list[Fault]]:
+    books: Books, waiting: Waiting, number: int, epoch: bytes, voters: Collection[PeerId]
+) -> tuple[Books, list[Fault]]:
     """The books with what the voters of a round that begins in this epoch wrote early, and what does not count."""
     early = waiting.get(number, {})
     book = before = books.get(number, _NO_ENTRIES)
@@ -65,7 +66,7 @@ def admit(
                 continue
             book, fault = add_entry(book, entry, author, body)
             faults += [(author, entry, fault)] if fault else []
-    return books if book is before else put(books, number, book), faults
+    return books if book is before else books.put(number, book), faults
 
 
 def without_early(waiting: Waiting, author: PeerId) -> Waiting:

@@ -5,6 +5,7 @@ epoch: they decide alone from the first round that is not final on. Two sides of
 the chain forks, and `rank` tells every node which side to follow. Rules in words: docs/epochs.md.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
+from atoll.node.daemon.consensus.chains.looks import ChainLook, places_at
 from atoll.protocols.ids import PeerId
 from atoll.protocols.layered_map import put
 from atoll.protocols.ledger.probation import Tally
@@ -151,6 +153,20 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         """By trunk what `leaves` found of an epoch, and where its look ended: at ROOT, or at one not here."""
         return {}
 
+    def rivals(self, chain: Sequence["Segment"]) -> Collection[int]:
+        """The places in a chain at which other epochs began as well, or its own one is not known here."""
+
+        def find(at: int) -> bool | None:
+            return self.children(chain[at - 1].epoch, chain[at].first) != (chain[at].epoch,) or None
+
+        self._rivals[0] = self._rivals[0].along(chain, len(chain), find)
+        return self._rivals[0].found
+
+    @remembered
+    def _rivals(self) -> list[ChainLook[bool]]:
+        """What `rivals` found last, with all books of the same places."""
+        return [ChainLook()]
+
     @remembered
     def found_here(self) -> dict[tuple[object, ...], frozenset[PeerId]]:
         """What `here_of` found with these epochs, by what it was asked (presence.py). Changes no action."""
@@ -177,13 +193,23 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         votes = self.voted.items()
         return frozenset((at, peer, many) for peer, newest in votes for at, many in self._progress_of(newest))
 
-    def _progress_of(self, newest: int) -> list[tuple[int, int]]:
-        return [(at, ((newest - at + 1) // LONG).bit_length()) for at in self._begins if newest > at]
+    def _progress_of(self, newest: int, begins: Iterable[int] | None = None) -> list[tuple[int, int]]:
+        begins = self._begins if begins is None else begins
+        return [(at, ((newest - at + 1) // LONG).bit_length()) for at in begins if newest > at]
 
     @remembered
-    def _begins(self) -> frozenset[int]:
-        """The rounds at which epochs begin."""
-        return frozenset(number for _, number in self.places)
+    def _begins(self) -> tuple[int, ...]:
+        """The rounds at which epochs begin, rising."""
+        return tuple(sorted({number for _, number in self.places}))
+
+    def _passed(self, old: int, new: int) -> set[int]:
+        """Those of these rounds of which `_progress_of` tells more after a vote in round `new` than in `old`."""
+        found, far = set[int](), LONG
+        begins, ahead = self._begins, 1
+        while begins and new - ahead >= begins[0]:
+            found.update(begins[bisect_right(begins, old - ahead) : bisect_right(begins, new - ahead)])
+            ahead, far = far - 1, 2 * far
+        return found
 
     def with_vote(self, author: PeerId, number: int) -> "EpochBook":
         """The book after a newer vote. What it found before is kept where the vote changes none of it."""
@@ -191,9 +217,10 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         # Votes are most of what comes here, and say of nobody where it works.
         self._tell(after)
         if "progress" in vars(self):
-            old, new = self._progress_of(self.voted.get(author, -1)), self._progress_of(number)
-            gone, come = {(at, author, many) for at, many in old}, {(at, author, many) for at, many in new}
-            vars(after).update(progress=self.progress if old == new else self.progress - gone | come)
+            old = self.voted.get(author, -1)
+            passed = self._passed(old, number)
+            gone, come = ({(at, author, x) for at, x in self._progress_of(n, passed)} for n in (old, number))
+            vars(after).update(progress=self.progress - gone | come if passed else self.progress)
         return after
 
     def _tell(self, after: "EpochBook") -> None:
@@ -202,6 +229,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
             found_here=self.found_here,
             unvoted=self.unvoted,
             meetings=self.meetings,
+            _rivals=self._rivals,
             _ways=self._ways,
             _begins=self._begins,
         )
@@ -235,7 +263,14 @@ def add_entry(book: EpochBook, author: PeerId, body: Body) -> EpochBook:
     """The book with one more entry of this author."""
     after = _added(book, author, body)
     if type(body) is not Vote and after is not book:  # what a vote leaves as it is, `with_vote` hands on
-        vars(after).update(_ways=book._ways)
+        rivals = book._rivals if after.places is book.places else [book._rivals[0].but(int(body.round))]
+        vars(after).update(_ways=book._ways, _rivals=rivals)
+        if after.places is book.places:
+            vars(after).update(_begins=book._begins)
+            if "progress" in vars(book):
+                newest = -1 if after.voted is book.voted else book.voted.get(author, -1)
+                gone = {(at, author, many) for at, many in book._progress_of(newest)}  # of a Follow
+                vars(after).update(progress=book.progress - gone if gone else book.progress)
     return after
 
 
@@ -369,7 +404,7 @@ class Segment:
 def exempt_of(chain: Sequence[Segment], number: int, voters: Collection[PeerId]) -> frozenset[PeerId]:
     """Voters of a round, and of the epochs that could have decided it before the last one of the chain."""
     # What an epoch before may have made final stays final, so its voters must not be newcomers afterwards.
-    before = (segment.electorate.voters for segment in chain[1:] if segment.first == number)
+    before = (chain[at].electorate.voters for at in places_at(chain, number))
     return frozenset(voters).union(*before)
 
 

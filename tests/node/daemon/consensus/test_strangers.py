@@ -9,6 +9,7 @@ from atoll.node.daemon.consensus import machine as finality
 from atoll.node.daemon.consensus.chains import epochs
 from atoll.node.daemon.consensus.chains.early_ballots import admit, without_early
 from atoll.node.daemon.consensus.chains.epochs import EpochBook, add_entry, epoch_id, without
+from atoll.node.daemon.consensus.chains.past_books import parted
 from atoll.node.daemon.consensus.types import AuthorPruned, EnterEpoch, EntrySeen, MembersSeen, RoundClosed
 from atoll.protocols.ids import PeerId, Round, RunId, digest
 from atoll.protocols.layered_map import LayeredMap
@@ -102,7 +103,9 @@ def test_ballots_that_come_before_their_epoch_count_if_their_author_is_a_member(
 def test_a_vote_of_the_next_round_that_its_author_s_leave_forbids_counts_for_no_set():
     """It waits like others, and is kept for the case that its author has two histories."""
     late = Vote(Round(NUMBER + 1), Ballot(0, C), digest(b"proposal"))
-    book, _ = admit({}, after(entry(B, Leave(NUMBER)), entry(B, late)).waiting, NUMBER + 1, b"", PEERS)
+    book, _ = admit(
+        parted({}, NUMBER), after(entry(B, Leave(NUMBER)), entry(B, late)).waiting, NUMBER + 1, b"", PEERS
+    )
     assert not book[NUMBER + 1].votes
     assert [*book[NUMBER + 1].other_votes] == [(B, late.ballot, late.proposal)]
 
@@ -111,14 +114,16 @@ def test_an_early_vote_counts_also_where_its_feed_comes_again_after_its_author_l
     """The ledger drops a feed for a moment, and fetches it from the begin."""
     vote = entry(B, Vote(Round(NUMBER + 1), Ballot(0, C), digest(b"proposal")))
     state = after(vote, entry(B, Leave(NUMBER)), vote)
-    books, _ = admit({}, state.waiting, NUMBER + 1, b"", PEERS)
+    books, _ = admit(parted({}, NUMBER), state.waiting, NUMBER + 1, b"", PEERS)
     assert sum(map(len, books[NUMBER + 1].votes.values())) == 1
 
 
 def test_an_early_ballot_that_contradicts_another_is_reported_once_its_round_is_decided():
     twice = [entry(B, Vote(Round(NUMBER + 1), Ballot(0, C), digest(name))) for name in (b"one", b"two")]
     waiting = after(*twice, entry(STRANGER, twice[0].body), entry(STRANGER, twice[1].body)).waiting
-    assert admit({}, waiting, NUMBER + 1, b"", PEERS)[1] == [(B, twice[1].entry, "two votes in one ballot")]
+    assert admit(parted({}, NUMBER), waiting, NUMBER + 1, b"", PEERS)[1] == [
+        (B, twice[1].entry, "two votes in one ballot")
+    ]
 
 
 def test_ballots_of_epochs_that_are_not_ours_change_nothing_that_is_looked_at(monkeypatch):
@@ -137,7 +142,7 @@ def test_ballots_of_epochs_that_are_not_ours_change_nothing_that_is_looked_at(mo
 
 def test_ballots_of_other_epochs_stay_where_they_are():
     waiting = after(*ballots(B, NUMBER + 1), *ballots(B, NUMBER + 1, epoch=b"made up")).waiting
-    books, _ = admit({}, waiting, NUMBER + 1, b"", PEERS)
+    books, _ = admit(parted({}, NUMBER), waiting, NUMBER + 1, b"", PEERS)
     assert books[NUMBER + 1].epochs == {b""}
 
 
