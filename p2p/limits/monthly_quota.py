@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 
 _FILE_MAX_BYTES = 256
 SURE_S = 3600.0
-"""A clock that says another month than the saved one or the next is believed after so many seconds."""
+"""A clock that says a month far from the saved one is believed after so many seconds."""
+_NEAR = timedelta(days=366)
+"""A node that was off for less has a new month at once; a clock that is wrong (2036) is mostly further ahead."""
 _EARLIEST = "2026-01-01"
 """A clock that says less has no battery, and was not put right yet: no node ran before."""
 
@@ -32,7 +34,7 @@ class Month(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         `begin`: of the month by the clock, which has said so for `said_s` seconds.
         """
         known, new, is_sure = date.fromisoformat(self.begin), begin.isoformat(), said_s >= SURE_S
-        if begin > known and (begin <= month_end(known) or is_sure):
+        if begin > known and (begin <= known + _NEAR or is_sure):
             return Month(new, up_bytes, down_bytes)
         # The clock was far ahead: quotas would last for years. Nothing that was used is forgotten.
         goes_back = is_sure and month_end(begin) < known and new >= _EARLIEST
