@@ -133,7 +133,7 @@ SWALLOWING_HANDLERS = {
 """Broad handlers that do not raise again. This table may only shrink."""
 HARD_LINES, WORRY_LINES, FUNCTION_LINES = 500, 300, 60
 ROOM_FILES, ROOM_LINES = 14, 2500
-BUDGET_LINES = 84_140
+BUDGET_LINES = 84_172
 """The goal of the rooms was 40,000 (docs/log/2026-11.md says by how much it was missed). Added since:
 lazy push of records, public runs in the DHT, members that leave for good, rules against bad
 updates, a budget for newcomers against floods, members that the owner removes, probation, reducers

@@ -51,7 +51,8 @@ class ReputationTable:
         record.last = fault.line()
         record.is_stranger = isinstance(fault, RunMismatch)
         if record.is_stranger:
-            record.banned_until = now + (VERSION_S if isinstance(fault, VersionMismatch) else STRANGER_S)
+            until = now + (VERSION_S if isinstance(fault, VersionMismatch) else STRANGER_S)
+            record.banned_until = max(record.banned_until, until)
             return True
         if not isinstance(fault, DecodeError | SignatureFault):
             return False  # a plain PeerFault is the peer's own complaint about us

@@ -38,12 +38,12 @@ _PAUSE_S = 1.0
 class _Running:
     """An exchange that goes on, and the bytes of records that went over."""
 
-    def __init__(self, deadline: AnswerDeadline, now_s: float) -> None:
-        self.deadline, self.began_s, self.moved_bytes = deadline, now_s, 0
+    def __init__(self, deadline: AnswerDeadline, now_s: float, slow_s: float) -> None:
+        self.deadline, self.began_s, self.moved_bytes, self.slow_s = deadline, now_s, 0, slow_s
 
     def is_slow(self, now_s: float) -> bool:
         took_s = now_s - self.began_s
-        return took_s >= SLOW_S and self.moved_bytes < LEAST_PACE * took_s
+        return took_s >= self.slow_s and self.moved_bytes < LEAST_PACE * took_s
 
 
 @dataclass(kw_only=True, eq=False)
@@ -120,8 +120,9 @@ class AntiEntropy:
 
     async def _exchange(self, peer: PeerId) -> None:
         now = asyncio.get_running_loop().time
-        deadline = AnswerDeadline(ANSWER_S * 2.0 ** min(self._turns.failures(peer), RETRIES), EXCHANGE_S)
-        self._running[peer] = _Running(deadline, now())
+        times = 2.0 ** min(self._turns.failures(peer), RETRIES)
+        deadline = AnswerDeadline(ANSWER_S * times, EXCHANGE_S)
+        self._running[peer] = _Running(deadline, now(), SLOW_S * times)
         try:
             async with deadline:
                 await self.registers.pull(peer)

@@ -26,3 +26,8 @@ class DiskReports:
         self._told_s[kind] = now
         self.is_open = True
         return True
+
+    def end(self) -> bool:
+        """The disk works again. Returns whether it did not before."""
+        was_open, self.is_open = self.is_open, False
+        return was_open

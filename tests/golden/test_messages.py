@@ -27,6 +27,7 @@ NOT_SENT = {
     "node/daemon/leaving": "states in memory",
     "node/daemon/loggers": "lines of JSON to the node's own child, and files of the user",
     "node/daemon/rounds": "states in memory",
+    "node/daemon/standing_still": "states in memory",
     "node/daemon/web": "an answer to this machine's browser",
     "node/doctor": "printed",
     "node/guest": "values in memory",

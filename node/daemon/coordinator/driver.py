@@ -121,8 +121,8 @@ class Driver:
         self.removals.step()
         self.newcomers.step()
         self.evaluator.step()
-        pace_s = self.training.starts.round_s
-        self.leases.publish_if_due(is_stuck=hangs(self.still, self.round, pace_s, asked=self.worker.asked > 0))
+        is_stuck = hangs(self.still, self.round, self.training.starts.round_s, asked=self.worker.asked > 0)
+        self.leases.publish_if_due(can_vote=not (is_stuck or self.guard.refused))
         self._cut_ledger()
         marks = marks_of(
             self.round,

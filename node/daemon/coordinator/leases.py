@@ -111,13 +111,13 @@ class MemberLeases:
         """The lease says from its next publication on that this node only serves what the others lack."""
         self._activity = "leaving"
 
-    def publish_if_due(self, *, is_stuck: bool = False) -> None:
+    def publish_if_due(self, *, can_vote: bool = True) -> None:
         """Publish the own lease before it ends, unless this node can vote for nothing; at once if it changed."""
         is_due = self.context.now() - self._published_at > self.context.spec.pace.lease_s / 3
         # From the lease of a node that trains others read when it began the round, so that one waits.
         shown = shown_activity(self._activity, self.refused())
         is_new = shown != self._announced if self._activity == "training" else self.offer() != self._offered
-        if is_new or (is_due and not (self.refused() or is_stuck)):
+        if is_new or (is_due and can_vote):
             self.publish()
 
     def publish(self) -> None:

@@ -11,7 +11,7 @@ from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
-from atoll.node.daemon.rounds.leaps import members_at_work
+from atoll.node.daemon.rounds.leaps import holders_at_work, members_at_work
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import StartTraining, TrainingRefused, TrainingSaved, trained_of
 from atoll.node.daemon.steps import step_budget
@@ -137,11 +137,11 @@ class LocalTraining:
         nominal = self.context.spec.steps(action.round)
         self.starts = self.starts.after(action.round, self.context.now(), nominal)
         self.context.log.training_started(action.round)
-        members = members_at_work(self.machines.round)
-        speeds = [view.tokens_per_s for view in members.values()]
+        state = self.machines.round
+        speeds = [view.tokens_per_s for view in members_at_work(state).values()]
         self._tempo = step_budget.choose(self._tempo, nominal, speeds)
         before = self.assignment.experts
-        experts, low = self.assignment.assign(members), step_budget.least(self._tempo, nominal)
+        experts, low = self.assignment.assign(holders_at_work(state)), step_budget.least(self._tempo, nominal)
         self.moments.on_assigned(before, experts)
         return worker_messages.TrainRequest(
             round=action.round,

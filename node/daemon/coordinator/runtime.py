@@ -92,21 +92,20 @@ class FaultGuard:
     """Network calls whose faults end here: peers are blamed, the disk's refusals are reported to the user."""
 
     def __init__(self, net: Network, round_log: RoundLog, now: Callable[[], float]) -> None:
-        self._net = net
-        self._log = round_log
-        self._now = now
+        self._net, self._log, self._now = net, round_log, now
         self._reports = DiskReports()
         self.trouble = ""
         """What the disk refused last, until it works again."""
+        self.refused: set[str] = set()  # entries of its own, or what its worker must save: it votes for nothing
 
     def publish(self, body: Body) -> Entry | None:
         """Append to the own feed. Returns None if the disk refuses."""
         try:
             entry = self._net.publish(body)
         except DiskFault as error:
-            self.on_disk_fault(error)
+            self.on_disk_fault(error, "entry")
             return None
-        self.on_disk_success()
+        self.on_disk_success("entry")
         return entry
 
     def delete_blob(self, blob: Digest) -> None:
@@ -128,18 +127,18 @@ class FaultGuard:
         if isinstance(error, PeerFault):
             self._log.event("peer_fault", peer=peer, fault=error.line())
 
-    def on_disk_fault(self, error: DiskFault) -> None:
+    def on_disk_fault(self, error: DiskFault, refused: str = "") -> None:
         """Report a refusal of the disk, each kind once a minute at most. The caller tries again."""
+        self.refused |= {refused} - {""}
         self.trouble = f"{error.line()}; the node goes on by itself"
         if self._reports.is_due(str(error), self._now()):
             log.warning("%s", self.trouble)
             self._log.event("trouble", error=self.trouble)
 
-    def on_disk_success(self) -> None:
+    def on_disk_success(self, taken: str = "") -> None:
         """Report that the disk works again, if it did not."""
-        self.trouble = ""
-        if self._reports.is_open:
-            self._reports.is_open = False
+        self.trouble, self.refused = "", self.refused - {taken}
+        if self._reports.end():
             self._log.event("trouble_over")
 
 
@@ -190,11 +189,11 @@ class WorkerClient:
             try:
                 answer = await self.ask(ask, kind)
             except DiskFault as error:
-                self._guard.on_disk_fault(error)
+                self._guard.on_disk_fault(error, "work")
                 await asyncio.sleep(DISK_RETRY_S)
                 self.check_life(life)
                 if check_need is not None:
                     check_need()
             else:
-                self._guard.on_disk_success()
+                self._guard.on_disk_success("work")
                 return answer

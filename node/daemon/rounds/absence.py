@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.rounds.participants import quorum_of
 from atoll.node.daemon.rounds.queries import book_of, idle_at, is_irregular, stalls_until
-from atoll.node.daemon.rounds.state import STALL_ROUNDS, TRIAL_ROUNDS_EACH, Absence, RoundState, absence_s, stall_s
+from atoll.node.daemon.rounds.state import (
+    FREE_STALLS,
+    STALL_ROUNDS,
+    TRIAL_ROUNDS_EACH,
+    Absence,
+    RoundState,
+    absence_s,
+    stall_s,
+)
 from atoll.protocols.ids import PeerId
 
 STALLED = 1.25
@@ -33,7 +41,7 @@ def needed(was: Absence) -> int:
 def after_wait(state: RoundState, awaited: Collection[PeerId]) -> RoundState:
     """The state in which the collected round waits for these authors, too."""
     fresh = frozenset(awaited) - state.awaited
-    untried = frozenset(peer for peer in fresh if is_irregular(state, peer))
+    untried = frozenset(peer for peer in fresh if (view := state.members.get(peer)) and view.untried)
     before = state.on_trial if state.awaited else frozenset()
     return replace(state, awaited=state.awaited | fresh, on_trial=before | untried)
 
@@ -115,14 +123,21 @@ def _with_trials(state: RoundState, missing: Collection[PeerId]) -> RoundState:
     # Whoever else was missing, too, and whatever came meanwhile: it is they for whom no absence shortens the wait.
     # A tick later than one round time is no long wait.
     waited_s, least_s = max(0.0, state.now - idle_at(state)), absence_s(state)
-    is_vain = not state.on_trial.isdisjoint(missing)
-    made_up_s = state.train_s / TRIAL_ROUNDS_EACH
-    long_s = waited_s if is_vain and waited_s > STALLED * least_s else 0.0
-    short_s = min(waited_s, least_s) if is_vain else 0.0
-    most_s = STALL_ROUNDS * least_s
-    lent_s = min(most_s, max(0.0, state.lent_s + min(most_s, long_s) - made_up_s))
-    in_vain_s = min(most_s, max(0.0, state.in_vain_s + short_s - made_up_s))
-    return replace(state, lent_s=lent_s, in_vain_s=in_vain_s)
+    most_s, made_up_s = STALL_ROUNDS * least_s, state.train_s / TRIAL_ROUNDS_EACH
+    long_s = min(most_s, waited_s) if waited_s > STALLED * least_s else 0.0
+    short_s = min(waited_s, least_s)
+    if state.on_trial.isdisjoint(missing):
+        lent_s, in_vain_s = state.lent_s, state.in_vain_s
+    else:
+        lent_s, in_vain_s = state.lent_s + long_s, state.in_vain_s + short_s
+    is_stalled = any(is_irregular(state, peer) for peer in missing)
+    stalled_s = state.stalled_s + (long_s if is_stalled else 0.0)
+    return replace(
+        state,
+        lent_s=min(most_s, max(0.0, lent_s - made_up_s)),
+        in_vain_s=min(most_s, max(0.0, in_vain_s - made_up_s)),
+        stalled_s=min((FREE_STALLS + 1) * most_s, max(0.0, stalled_s - made_up_s)),
+    )
 
 
 def _is_late(state: RoundState, peer: PeerId, awaited: Collection[PeerId]) -> bool:

@@ -30,12 +30,19 @@ def counted_others(state: RoundState, *, with_starting: bool) -> dict[PeerId, Me
 
 
 def members_at_work(state: RoundState) -> dict[PeerId, MemberView]:
-    """The members that train, whose speeds set the pace and whose experts this node need not train.
+    """The members that train, whose speeds set the pace.
 
     A lease costs nothing: in a run that has a final round who shows no work is none of them.
     """
     members = counted_others(state, with_starting=False) if state.final >= 0 else state.members
     return {peer: view for peer, view in members.items() if view.activity == "training"}
+
+
+def holders_at_work(state: RoundState) -> dict[PeerId, MemberView]:
+    """The members whose experts this node need not train: at work, or on trial and in its round."""
+    # A newcomer gets the experts' moments from who gives them up; a key whose lease stands still holds none.
+    fresh = {peer: view for peer, view in state.members.items() if view.untried and view.round >= state.round - 1}
+    return members_at_work(state) | {peer: view for peer, view in fresh.items() if view.activity == "training"}
 
 
 def newest_left(state: RoundState, first: int) -> int:

@@ -12,6 +12,7 @@ from atoll.node.daemon.rounds.state import (
     BRIEF_ROUNDS,
     CATCH_UP_ROUNDS,
     FREE_ROUNDS,
+    FREE_STALLS,
     LATE_LEAST_S,
     LATE_ROUNDS,
     LOST_LEAST_S,
@@ -141,19 +142,18 @@ def _is_absent(state: RoundState, peer: PeerId) -> bool:
 
 
 def is_irregular(state: RoundState, peer: PeerId) -> bool:
-    """Whether a member's work was in time in less than half of the newest rounds, or never."""
-    # Legal noise costs little: keys that deliver once, or a few times, are waited for as those without any work.
-    view = state.members.get(peer)
-    came = state.attended.get(peer, 0).bit_count()
-    return bool(view and view.untried) or came == 0 or 2 * came < state.rounds_seen
+    """Whether a member that has shown work was in time in less than a quarter of the newest rounds, or never."""
+    view, came = state.members.get(peer), state.attended.get(peer, 0).bit_count()
+    return view is not None and not view.untried and (came == 0 or 4 * came < state.rounds_seen)
 
 
 def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None:
     """When the collected round waits no more for those it lacks; None while it lacks a reliable one."""
     given_up = []
     least_s = absence_s(state)
-    # Fresh keys come without end, so what is waited for all of them in vain is bounded, too.
+    # Fresh keys come without end, and legal noise costs little: what is waited for all in vain is bounded, too.
     brief_s = least_s * (BRIEF_ROUNDS if state.in_vain_s > FREE_ROUNDS * least_s else 1.0)
+    is_used_up = state.stalled_s > FREE_STALLS * STALL_ROUNDS * least_s
     for peer in lacking:
         view, ends = state.members.get(peer), []
         # Its own work that this node announced and does not have any more is lost with the disk that it was on.
@@ -161,8 +161,8 @@ def _given_up_at(state: RoundState, lacking: Collection[PeerId]) -> float | None
         if view is not None and view.untried:
             # It may be absent because its first round, at an unknown speed, came too late.
             ends.append(idle_at(state) + max(brief_s, _trial_s(state, peer, view)))
-        elif is_gone or _is_absent(state, peer) or (state.lent_s > 0 and is_irregular(state, peer)):
-            ends.append(idle_at(state) + (brief_s if is_irregular(state, peer) else least_s))
+        elif is_gone or _is_absent(state, peer) or (is_used_up and is_irregular(state, peer)):
+            ends.append(idle_at(state) + least_s)
         if view is not None and view.lost_at is not None:
             # A loss alone is no proof: a relay may have dropped the circuit. That no dial succeeds is more, and
             # however short rounds are, that dial is over.

@@ -29,7 +29,9 @@ TRIAL_ROUNDS_EACH = 8
 FREE_ROUNDS = 3.0
 """So many own round times in vain, the trial of one, shorten no later wait."""
 BRIEF_ROUNDS = 0.25
-"""Beyond these one whose work did not come regularly is waited for so long: who is as fast as others is there."""
+"""Beyond these one on trial is waited for so many own round times: who is as fast as the others is there."""
+FREE_STALLS = 2.0
+"""So many of the longest waits in vain for members whose work does not come regularly shorten no later one."""
 LOST_LEAST_S = 1.0
 """The least such wait, in seconds: rounds may take less than a dial."""
 CATCH_UP_ROUNDS = 2.0
@@ -220,6 +222,8 @@ class RoundState(msgspec.Struct, frozen=True):
     """Seconds for which rounds were held up in vain for members on trial, less what rounds made up for since."""
     in_vain_s: float = 0.0
     """The same of their short waits, one own round time each at most."""
+    stalled_s: float = 0.0
+    """The same of long waits for members that have shown work, and not regularly."""
     waits: Mapping[int, float] = msgspec.field(default_factory=dict)
     """Until when a closed round that is not final would have waited for a member that is not absent."""
     payload_at: float = 0.0

@@ -13,8 +13,15 @@ from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DiskFault, LocalFault
 from atoll.protocols.ledger.records import Contribution
-from atoll.protocols.local.worker_messages import AdoptRequest, Answer, Ask, FinalizeReply, FinalizeRequest
-from tests.node.virtual.conftest import HALF
+from atoll.protocols.local.worker_messages import (
+    AdoptRequest,
+    Answer,
+    Ask,
+    FinalizeReply,
+    FinalizeRequest,
+    SnapshotRequest,
+)
+from tests.node.virtual.conftest import HALF, FakeWorker
 
 Worlds = Callable[[int, int], object]
 
@@ -85,6 +92,34 @@ def test_one_of_three_goes_on_while_the_disks_of_the_others_are_full(world):
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
+
+    run_virtual(story())
+
+
+class NoSnapshots(FakeWorker):
+    """Its disk takes all but snapshots."""
+
+    async def _answer(self, ask):
+        if isinstance(ask, SnapshotRequest):
+            raise DiskFault("no space left", hint="free some space")
+        return await super()._answer(ask)
+
+
+def test_a_member_without_room_for_snapshots_keeps_its_lease(world):
+    """Rounds are longer than its lease: it writes nothing for as long, and could."""
+
+    async def story() -> None:
+        async with world(60, 2, worker=NoSnapshots, lease_s=60.0) as w:
+            for number in range(2):
+                w.start(number, 300.0)
+            seen = 0
+            for _ in range(400):
+                await asyncio.sleep(10.0)
+                for node in w.nodes.values():
+                    seen += bool(node.driver and node.driver.guard.trouble)
+            assert seen > 20
+            assert all(len(node.driver.finality.chain) == 1 for node in w.nodes.values()), "no epoch began"
+            assert w.newest() > SNAPSHOT_EVERY
 
     run_virtual(story())
 

@@ -178,7 +178,8 @@ def test_a_round_that_is_begun_late_has_fewer_steps(rig):
         one = rig(spec=replace(SPEC, outer=outer, pace=pace))
         one.process.saves.set()
         view = MemberView("training", ROUND, 0.0, tokens_per_s=float(step_tokens))
-        keys = {PeerId(name): replace(view, tokens_per_s=9e11, untried=True) for name in "wxyz"}
+        key = replace(view, round=Round(ROUND - 2), tokens_per_s=9e11, untried=True)
+        keys = dict.fromkeys(map(PeerId, "wxyz"), key)
         one.machines.round = replace(one.machines.round, members={PeerId("other"): view} | keys)
         await one.train(late_s=15.0)
         assert one.process.steps == [25], "a step takes the others a second"

@@ -8,7 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.daemon.rounds import machine
-from atoll.node.daemon.rounds.leaps import ahead_s, came_late, is_ahead, members_at_work, newest_left, why_ahead
+from atoll.node.daemon.rounds.leaps import (
+    ahead_s,
+    came_late,
+    holders_at_work,
+    is_ahead,
+    members_at_work,
+    newest_left,
+    why_ahead,
+)
 from atoll.node.daemon.rounds.participants import MemberView, SetRules
 from atoll.node.daemon.rounds.queries import comes_too_late, reason, waits_s
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundConfig, RoundState
@@ -201,6 +209,8 @@ def test_pace_and_experts_follow_from_those_that_showed_work():
     assert members_at_work(begun).keys() == set("awxyz"), "nobody could show any yet"
     state = replace(begun, final=3)
     assert members_at_work(state).keys() == {"a"}
+    assert holders_at_work(replace(state, round=10)).keys() == set("awxyz"), "on trial: they may be newcomers"
+    assert holders_at_work(replace(state, round=11)).keys() == {"a"}, "their leases stand still"
     noise = replace(state, members={peer: replace(view, untried=False) for peer, view in state.members.items()})
     assert members_at_work(noise).keys() == set("awxyz")
     order = NewcomerOrder(voters=frozenset(map(PeerId, ("a", "me"))))
