@@ -13,7 +13,7 @@ class DiskReports:
     """What was reported lately. A full disk refuses several kinds of work, each every other second."""
 
     is_open: bool = False
-    """A refusal was reported, and its end was not. Who reports the end says so here."""
+    """A refusal was reported, and its end was not."""
     _told_s: dict[str, float] = field(default_factory=dict)
 
     def is_due(self, refusal: str, now: float) -> bool:

@@ -39,10 +39,10 @@ def members_at_work(state: RoundState) -> dict[PeerId, MemberView]:
 
 
 def holders_at_work(state: RoundState) -> dict[PeerId, MemberView]:
-    """The members whose experts this node need not train: at work, or on trial and in its round."""
+    """The members whose experts this node need not train, if they train: at work, or on trial and in its round."""
     # A newcomer gets the experts' moments from who gives them up; a key whose lease stands still holds none.
     fresh = {peer: view for peer, view in state.members.items() if view.untried and view.round >= state.round - 1}
-    return members_at_work(state) | {peer: view for peer, view in fresh.items() if view.activity == "training"}
+    return members_at_work(state) | fresh
 
 
 def newest_left(state: RoundState, first: int) -> int:
