@@ -62,10 +62,8 @@ def audit(
     own_W = drawn(spec, data, ask, rng)
     other_W = compared(spec, data, ask, rng, own_W, sent)
     step_C4096 = whitened(difference(spec, ask), arena_of(spec.model), squares)
-    found: list[NDArray[np.float64]] = []
-    for sign in (1, -1):
-        moved_C4096 = moved(theta_C4096, step_C4096, sign)
-        found.append(np.array(losses_of(moved_C4096, data.batch(np.concatenate([own_W, other_W])))))
+    windows_WT1 = data.batch(np.concatenate([own_W, other_W]))
+    found = [np.array(losses_of(moved(theta_C4096, step_C4096, sign), windows_WT1)) for sign in (1, -1)]
     # The contribution is subtracted from the weights: what it improves is worse with the plus.
     gain_W = found[0] - found[1]
     return AuditReply(excess(gain_W[: len(own_W)], gain_W[len(own_W) :]), time.monotonic() - began)
@@ -114,19 +112,20 @@ def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:
 def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
     """The audited contribution less the mean of the others, in the layers' matrices; float32 `[C, 4096]`.
 
-    Embeddings and vectors are left out: they hold what words are frequent, which hides what was trained on.
+    Embeddings and vectors are left out: they hold what words are frequent, which hides what was trained on. Others
+    are at most as long as the audited one in each matrix: a long copy would turn it around, noise would hide it.
     """
     arena, codec = arena_of(spec.model), codec_of(spec.compress.codec, spec.compress.k)
-    step_C4096 = torch.zeros((arena.chunks, CHUNK))
+    step_C4096, sent_C4096 = (torch.zeros((arena.chunks, CHUNK)) for _ in range(2))
+    codec.give_back(sent_C4096, map_payload(ask.audited.path))
+    most = [(rows, float(sent_C4096[rows].norm())) for _, rows in _matrices(arena)]
+    for rows, _ in most:
+        step_C4096[rows] = sent_C4096[rows]
     for other in ask.others:
-        codec.give_back(step_C4096, map_payload(other.path))
-    step_C4096.mul_(-1 / len(ask.others))
-    codec.give_back(step_C4096, map_payload(ask.audited.path))
-    first = 0
-    for _, rows in _matrices(arena):
-        step_C4096[first : rows.start] = 0
-        first = rows.stop
-    step_C4096[first:] = 0
+        codec.give_back(sent_C4096.zero_(), map_payload(other.path))
+        for rows, longest in most:
+            share = min(1.0, longest / (float(sent_C4096[rows].norm()) or 1.0)) / len(ask.others)
+            step_C4096[rows].sub_(sent_C4096[rows], alpha=share)
     return step_C4096
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.node.learning.compress.codecs import codec_of
 from atoll.node.learning.data.dataset import assigned, windows
 from atoll.node.learning.inner import evaluate
 from atoll.node.learning.model import bridge
@@ -175,16 +176,54 @@ def test_what_the_others_sent_too_and_embeddings_are_left_out(trained):
     arena = arena_of(AUDITED.model)
     like = torch.zeros((arena.chunks, 4096))
     ask = AuditRequest(Round(0), STEPS, SEED, one, (two, three), (), Round(0))
-    values = [said(home.pending, like, AUDITED) for home in homes]
-    expected = values[0] - (values[1] + values[2]) / 2
+    own, *values = [said(home.pending, like, AUDITED) for home in homes]
     found = difference(AUDITED, ask)
     for place in arena.placements:
-        rows = slice(place.first_chunk, place.first_chunk + 1)
         if len(place.shape) == 2 and place.name.startswith("model.layers."):
-            assert torch.allclose(found[rows], expected[rows], atol=1e-9)
+            rows = slice(place.first_chunk, place.first_chunk + place.blocks[0] * place.blocks[1])
+            # Of what is longer in a matrix the audited one's length.
+            parts = [min(1.0, float(own[rows].norm() / each[rows].norm())) * each[rows] for each in values]
+            assert torch.allclose(found[rows], own[rows] - sum(parts) / 2, rtol=1e-4, atol=1e-9)
             assert found[rows].any()
         else:
-            assert not found[rows].any()
+            assert not found[place.first_chunk].any()
+
+
+def sent_as(values_C4096, path):
+    """A payload of these values, of somebody who trained nothing."""
+    nothing, codec = torch.zeros_like(values_C4096), codec_of(AUDITED.compress.codec, AUDITED.compress.k)
+    path.write_bytes(codec.encode(values_C4096.clone(), nothing, nothing, 1.0))
+    name = digest(str(path).encode())
+    return Member(name, Identity(bytes([9]) * 32).peer_id, 64, name, str(path))
+
+
+@pytest.mark.parametrize("lie", ["copy", "noise"])
+def test_what_another_sent_hides_no_work_and_turns_no_audit_around_however_long_it_is(trained, tmp_path, lie):
+    homes, (one, two, _) = trained
+    work = said(homes[0].pending, torch.zeros((arena_of(AUDITED.model).chunks, 4096)), AUDITED)
+    noise = torch.randn(work.shape, generator=torch.Generator().manual_seed(1)) * (work != 0) * work.abs().mean()
+    long = sent_as({"copy": 10 * work, "noise": 1000 * noise}[lie], tmp_path / "long")
+    found = [audit(homes[2], one, [two, long], seed=seed) for seed in range(3)]
+    assert np.mean(found) > 8, found
+
+
+def test_of_a_longer_contribution_the_audited_ones_length_is_left_out(trained, tmp_path):
+    """In each matrix by itself: all length on one of them is of no use."""
+    homes, (one, _, _) = trained
+    arena = arena_of(AUDITED.model)
+    work = said(homes[0].pending, torch.zeros((arena.chunks, 4096)), AUDITED)
+    expected = difference(AUDITED, AuditRequest(Round(0), STEPS, SEED, one, (one, one), (), Round(0)))
+    assert not expected.any(), "as long as itself"
+    places = [place for place in arena.placements if len(place.shape) == 2 and ".layers." in place.name]
+    spans = [slice(at.first_chunk, at.first_chunk + at.blocks[0] * at.blocks[1]) for at in places]
+    longer = work.clone()
+    longer[spans[0]] *= 8
+    longer[spans[1]] /= 2
+    ask = AuditRequest(Round(0), STEPS, SEED, one, (sent_as(longer, tmp_path / "longer"),), (), Round(0))
+    found = difference(AUDITED, ask)
+    size = [float(work[rows].norm()) for rows in spans]
+    assert float(found[spans[0]].norm()) < 0.02 * size[0]
+    assert float(found[spans[1]].norm()) == pytest.approx(size[1] / 2, rel=0.02), "a shorter one as it is"
 
 
 def test_a_step_is_divided_by_the_size_of_its_gradients_and_stays_as_long_in_losses(trained):
