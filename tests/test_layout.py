@@ -65,6 +65,7 @@ LAZY_IMPORTS = {
     ("cli/commands/steer.py", "evaluate"): "reads runs: only of a node that does not run",
     ("cli/commands/start.py", "run"): "the daemon takes half a second, in which the worker begins",
     ("cli/commands/start.py", "start"): "holds `run`",
+    ("cli/node_commands/detached.py", "start_detached"): "p2p's modules are slow to load: only for --detach",
     ("cli/commands/checkpoint.py", "save"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "join_command"): "torch takes a second: only once the options are right",
     ("cli/commands/checkpoint.py", "show"): "torch takes a second: only once the options are right",

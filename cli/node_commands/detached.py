@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -30,13 +29,15 @@ DATAGRAM_BYTES = 4096
 
 def start_detached(ctx: click.Context, home: Home, *, reads_stdin: bool, as_json: bool) -> None:
     """Start the command of `ctx` again without its terminal. Raises Exit with the node's code if it ends early."""
+    from atoll.p2p.transports.p2pd.process import private_folder  # its modules are slow to load
+
     command = [sys.executable, "-m", "atoll.cli.main", *words_of(ctx), "--detached"]
     with (
-        tempfile.TemporaryDirectory(prefix="atoll-") as folder,
+        private_folder() as folder,
         tempfile.TemporaryFile() as words,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as link,
     ):
-        address = str(Path(folder) / "ready")
+        address = str(folder / "ready")
         link.bind(address)
         link.settimeout(LOOK_S)
         # Noted from before the node is there: `timeout 60 atoll start --detach` leaves none that nobody knows.

@@ -88,9 +88,16 @@ class Home:
 
 
 def home_at(choice: str | None, environ: dict[str, str] | os._Environ[str] = os.environ) -> Home:
-    """`--home`, else ATOLL_HOME, else the user's data folder."""
+    """`--home`, else ATOLL_HOME, else the user's data folder. Raises ConfigError for a path that cannot be one."""
     chosen = choice or environ.get(HOME_VARIABLE, "")
-    return Home(Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("atoll"))
+    try:
+        root = Path(chosen).expanduser().absolute() if chosen else platformdirs.user_data_path("atoll")
+        str(root).encode()  # as the worker, the status and the journal get it
+    except (RuntimeError, OSError) as error:  # a user without a home, or a working folder that is gone
+        raise ConfigError(f"the node's folder is not known: {error}", hint="name it with --home /DIR") from error
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the path of the node's folder is no UTF-8: {chosen!a}", hint="take another") from error
+    return Home(root)
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from atoll.p2p.host.framing import PREFIX_BYTES, check_open, frame_size
 from atoll.p2p.system.atomic_files import disk
 from atoll.p2p.system.child_processes import die_with_parent
 from atoll.protocols import codec
+from atoll.protocols.errors import LocalFault
 from atoll.protocols.local import worker_messages
 
 WORKER = (sys.executable, "-m", "atoll.node.worker.main")
 WORKER_LOG = "worker.log"
 """In the folder of a run."""
+_NO_PROCESS = "end other programs, or allow more memory, processes and open files (ulimit -v, -u, -n)"
 
 
 class WorkerPipe:
@@ -72,17 +74,20 @@ class WorkerPipe:
 
 
 async def spawn(log_path: Path, nice: int, command: tuple[str, ...] = WORKER) -> tuple[WorkerPipe, int]:
-    """A fresh worker, and where its log begins. Raises DiskFault."""
+    """A fresh worker, and where its log begins. Raises LocalFault: there is no process for it, or no log."""
     with disk(log_path):
         worker_log = log_path.open("ab")
         log_start = worker_log.tell()
     with worker_log:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
-            start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
-            preexec_fn=die_with_parent(os.getpid(), nice),
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=worker_log,
+                start_new_session=True, limit=worker_messages.FRAME_MAX_BYTES + PREFIX_BYTES,
+                preexec_fn=die_with_parent(os.getpid(), nice),
+            )  # fmt: skip
+        except OSError as error:
+            raise LocalFault(f"cannot begin the worker's process: {error.strerror}", hint=_NO_PROCESS) from error
     return WorkerPipe(process), log_start
 
 

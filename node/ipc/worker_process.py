@@ -36,6 +36,8 @@ START_STILL_S = 120.0
 """A worker whose start makes no progress for so long is ended, and started again."""
 START_LOOK_S = 5.0
 """Time between two looks at a start."""
+REFUSED_S = 2.0
+"""A process that the system refused is tried again so much later."""
 STOP_S = 20.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 30.0
@@ -110,6 +112,8 @@ class Trainer:
     _trained: int = -1
     _saved: int = -1
     """The newest rounds of this life that the worker trained and that it saved."""
+    _refusal: str = ""
+    """Why there is no process now: the system gives none."""
     _is_started: bool = False
     _stopping: bool = False
     _clock: StartClock = field(init=False)
@@ -144,6 +148,8 @@ class Trainer:
         If the kernel ended it last: what the user must set, until a round is saved. If its start stood still: that
         it did, until a start is whole.
         """
+        if self._refusal:
+            return self._refusal
         if self._why == STOOD_STILL and not self._is_started:
             return f"{STOOD_STILL} ({self._deaths_in_a_row} of {GIVE_UP_AFTER} times): see {self.log_path}"
         is_short = self._why == OUT_OF_MEMORY and self._deaths_in_a_row > 0
@@ -260,8 +266,10 @@ class Trainer:
                 self._asked_anew = self._prepared[0].write(self.start)
 
     async def _run_once(self) -> None:
-        given, self._log_start = self._prepared or await self._spawn()
-        self._prepared = None
+        begun = await self._begun()
+        if begun is None:
+            return
+        (given, self._log_start), self._prepared = begun, None
         asked, self._asked_anew = self._asked_anew, 0
         self._pipe, self._answers_since = given, asked - 1 if asked else given.asked
         self._kernel_kills = kernel_kills()
@@ -292,6 +300,18 @@ class Trainer:
             self.on_gone(self._why)
             if kept is not given:
                 await given.kill()
+
+    async def _begun(self) -> tuple[WorkerPipe, int] | None:
+        """What was begun, or a fresh worker, however long the system refuses it; None if the worker is to end."""
+        while self._prepared is None and not self._stopping:
+            try:
+                self._prepared, self._refusal = await self._spawn(), ""
+            except errors.LocalFault as fault:  # no memory, process, descriptor or disk: others may free them
+                if not self._refusal:
+                    log.warning("%s", fault.line())
+                self._refusal = fault.line()
+                await asyncio.sleep(REFUSED_S)
+        return self._prepared
 
     async def _spawn(self) -> tuple[WorkerPipe, int]:
         """A fresh worker, and where its log begins."""

@@ -153,6 +153,29 @@ def test_an_output_that_nobody_reads_is_quiet_and_no_success(tmp_path, words):
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_stream_that_is_closed_is_no_file_of_the_node(tmp_path, closed):
+    """`>&-`: its lock or its ledger was what is printed to; the event loop of `start` ended by SIGABRT."""
+    code = "import os, sys; os.close(int(sys.argv[1])); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])"
+    words = ("-m", "atoll.cli.main", "--home", str(tmp_path / "h"), "start", "atoll:aiadovxasftul6neatt34wfq")
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(closed), *words], stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, timeout=HANGS_S, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 78, ran.stderr
+    assert ran.stderr.count("\n") == (closed != 2), "one line"
+
+
+def test_what_the_terminal_cannot_show_is_a_mark():
+    """`run rounds` ended with a traceback where the locale is not UTF-8."""
+    code = "from atoll.cli import main; main._settle_streams(); print('a \\u2013 b')"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONIOENCODING": "latin-1"}, capture_output=True,
+        timeout=HANGS_S, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, b"a ? b\n"), ran.stderr
+
+
 def test_version(atoll):
     assert atoll("--version").out.startswith("atoll 0.")
 

@@ -88,12 +88,19 @@ CLOCK_FELL_S: Final = 1800.0
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
-    """A 0700 folder with a short path, removed at the end; folders of dead processes are removed too."""
-    root = tempfile.gettempdir()
-    if len(os.fsencode(root)) + len(_PREFIX) + 20 > _SOCKET_PATH_MAX_BYTES:
-        root = "/tmp"  # mkdtemp makes an unguessable 0700 folder below it
-    _sweep(Path(root))
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    """A 0700 folder with a short path, removed at the end; folders of dead processes are removed too.
+
+    Raises LocalFault if there is no place for it.
+    """
+    try:
+        root = tempfile.gettempdir()
+        if len(os.fsencode(root)) + len(_PREFIX) + 20 > _SOCKET_PATH_MAX_BYTES:
+            root = "/tmp"  # mkdtemp makes an unguessable 0700 folder below it
+        _sweep(Path(root))
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
+    except OSError as error:
+        why = f"no temporary folder: {error.strerror}"
+        raise LocalFault(why, hint="make room in /tmp, or set TMPDIR") from error
     try:
         with (folder / _LOCK_FILE).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,11 +1,13 @@
 """A home: where it is, what is in it, one daemon at a time, and sockets behind long paths."""
 
+import errno
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from atoll.node.config.home import Home, hold_lock, home_at, socket_address
@@ -19,6 +21,31 @@ def test_which_home(tmp_path):
     assert home_at("", {}).root.name == "atoll"
     assert home_at("relative", {}).root.is_absolute()
     assert home_at("~/x", {}).root == Path.home() / "x"
+
+
+@pytest.mark.parametrize(
+    ("choice", "why"),
+    [("~nobody-is-called-so/x", "is not known"), ("/tmp/h\udcff", "is no UTF-8"), ("", "is not known")],
+)
+def test_a_home_that_nobody_can_name_is_a_line(choice, why, monkeypatch):
+    """Of the last kind: a container's user without HOME and without a row in /etc/passwd."""
+
+    def nobody(_name: str) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(platformdirs, "user_data_path", nobody)
+    with pytest.raises(ConfigError, match=why) as caught:
+        home_at(choice, {})
+    assert caught.value.hint
+
+
+def test_a_relative_home_in_a_folder_that_is_gone_is_a_line(monkeypatch):
+    def gone() -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+    monkeypatch.setattr(os, "getcwd", gone)
+    with pytest.raises(ConfigError, match="is not known"):
+        home_at("relative", {})
 
 
 def test_looking_creates_nothing_and_making_is_private(tmp_path):

@@ -443,5 +443,37 @@ async def test_what_the_first_signal_does_changes_with_the_phase():
     signals.stop = lambda: heard.put_nowait("running")
     os.kill(os.getpid(), signal.SIGTERM)
     assert await heard.get() == "running"
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().remove_signal_handler(number)
+
+
+HANG_UPS = """
+import asyncio, os, signal, sys
+from atoll.p2p.system.stop_signals import StopSignals
+async def main():
+    asked = []
+    StopSignals(lambda: asked.append(1))
+    for name in sys.argv[1:]:
+        os.kill(os.getpid(), getattr(signal, name))
+        await asyncio.sleep(0)
+    for _ in range(20):  # whatever came is seen
+        await asyncio.sleep(0.01)
+    print(len(asked))
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "asked"),
+    [(["SIGHUP"], 1), (["SIGHUP", "SIGHUP"], 1), (["SIGHUP", "SIGTERM"], 1), (["SIGTERM", "SIGHUP"], 1)],
+)
+def test_a_terminal_that_is_closed_stops_in_good_order_and_is_never_the_second_signal(names, asked):
+    """A shell says it twice, and systemd beside SIGTERM: a node that ended at once would make the others wait."""
+    ran = subprocess.run([sys.executable, "-c", HANG_UPS, *names], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, f"{asked}\n"), ran.stderr
+
+
+def test_a_terminal_that_is_closed_stops_nothing_under_nohup():
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + HANG_UPS
+    ran = subprocess.run([sys.executable, "-c", code, "SIGHUP"], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "0\n"), ran.stderr

@@ -1,6 +1,7 @@
 """The supervisor of the worker: real child processes, most of them a stand-in that speaks the pipe's protocol."""
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -588,6 +589,29 @@ async def test_a_disk_that_is_full_at_a_restart_is_waited_for(rig):
         os.kill(one.pid, signal.SIGKILL)
         await one.life(2)
         assert one.trainer.statistics().restarts == 3
+
+
+async def test_a_process_that_the_system_refuses_at_a_restart_is_waited_for(rig, monkeypatch, caplog):
+    """It was a bug with a traceback, which ended the node: after a kill for lack of memory there may be none."""
+    monkeypatch.setattr(module, "REFUSED_S", 0.01)
+    really, refused = asyncio.create_subprocess_exec, []
+
+    async def refuse(*command, **options):
+        if len(refused) > 7:
+            return await really(*command, **options)
+        refused.append(one.trainer.trouble)
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    async with served(rig()) as one:
+        await one.life(1)
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        os.kill(one.pid, signal.SIGKILL)
+        await one.life(2)
+        assert one.trainer.statistics().restarts == 1, "a refusal is no death: after five of these it would end"
+        assert one.trainer.trouble == ""
+    assert refused[0] == ""
+    assert "cannot begin the worker's process: Resource temporarily unavailable; end other" in refused[-1]
+    assert sum("cannot begin" in line for line in caplog.text.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

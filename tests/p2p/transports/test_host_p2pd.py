@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -113,6 +114,18 @@ def test_a_long_temporary_folder_is_avoided(tmp_path, monkeypatch):
     with private_folder() as folder:
         assert len(os.fsencode(folder / "control")) < 100
     assert not folder.exists()
+
+
+def test_no_temporary_folder_is_a_line(monkeypatch):
+    """As where /tmp is full: it was a traceback."""
+
+    def none() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(LocalFault, match="no temporary folder") as caught, private_folder():
+        pass
+    assert "TMPDIR" in caught.value.hint
 
 
 def test_a_node_that_gets_an_interrupt_leaves_nothing(tmp_path):
