@@ -184,6 +184,14 @@ async def test_tcp_and_quic_listen_on_chosen_ports():
         assert sorted(await host.addresses()) == before
 
 
+async def test_p2pd_relays_for_nobody():
+    a, b = P2pdHost(Identity(b"k" * 32)), P2pdHost(Identity(b"l" * 32))
+    async with serving(a, b):
+        await a.connect(PeerAddress(b.peer_id, await b.addresses()))
+        with pytest.raises(Unreachable, match="protocols not supported"):
+            await a.open_stream(b.peer_id, "/libp2p/circuit/relay/0.2.0/hop")
+
+
 ROUTER = """
 2026-11-22T15:50:56.848Z	DEBUG	nat	nat/nat.go:53	DiscoverGateway address:192.168.11.1
 2026-11-22T15:50:56.848Z	DEBUG	nat	nat/nat.go:224	Attempting port map: tcp/20000
