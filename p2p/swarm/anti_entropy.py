@@ -71,7 +71,8 @@ class AntiEntropy:
         """Peers that are taken for accepted ones, as long as nothing here names any."""
         self._turns = ExchangeTurns(lambda peer: self.is_accepted(peer) or peer in self.first)
         self._running: dict[PeerId, _Running] = {}
-        self._exchanged: set[PeerId] = set()
+        self._exchanged: dict[PeerId, float] = {}
+        """When the newest whole exchange with each neighbour ended, in seconds of the loop."""
         self._wake = Notifier()
         self.synced = asyncio.Event()
         """Set after the first whole exchange with any peer."""
@@ -103,11 +104,11 @@ class AntiEntropy:
         """
         neighbours = set(self.neighbours())
         asked = {peer for peer in neighbours if self._turns.failures(peer) <= RETRIES}
-        return bool(neighbours & self._exchanged) and asked <= self._exchanged
+        return bool(neighbours & self._exchanged.keys()) and asked <= self._exchanged.keys()
 
-    def synced_peers(self) -> frozenset[PeerId]:
-        """Neighbours with which there was a whole exchange."""
-        return frozenset(self._exchanged)
+    def synced_peers(self, since_s: float = 0.0) -> frozenset[PeerId]:
+        """Neighbours with which a whole exchange ended since then, in seconds of the loop."""
+        return frozenset(peer for peer, ended_s in self._exchanged.items() if ended_s >= since_s)
 
     async def tell(self, peer: PeerId) -> bool:
         """Exchange registers and ledgers with one peer now. Returns whether both went over as wholes."""
@@ -130,7 +131,7 @@ class AntiEntropy:
                 await self.orphans.fetch(peer)
             self._turns.note_whole(peer)
             self.synced.set()
-            self._exchanged.add(peer)
+            self._exchanged[peer] = now()
             self.on_whole(peer)
         except RecordsGone as error:
             self.on_gone(error)
@@ -166,7 +167,8 @@ class AntiEntropy:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
             self._end_slowest(loop.time())
-            self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
+            # A peer that comes back may have more by then.
+            self._exchanged = {peer: at for peer, at in self._exchanged.items() if peer in neighbours}
             for peer in self._turns.to_retry(neighbours, loop.time()):
                 self.ask(peer)
             if neighbours and loop.time() >= turn:

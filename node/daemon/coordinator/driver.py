@@ -174,12 +174,10 @@ class Driver:
 
     @property
     def round(self) -> RoundState:
-        """State of the round machine."""
         return self.machines.round
 
     @property
     def finality(self) -> finality_types.FinalityState:
-        """State of the finality machine."""
         return self.machines.finality
 
     def has_begun(self) -> bool:
@@ -307,7 +305,6 @@ class Driver:
             self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
-        """An inner step was made."""
         self.training.progress = progress
         self.training.uses = progress.uses
 
@@ -384,8 +381,10 @@ class Driver:
         log = self.context.log
         match action:
             case finality_types.Append(body):
+                if self.net.must_compare():
+                    is_written = False  # the others may have gone on without it
                 # Also where it is an epoch of ours: after the entry, the state is of another chain.
-                if isinstance(body, Follow) and body.epoch != self.finality.epoch:
+                elif isinstance(body, Follow) and body.epoch != self.finality.epoch:
                     is_written = self.chain_exit.leave(body.round, body)
                 else:
                     is_written = self.guard.publish(body) is not None

@@ -159,7 +159,6 @@ class WorkerClient:
         return 0 if self.is_ready else self._worker.start_moves
 
     def on_started(self) -> None:
-        """A fresh worker answers requests."""
         self.is_ready = True
 
     def on_gone(self) -> None:
