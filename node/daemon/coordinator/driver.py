@@ -121,7 +121,8 @@ class Driver:
         self.removals.step()
         self.newcomers.step()
         self.evaluator.step()
-        is_stuck = hangs(self.still, self.round, self.training.starts.round_s, asked=self.worker.asked > 0)
+        worker, pace_s = self.worker, self.training.starts.round_s
+        is_stuck = hangs(self.still, self.round, pace_s, asked=worker.asked > 0, stepped=worker.has_stepped)
         self.leases.publish_if_due(can_vote=not (is_stuck or self.guard.refused))
         self._cut_ledger()
         marks = marks_of(
@@ -305,7 +306,7 @@ class Driver:
             self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
-        self.training.progress = progress
+        self.training.progress, self.worker.has_stepped = progress, True
         self.training.uses = progress.uses
 
     def on_payload_resolved(self, payload: Digest) -> None:
