@@ -4,8 +4,10 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 
+from atoll.node.daemon.assets.comparing import Silence, compare_when_asked, wait_synced
 from atoll.node.daemon.assets.feed_recovery import clear_mark, wait_for_feed
 from atoll.node.daemon.assets.first_records import wait_for_records
 from atoll.node.daemon.assets.lost_ledger import lost_feed, with_summaries
@@ -15,15 +17,12 @@ from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Host
 from atoll.p2p.rpc.single_request import RequestHandler, SingleRequests
 from atoll.p2p.swarm.swarm import Swarm
-from atoll.protocols.errors import AtollError, PeerFault
+from atoll.protocols.errors import AtollError, DiskFault, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.records import Body, Entry
 from atoll.protocols.ledger.reduction import ASK_MAX_BYTES
 from atoll.protocols.ledger.registers import Claim, ClaimKind, Holding, Lease
 from atoll.protocols.wires import REDUCTION
-
-ALONE_S = 8.0
-"""A node that has worked in this run continues alone if nobody answers for so long after its start."""
 
 BREATH_S = 0.002
 """Rest between two parts of the work on a puzzle, in which this node answers its peers."""
@@ -63,6 +62,7 @@ class SwarmNetwork:
         self._replayed = 0
         self._carried = 0
         self._excluded: set[PeerId] = set()
+        self._silence = Silence()
         self._is_accepted = False
         """Whether a final set, an epoch or the RunSpec names this node."""
         self._has_carried = asyncio.Event()
@@ -72,7 +72,15 @@ class SwarmNetwork:
 
     def publish(self, body: Body) -> Entry:
         """See Swarm.publish."""
-        return self._swarm.publish(body)
+        try:
+            return self._swarm.publish(body)
+        except DiskFault:
+            self._silence.refuse()
+            raise
+
+    def must_compare(self) -> bool:
+        """See Silence."""
+        return self._silence.must_compare(self._now())
 
     def entries(self) -> list[Entry]:
         """All entries on disk in arrival order (so each author's in order)."""
@@ -115,6 +123,7 @@ class SwarmNetwork:
 
     def put_lease(self, lease: Lease, ttl_s: float) -> None:
         """See Swarm.publish_register."""
+        self._silence.renew(self._now(), ttl_s)
         if self._lost_feed is None:
             self._swarm.publish_register(lease, ttl_s)
 
@@ -125,8 +134,8 @@ class SwarmNetwork:
         return {peer: (lease, registers.expires(peer, Lease, now) or 0.0) for peer, lease in others.items()}
 
     def down_s(self, within_s: float) -> float:
-        """See Swarm.down_s."""
-        return self._swarm.down_s(within_s)
+        """See Network."""
+        return self._swarm.down_s(within_s) if self._silence.passed_s is None else self._silence.passed_s
 
     @property
     def read_to(self) -> int:
@@ -222,6 +231,7 @@ class SwarmNetwork:
 
     def end_replay(self) -> None:
         """See Swarm.end_replay."""
+        self._silence.end(self._now())
         self._swarm.end_replay()
 
     def bringer(self, author: PeerId) -> PeerId | None:
@@ -269,6 +279,7 @@ class SwarmNetwork:
         self._replayed = self._carried = 0
         self._excluded.clear()
         self._is_accepted = False
+        self._silence.forget()
         self._swarm.forget_chain()
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -279,6 +290,8 @@ class SwarmNetwork:
             group.create_task(self._carry_entries(listener))
             group.create_task(self._carry_changes(listener))
             group.create_task(self._report_synced(listener, lease_s))
+            tell = partial(self._tell_synced, listener)
+            group.create_task(compare_when_asked(self._silence, self._swarm, tell))
 
     async def _carry_entries(self, listener: SwarmListener) -> None:
         async for cursor, entry in self._swarm.entries(self._replayed):
@@ -304,7 +317,8 @@ class SwarmNetwork:
             clear_mark(self._folder)
             self._lost_feed = None
         elif self._swarm.expects_members():
-            await self._wait_synced(listener, worked=self._me in self._swarm.ledger.vector())
+            worked = self._me in self._swarm.ledger.vector()
+            await wait_synced(self._swarm, listener, lambda: self.bring_summary(), worked=worked)
             await wait_for_records(self._swarm, lambda: (lease for lease, _ in self.leases().values()))
         if self._me not in self._swarm.ledger.vector():
             told_s = -math.inf
@@ -318,27 +332,10 @@ class SwarmNetwork:
                     told_s = self._now()
                     listener.on_behind("solving the puzzle that this run asks of newcomers")
                 await asyncio.sleep(BREATH_S)
+        await self._tell_synced(listener)
+
+    async def _tell_synced(self, listener: SwarmListener) -> None:
         while self._swarm.ledger.since(self.read_to, 1):
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()
-
-    async def _wait_synced(self, listener: SwarmListener, *, worked: bool) -> None:
-        """Wait for a whole exchange; a node that worked here waits for ALONE_S, if its own feed is complete."""
-        replication, is_told = self._swarm.replication, False
-        while True:
-            try:
-                async with asyncio.timeout(ALONE_S):
-                    await self._swarm.wait_synced()
-            except TimeoutError:
-                if replication.records_gone:
-                    await self.bring_summary()
-                if not worked or replication.lacks_own_entries:
-                    if replication.records_gone:
-                        listener.on_behind(replication.records_gone)
-                        is_told = True
-                    continue
-                listener.on_alone(ALONE_S)
-            if is_told:
-                listener.on_behind("")
-            return

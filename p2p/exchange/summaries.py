@@ -8,7 +8,7 @@ checked by node/daemon/certificates/links.py.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -31,6 +31,12 @@ MAX_NAMES = 256
 LINK_BYTES = 1 << 20
 """Largest link, in bytes: a proposal names MAX_SET entries at most, and a vote has some 350 bytes."""
 ANSWER_BYTES = PART_BYTES + ENTRY_MAX_BYTES
+OnAnswer: TypeAlias = Callable[[int], None]
+"""Receives the size of each answer in bytes."""
+
+
+def _ignore(size_bytes: int) -> None:
+    """Nobody measures it."""
 
 
 class LinkQuery(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -83,17 +89,19 @@ class SummaryExchange:
         self.calls.register(PART, PartQuery, PartAnswer, self._answer_part, max_bytes=ANSWER_BYTES)
         self.calls.register(RECORDS, RecordsQuery, RecordsAnswer, self._answer_records, max_bytes=ANSWER_BYTES)
 
-    async def link(self, peer: PeerId, number: int) -> Link | None:
+    async def link(self, peer: PeerId, number: int, on_answer: OnAnswer = _ignore) -> Link | None:
         """The peer's link of this number; None after the last. Raises what `Calls.call` raises."""
         found = await self.calls.call(peer, LINK, LinkQuery(number), LinkAnswer, max_bytes=LINK_BYTES)
+        for link in found.link:
+            on_answer(sum(map(len, (link.proposal, *link.votes))))
         return found.link[0] if found.link else None
 
-    async def summary(self, peer: PeerId, name: Digest, on_answer: Callable[[], None] = lambda: None) -> bytes:
+    async def summary(self, peer: PeerId, name: Digest, on_answer: OnAnswer = _ignore) -> bytes:
         """The summary with this blob id. Raises DecodeError for other bytes, and what `Calls.call` raises."""
         data = bytearray()
         for part in range(SUMMARY_MAX_BYTES // PART_BYTES):
             found = await self.calls.call(peer, PART, PartQuery(name, part), PartAnswer, max_bytes=ANSWER_BYTES)
-            on_answer()
+            on_answer(len(found.data))
             data += found.data
             if len(found.data) < PART_BYTES:
                 break

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from atoll.p2p.exchange.floors import RecordsGone
@@ -35,15 +35,29 @@ LEAST_PACE = 16 * 1024
 _PAUSE_S = 1.0
 
 
-class _Running:
-    """An exchange that goes on, and the bytes of records that went over."""
+class PacedExchange:
+    """What goes over to or from one peer, its deadline, and the bytes of records that moved since it began."""
 
-    def __init__(self, deadline: AnswerDeadline, now_s: float, slow_s: float) -> None:
-        self.deadline, self.began_s, self.moved_bytes, self.slow_s = deadline, now_s, 0, slow_s
+    def __init__(self, deadline: AnswerDeadline, now_s: float, failures: int) -> None:
+        """`failures`: how often this failed with the peer. For each it may be slow for twice as long."""
+        self.deadline, self.began_s, self.moved_bytes, self.slow_s = deadline, now_s, 0, SLOW_S * 2.0**failures
+
+    def heard(self, moved_bytes: int) -> None:
+        """An answer came: it may go on. `moved_bytes`: of records, in both ways."""
+        self.moved_bytes += moved_bytes
+        self.deadline.heard()
 
     def is_slow(self, now_s: float) -> bool:
+        """Whether it had its time and moves less than LEAST_PACE."""
         took_s = now_s - self.began_s
         return took_s >= self.slow_s and self.moved_bytes < LEAST_PACE * took_s
+
+
+def end_slowest(running: Iterable[PacedExchange], now_s: float) -> None:
+    """End one of those that are slow, whose places others wait for."""
+    slow = [one for one in running if one.is_slow(now_s)]
+    if slow:
+        min(slow, key=lambda one: one.moved_bytes).deadline.end()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -70,8 +84,9 @@ class AntiEntropy:
         self.first: frozenset[PeerId] = frozenset()
         """Peers that are taken for accepted ones, as long as nothing here names any."""
         self._turns = ExchangeTurns(lambda peer: self.is_accepted(peer) or peer in self.first)
-        self._running: dict[PeerId, _Running] = {}
-        self._exchanged: set[PeerId] = set()
+        self._running: dict[PeerId, PacedExchange] = {}
+        self._exchanged: dict[PeerId, float] = {}
+        """When the newest whole exchange with each neighbour ended, in seconds of the loop."""
         self._wake = Notifier()
         self.synced = asyncio.Event()
         """Set after the first whole exchange with any peer."""
@@ -93,8 +108,7 @@ class AntiEntropy:
     def heard(self, peer: PeerId, moved_bytes: int) -> None:
         """An answer of `peer` came: an exchange with it may go on. `moved_bytes`: of records, in both ways."""
         if (running := self._running.get(peer)) is not None:
-            running.moved_bytes += moved_bytes
-            running.deadline.heard()
+            running.heard(moved_bytes)
 
     def is_caught_up(self) -> bool:
         """Whether there was a whole exchange with every neighbour, and with at least one.
@@ -103,11 +117,11 @@ class AntiEntropy:
         """
         neighbours = set(self.neighbours())
         asked = {peer for peer in neighbours if self._turns.failures(peer) <= RETRIES}
-        return bool(neighbours & self._exchanged) and asked <= self._exchanged
+        return bool(neighbours & self._exchanged.keys()) and asked <= self._exchanged.keys()
 
-    def synced_peers(self) -> frozenset[PeerId]:
-        """Neighbours with which there was a whole exchange."""
-        return frozenset(self._exchanged)
+    def synced_peers(self, since_s: float = 0.0) -> frozenset[PeerId]:
+        """Neighbours with which a whole exchange ended since then, in seconds of the loop."""
+        return frozenset(peer for peer, ended_s in self._exchanged.items() if ended_s >= since_s)
 
     async def tell(self, peer: PeerId) -> bool:
         """Exchange registers and ledgers with one peer now. Returns whether both went over as wholes."""
@@ -120,9 +134,9 @@ class AntiEntropy:
 
     async def _exchange(self, peer: PeerId) -> None:
         now = asyncio.get_running_loop().time
-        times = 2.0 ** min(self._turns.failures(peer), RETRIES)
-        deadline = AnswerDeadline(ANSWER_S * times, EXCHANGE_S)
-        self._running[peer] = _Running(deadline, now(), SLOW_S * times)
+        failures = min(self._turns.failures(peer), RETRIES)
+        deadline = AnswerDeadline(ANSWER_S * 2.0**failures, EXCHANGE_S)
+        self._running[peer] = PacedExchange(deadline, now(), failures)
         try:
             async with deadline:
                 await self.registers.pull(peer)
@@ -130,7 +144,7 @@ class AntiEntropy:
                 await self.orphans.fetch(peer)
             self._turns.note_whole(peer)
             self.synced.set()
-            self._exchanged.add(peer)
+            self._exchanged[peer] = now()
             self.on_whole(peer)
         except RecordsGone as error:
             self.on_gone(error)
@@ -154,10 +168,8 @@ class AntiEntropy:
     def _end_slowest(self, now_s: float) -> None:
         """End one slow exchange whose place another peer waits for: its peer is asked again after that one."""
         here = self.neighbours()
-        slow = {peer: one for peer, one in self._running.items() if one.is_slow(now_s)}
-        slow = {peer: one for peer, one in slow.items() if self._turns.is_waited_for(peer, here)}
-        if slow:
-            min(slow.values(), key=lambda one: one.moved_bytes).deadline.end()
+        running = self._running.items()
+        end_slowest((one for peer, one in running if self._turns.is_waited_for(peer, here)), now_s)
 
     async def _remind(self) -> None:
         loop = asyncio.get_running_loop()
@@ -166,7 +178,8 @@ class AntiEntropy:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
             self._end_slowest(loop.time())
-            self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
+            # A peer that comes back may have more by then.
+            self._exchanged = {peer: at for peer, at in self._exchanged.items() if peer in neighbours}
             for peer in self._turns.to_retry(neighbours, loop.time()):
                 self.ask(peer)
             if neighbours and loop.time() >= turn:

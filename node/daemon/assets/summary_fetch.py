@@ -8,17 +8,18 @@ node is like any node that cut its own ledger.
 
 import asyncio
 import logging
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from atoll.node.daemon.certificates.full_summary import FullSummary
 from atoll.node.daemon.certificates.links import after, check_link, check_summary, owner_of
-from atoll.p2p.exchange.summaries import MAX_LINKS, SummaryExchange
+from atoll.p2p.exchange.summaries import MAX_LINKS, OnAnswer, SummaryExchange
 from atoll.p2p.ledger.history import Cut, StoredLink
 from atoll.p2p.ledger.store import Ledger
 from atoll.p2p.limits.bounded_table import put_newest
-from atoll.p2p.swarm.anti_entropy import ANSWER_S
+from atoll.p2p.swarm.anti_entropy import ANSWER_S, PacedExchange, end_slowest
 from atoll.p2p.swarm.swarm import Swarm
 from atoll.p2p.system.waiting import AnswerDeadline
 from atoll.protocols.errors import DecodeError, DiskFault, LocalFault, PeerFault, Unreachable
@@ -37,6 +38,8 @@ RECORDS_S = 120.0
 NEWER_S = 5.0
 """How long a proven summary waits for newer ones, in seconds: any old one is public, so a liar may be first."""
 AT_ONCE = 8
+PACED_S = 1.0
+"""How often one slow chain may end, in seconds."""
 _DOUBLED = 3
 """So often ANSWER_S doubles, with each failure of a peer."""
 _KEPT = 512
@@ -66,16 +69,20 @@ class SummaryFetcher:
     """Who is asked first: members, then authors, then anybody."""
     failed: OrderedDict[PeerId, int] = field(default_factory=OrderedDict)
     """How often each peer failed."""
+    running: dict[PeerId, PacedExchange] = field(default_factory=dict)
+    """The chains that come now."""
 
     async def bring(self) -> int | None:
         """The newest round of the summary that is stored now; None where no peer has one that helps."""
         before, offers = dict(self.failed), list[_Offer]()
-        turns = iter(self._in_turn(self.neighbours()))
+        turns = deque(self._in_turn(self.neighbours()))
         proven = asyncio.Event()
         async with asyncio.TaskGroup() as group:
             asking = [group.create_task(self._ask(turns, offers, proven)) for _ in range(AT_ONCE)]
             group.create_task(_end_soon(asking, proven))
+            pacing = group.create_task(self._end_slow(turns))
             await asyncio.wait(asking)
+            pacing.cancel()
             proven.set()
         # Of an old summary the records after it may be gone elsewhere: the newest is the best.
         for offer in sorted(offers, key=lambda offer: -offer.full.summary.round):
@@ -90,8 +97,18 @@ class SummaryFetcher:
     def _in_turn(self, peers: Collection[PeerId]) -> list[PeerId]:
         return sorted(peers, key=lambda peer: (self.failed.get(peer, 0), self.rank(peer)))
 
-    async def _ask(self, turns: Iterable[PeerId], offers: list[_Offer], proven: asyncio.Event) -> None:
-        for peer in turns:
+    async def _end_slow(self, turns: Collection[PeerId]) -> None:
+        """End slow chains of peers that are no members, as exchanges, while who failed no more often waits."""
+        while True:
+            await asyncio.sleep(PACED_S)
+            least = min((self.failed.get(peer, 0) for peer in turns), default=math.inf)
+            strangers = {peer: one for peer, one in self.running.items() if self.rank(peer) > 0}
+            waited_for = (one for peer, one in strangers.items() if self.failed.get(peer, 0) >= least)
+            end_slowest(waited_for, asyncio.get_running_loop().time())
+
+    async def _ask(self, turns: deque[PeerId], offers: list[_Offer], proven: asyncio.Event) -> None:
+        while turns:
+            peer = turns.popleft()
             try:
                 if (offer := await self._chain_of(peer)) is not None:
                     offers.append(offer)
@@ -100,25 +117,38 @@ class SummaryFetcher:
                 self._report(peer, error)
 
     def _deadline(self, peer: PeerId, limit_s: float) -> AnswerDeadline:
-        return AnswerDeadline(ANSWER_S * 2.0 ** min(self.failed.get(peer, 0), _DOUBLED), limit_s)
+        return AnswerDeadline(ANSWER_S * 2.0 ** self._doublings(peer), limit_s)
+
+    def _doublings(self, peer: PeerId) -> int:
+        return min(self.failed.get(peer, 0), _DOUBLED)
 
     async def _chain_of(self, peer: PeerId) -> _Offer | None:
         """What a peer's chain of links proves, if that is newer than what this node knows."""
+        deadline = self._deadline(peer, LINKS_S)
+        one = PacedExchange(deadline, asyncio.get_running_loop().time(), self._doublings(peer))
+        self.running[peer] = one
+        try:
+            async with deadline:
+                full, links = await self._proven(peer, one.heard)
+        finally:
+            del self.running[peer]
+        is_newer = full is not None and full.summary.round > self.last_final()
+        return _Offer(peer, full, links) if full is not None and is_newer else None
+
+    async def _proven(self, peer: PeerId, heard: OnAnswer) -> tuple[FullSummary | None, tuple[StoredLink, ...]]:
+        """The last summary of a peer's chain, which all links before it prove, and the links."""
         trusted, full = owner_of(self.spec), None
         links: tuple[StoredLink, ...] = ()
         size_bytes = 0
-        async with self._deadline(peer, LINKS_S) as heard:
-            while len(links) < MAX_LINKS and (link := await self.exchange.link(peer, len(links))) is not None:
-                heard()
-                certified = check_link(self.spec, link, trusted)
-                data = await self.exchange.summary(peer, certified.name, heard)
-                size_bytes += len(data)
-                if size_bytes > CHAIN_MAX_BYTES:
-                    raise DecodeError("a chain of summaries that is too large")
-                full = check_summary(self.spec, certified, data)
-                trusted, links = after(full), (*links, StoredLink(link, certified.name, data))
-        is_newer = full is not None and full.summary.round > self.last_final()
-        return _Offer(peer, full, links) if full is not None and is_newer else None
+        while len(links) < MAX_LINKS and (link := await self.exchange.link(peer, len(links), heard)) is not None:
+            certified = check_link(self.spec, link, trusted)
+            data = await self.exchange.summary(peer, certified.name, heard)
+            size_bytes += len(data)
+            if size_bytes > CHAIN_MAX_BYTES:
+                raise DecodeError("a chain of summaries that is too large")
+            full = check_summary(self.spec, certified, data)
+            trusted, links = after(full), (*links, StoredLink(link, certified.name, data))
+        return full, links
 
     async def _records(self, offer: _Offer, before: dict[PeerId, int]) -> list[Entry]:
         """The records below the floors and the floors themselves, each author's in order.

@@ -121,7 +121,8 @@ class Driver:
         self.removals.step()
         self.newcomers.step()
         self.evaluator.step()
-        is_stuck = hangs(self.still, self.round, self.training.starts.round_s, asked=self.worker.asked > 0)
+        worker, pace_s = self.worker, self.training.starts.round_s
+        is_stuck = hangs(self.still, self.round, pace_s, asked=worker.asked > 0, stepped=worker.has_stepped)
         self.leases.publish_if_due(can_vote=not (is_stuck or self.guard.refused))
         self._cut_ledger()
         marks = marks_of(
@@ -174,12 +175,10 @@ class Driver:
 
     @property
     def round(self) -> RoundState:
-        """State of the round machine."""
         return self.machines.round
 
     @property
     def finality(self) -> finality_types.FinalityState:
-        """State of the finality machine."""
         return self.machines.finality
 
     def has_begun(self) -> bool:
@@ -307,8 +306,7 @@ class Driver:
             self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
-        """An inner step was made."""
-        self.training.progress = progress
+        self.training.progress, self.worker.has_stepped = progress, True
         self.training.uses = progress.uses
 
     def on_payload_resolved(self, payload: Digest) -> None:
@@ -384,8 +382,10 @@ class Driver:
         log = self.context.log
         match action:
             case finality_types.Append(body):
+                if self.net.must_compare():
+                    is_written = False  # the others may have gone on without it
                 # Also where it is an epoch of ours: after the entry, the state is of another chain.
-                if isinstance(body, Follow) and body.epoch != self.finality.epoch:
+                elif isinstance(body, Follow) and body.epoch != self.finality.epoch:
                     is_written = self.chain_exit.leave(body.round, body)
                 else:
                     is_written = self.guard.publish(body) is not None

@@ -238,7 +238,10 @@ class Network(BlobShelf, HoldingRegisters, LeaseRegisters, Feed, NewcomerBudget,
         """
 
     def down_s(self, within_s: float) -> float:
-        """Return for how long this node was down before it began within these seconds; infinite: not known."""
+        """Return for how long it was down before it began within these seconds, or silent; infinite: not known."""
+
+    def must_compare(self) -> bool:
+        """Return whether the own lease ended since ledgers were compared, and ask for it: it decides later."""
 
     def fetched_bytes(self, blob: Digest) -> int:
         """Return how many bytes of a blob that is being fetched are on disk."""

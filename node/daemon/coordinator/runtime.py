@@ -147,7 +147,7 @@ class WorkerClient:
 
     def __init__(self, worker: WorkerProcess, guard: FaultGuard) -> None:
         self._worker, self._guard = worker, guard
-        self.is_ready = False
+        self.is_ready = self.has_stepped = False
         self.asked = 0
         """Requests that it has not answered yet."""
         self.lives = 0
@@ -159,12 +159,10 @@ class WorkerClient:
         return 0 if self.is_ready else self._worker.start_moves
 
     def on_started(self) -> None:
-        """A fresh worker answers requests."""
         self.is_ready = True
 
     def on_gone(self) -> None:
-        """Called when the worker has died."""
-        self.is_ready = False
+        self.is_ready = self.has_stepped = False
         self.lives += 1
 
     def check_life(self, life: int) -> None:

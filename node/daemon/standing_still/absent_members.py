@@ -36,10 +36,7 @@ def missing(state: FinalityState, leases: Leases = dict) -> str:
     is_short = not is_quorum(state.voters, here)
     if not state.live or state.deciding >= state.rounds or not (is_short or _is_still(state)):
         return ""
-    # Anybody can hold a lease. A newcomer that has decided nothing yet knows no member.
-    lives = leases()
-    known = lives.keys() & state.accepted.union(state.voters) if state.deciding else lives.keys()
-    if any(lives[peer][0].final >= state.deciding for peer in known):
+    if _is_behind(state, leases()):
         return ""
     if not is_short:
         return _unanswered(state)
@@ -67,15 +64,23 @@ def _awaited(state: FinalityState, lives: Mapping[PeerId, tuple[Lease, float]]) 
     here = present_of(state, state.voters)
     late = [peer for peer in sorted(here & lives.keys()) if _is_unheard(state, peer, lives[peer][1])]
     is_short = is_quorum(state.voters, here) and not is_quorum(state.voters, here - {*late})
+    if not state.live or state.deciding >= state.rounds or not is_short:
+        return ""
     # What a member says that is gone brings no record of the round here.
-    is_behind = any(lease.final >= state.deciding for peer, (lease, _) in lives.items() if peer not in late)
-    if not state.live or state.deciding >= state.rounds or is_behind or not is_short:
+    if _is_behind(state, {peer: lives[peer] for peer in lives.keys() - {*late}}):
         return ""
     ends_s = max(lives[peer][1] for peer in late) + SHORT_PATIENCES * state.patience_s
     left_s = max(ends_s, state.live_since + state.lease_s - state.now)
     ages_s = ((peer, state.lease_s - lives[peer][1]) for peer in late)
     who = _listed([f"{_name(state, peer)} (heard {age_s:.0f} s ago)" for peer, age_s in ages_s])
     return f"round {state.deciding} waits for the vote of {who}; the others go on without it in {left_s:.0f} s"
+
+
+def _is_behind(state: FinalityState, lives: Mapping[PeerId, tuple[Lease, float]]) -> bool:
+    """Whether a member's lease calls the round final: its records are on their way here."""
+    # Anybody can hold a lease. A newcomer that has decided nothing yet knows no member.
+    known = lives.keys() & state.accepted.union(state.voters) if state.deciding else lives.keys()
+    return any(lives[peer][0].final >= state.deciding for peer in known)
 
 
 def _is_unheard(state: FinalityState, peer: PeerId, left_s: float) -> bool:

@@ -134,13 +134,15 @@ def is_late(still: Stillness, state: RoundState, pace_s: float, *, works: bool =
     return pace_s > 0 and still.unfinal_s > limit_s(state, pace_s, works=works)
 
 
-def hangs(still: Stillness, state: RoundState, pace_s: float, *, asked: bool) -> bool:
+def hangs(still: Stillness, state: RoundState, pace_s: float, *, asked: bool, stepped: bool = True) -> bool:
     """Whether the node's own worker, which owes an answer (`asked`), got on by nothing for far longer than usual.
 
-    Such a node folds no round, so it votes for none.
+    Such a node folds no round, so it votes for none. `stepped`: the worker made a step since it started.
     """
     works = state.phase in (Phase.FOLD, Phase.CATCH_UP) or (state.phase is Phase.TRAIN and not must_wait(state))
-    return asked and works and still.still_s > limit_s(state, pace_s, works=True)
+    # The first step of a worker that takes the place of one that died may take minutes, whatever rounds take.
+    least_s = 0.0 if stepped else FETCH_S
+    return asked and works and still.still_s > max(least_s, limit_s(state, pace_s, works=True))
 
 
 def frozen(still: Stillness, state: RoundState, pace_s: float, *, missing: str, why: str) -> str:

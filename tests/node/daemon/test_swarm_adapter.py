@@ -9,6 +9,7 @@ from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.p2p.host.interface import Host
 from atoll.p2p.transports.memory.memory_network import MemoryNetwork
 from atoll.p2p.transports.memory.virtual_time import run_virtual
+from atoll.protocols.errors import DiskFault
 from atoll.protocols.identity import Identity
 from atoll.protocols.ledger.records import Solved
 
@@ -22,6 +23,25 @@ def test_what_a_quorum_names_is_more_than_what_a_proposer_does():
     net.require([b"a"], ME)
     net.require([b"b"], None)
     assert asked == [([b"a"], ME), ([b"b"], None)]
+
+
+def test_an_entry_that_the_disk_refused_makes_a_comparison_old():
+    now = [0.0]
+
+    def full(body):
+        raise DiskFault("no space left", hint="free some space")
+
+    swarm = SimpleNamespace(publish=full, publish_register=lambda *given: None, end_replay=lambda: None)
+    net = SwarmNetwork(swarm, MemoryNetwork(seed=1).host(ME), ME, lambda: now[0])
+    net.put_lease(None, 60.0)
+    now[0] = 61.0
+    assert net.must_compare()
+    net.end_replay()
+    assert net.down_s(120.0) == 61.0
+    assert not net.must_compare()
+    with pytest.raises(DiskFault):
+        net.publish(None)
+    assert net.must_compare()
 
 
 def test_who_is_in_no_final_set_is_a_stranger_to_downloads_once_there_is_one():

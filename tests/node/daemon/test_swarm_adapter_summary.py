@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atoll.node.daemon.swarm_adapter import ALONE_S, SwarmNetwork
+from atoll.node.daemon.assets.comparing import ALONE_S, wait_synced
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 
 
@@ -14,8 +14,7 @@ from atoll.p2p.transports.memory.virtual_time import run_virtual
 def test_a_summary_is_asked_for_where_records_are_gone_and_nowhere_else(worked, gone):
     async def story() -> None:
         synced, asked, said = asyncio.Event(), [], []
-        net = SwarmNetwork.__new__(SwarmNetwork)
-        net._swarm = SimpleNamespace(
+        swarm = SimpleNamespace(
             wait_synced=synced.wait,
             replication=SimpleNamespace(records_gone=gone, lacks_own_entries=False),
         )
@@ -23,10 +22,9 @@ def test_a_summary_is_asked_for_where_records_are_gone_and_nowhere_else(worked, 
         async def bring() -> None:
             asked.append(asyncio.get_running_loop().time())
 
-        net.bring_summary = bring
         listener = SimpleNamespace(on_alone=said.append, on_behind=said.append)
         async with asyncio.TaskGroup() as group:
-            group.create_task(net._wait_synced(listener, worked=worked))
+            group.create_task(wait_synced(swarm, listener, bring, worked=worked))
             await asyncio.sleep(ALONE_S * 2.5)
             synced.set()
         # Who worked here goes on alone after the first wait; a newcomer asks again.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
 from atoll.node.daemon.telemetry.round_log import RoundLog
@@ -21,6 +22,7 @@ from atoll.protocols.local.worker_messages import (
     FinalizeRequest,
     SnapshotRequest,
 )
+from atoll.protocols.run.run_spec import RunSpec
 from tests.node.virtual.conftest import HALF, FakeWorker
 
 Worlds = Callable[[int, int], object]
@@ -92,6 +94,60 @@ def test_one_of_three_goes_on_while_the_disks_of_the_others_are_full(world):
             await w.until(w.all_final)
             w.check_agreement()
             await w.check_feeds()
+
+    run_virtual(story())
+
+
+def decided_alone(spec: RunSpec) -> RunSpec:
+    """Who came late decides nothing as long as the owner is here."""
+    return replace(spec, pace=replace(spec.pace, probation=200))
+
+
+@pytest.mark.parametrize("what", ["work", "entries"])
+def test_an_owner_whose_disk_was_full_for_a_lease_goes_on_where_the_others_are(world, what):
+    """It alone decides, and its own round waits for its vote: that would undo all that they decided meanwhile."""
+
+    def full(*given: object) -> None:
+        raise DiskFault("no space left", hint="free some space")
+
+    async def story() -> None:
+        async with world(60, 1, adjust=decided_alone) as w:
+            owner = w.start(0)
+            await w.until(lambda: w.all_final(10))
+            for number in (1, 2):
+                w.start(number)
+            await w.until(lambda: w.all_final(12))
+            assert {node.driver.finality.voters for node in w.nodes.values()} == {(owner.peer,)}
+            if what == "work":
+                owner.worker.refuses = DiskFault("no space left", hint="free some space")
+            else:
+                owner.swarm.ledger.append = owner.swarm.ledger.insert_all = full
+            await asyncio.sleep(2 * w.spec.pace.lease_s)
+            others = [w.nodes[number].driver for number in (1, 2)]
+            went_on = min(driver.finality.last_final for driver in others)
+            assert went_on >= owner.driver.finality.last_final + 8, "they went on without it"
+            if what == "work":
+                owner.worker.refuses = None
+            else:
+                del owner.swarm.ledger.append, owner.swarm.ledger.insert_all
+            await w.until(lambda: w.all_final(went_on + 5), 120.0)
+            assert not w.changes, "nobody leaves its chain"
+            assert {len(node.driver.finality.chain) for node in w.nodes.values()} == {2}
+            w.check_agreement()
+            await w.check_feeds()
+
+    run_virtual(story())
+
+
+def test_an_owner_that_is_alone_goes_on_after_its_disk_was_full(world):
+    async def story() -> None:
+        async with world(60, 1) as w:
+            owner = w.start(0)
+            await w.until(lambda: w.all_final(3))
+            owner.worker.refuses = DiskFault("no space left", hint="free some space")
+            await asyncio.sleep(2 * w.spec.pace.lease_s)
+            owner.worker.refuses = None
+            await w.until(lambda: w.all_final(6), 60.0)
 
     run_virtual(story())
 

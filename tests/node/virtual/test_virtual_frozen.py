@@ -8,7 +8,8 @@ import pytest
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.standing_still.stillness import LEAST_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.local.worker_messages import CheckRequest
+from atoll.protocols.ids import Round
+from atoll.protocols.local.worker_messages import CheckRequest, TrainProgress, TrainRequest
 from tests.node.virtual.conftest import HALF, FakeWorker
 
 ROUND_S = 10.0
@@ -122,6 +123,36 @@ def test_one_of_three_goes_on_beside_two_workers_that_hang_for_good(world):
             before = w.nodes[0].worker.final
             await w.until(lambda: w.nodes[0].worker.final >= before + 10, 900.0)
             w.check_agreement()
+
+    run_virtual(story())
+
+
+class SlowFirst(StuckWorker):
+    """Answers nothing during the first step of each life but the first, which takes minutes."""
+
+    first_s, warm = 200.0, 0
+
+    async def _answer(self, ask):
+        if self.warm < self.lives and isinstance(ask, TrainRequest):
+            self.warm = self.lives
+            self.stick(object)
+            asyncio.get_running_loop().call_later(self.first_s, self.free)
+        return await super()._answer(ask)
+
+
+def test_a_first_step_of_minutes_after_a_worker_died_ends_no_lease(world):
+    async def story() -> None:
+        async with world(400, 3, worker=SlowFirst, **HALF) as w:
+            for number in range(3):
+                w.start(number, ROUND_S)
+            await w.until(lambda: w.all_final(5))
+            sick, other = w.nodes[2], w.nodes[0]
+            sick.driver.on_progress(TrainProgress(Round(5), 1, 20, 2.0, 1.0))
+            await sick.crash_worker(25.0)  # the others are in another round by then
+            ended_s = asyncio.get_running_loop().time() + SlowFirst.first_s
+            while asyncio.get_running_loop().time() < ended_s:
+                assert sick.peer in other.driver.net.leases()
+                await asyncio.sleep(1.0)
 
     run_virtual(story())
 

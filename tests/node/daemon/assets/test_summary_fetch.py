@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from atoll.node.daemon.assets import summary_fetch
-from atoll.node.daemon.assets.summary_fetch import AT_ONCE, NEWER_S, SummaryFetcher
+from atoll.node.daemon.assets.summary_fetch import AT_ONCE, NEWER_S, PACED_S, SummaryFetcher
 from atoll.p2p.swarm.anti_entropy import ANSWER_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError
@@ -23,7 +23,7 @@ class Peers:
         self.peers, self.asked, self.stored, self.faults = [*map(PeerId, peers)], [], [], []
         self.at_once = self.most = 0
 
-    async def link(self, peer, number):
+    async def link(self, peer, number, heard):
         self.asked.append(peer)
         self.at_once += 1
         self.most = max(self.most, self.at_once)
@@ -36,8 +36,12 @@ class Peers:
         return 64 if peer.startswith("old") else 128
 
     async def summary(self, peer, name, heard):
+        if peer.startswith(("trickle", "thin")):
+            for _ in range(40 if peer.startswith("trickle") else 8):
+                await asyncio.sleep(ANSWER_S - 1 if peer.startswith("trickle") else 5.0)
+                heard(10)
         await asyncio.sleep(1e9 if peer.startswith("half") else 0.1)
-        heard()
+        heard(0)
         return b""
 
     async def records(self, peer, names, found, heard):
@@ -90,6 +94,27 @@ def test_silent_neighbours_cost_seconds_and_are_the_last_from_then_on(count, kin
     peers.asked.clear()
     assert peers.brings(fetcher)[1] <= NEWER_S + 1
     assert HONEST in peers.asked[:AT_ONCE]
+
+
+@pytest.mark.parametrize(("count", "most_s"), [(16, 22.0), (60, 80.0)])
+def test_neighbours_that_trickle_give_their_places_to_those_that_wait(count, most_s, monkeypatch):
+    peers = Peers(*(f"trickle {number}" for number in range(count)), HONEST)
+    round_, took_s = peers.brings(peers.fetcher(monkeypatch, lambda peer: 1))
+    assert round_ == 128
+    assert took_s <= most_s + NEWER_S + PACED_S * AT_ONCE
+
+
+def test_a_slow_chain_ends_for_nobody_else_and_has_twice_as_long_each_time(monkeypatch):
+    """Where the newcomer's own line is slow all chains are: 40 s each."""
+    alone = Peers(*(f"thin {number}" for number in range(AT_ONCE)))
+    assert alone.brings(alone.fetcher(monkeypatch, lambda peer: 1)) == (128, pytest.approx(40.0, abs=2.0))
+    many = Peers(*(f"thin {number}" for number in range(3 * AT_ONCE)))
+    fetcher = many.fetcher(monkeypatch, lambda peer: 1)
+    found = [many.brings(fetcher) for _ in range(2)]
+    assert found[-1][0] == 128
+    assert sum(took_s for _, took_s in found) < 130.0
+    members = Peers(*(f"thin {number}" for number in range(3 * AT_ONCE)))
+    assert members.brings(members.fetcher(monkeypatch)) == (128, pytest.approx(45.0, abs=2.0))
 
 
 def test_members_are_asked_first(monkeypatch):

@@ -3,6 +3,7 @@
 from itertools import count
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,8 @@ from atoll.protocols.ledger.ballots import Book
 from atoll.protocols.ledger.ballots import add_entry as add_to_book
 from atoll.protocols.ledger.probation import Tally
 from atoll.protocols.ledger.records import (
+    ENTRY_MAX_BYTES,
+    MAX_SET,
     Ballot,
     Contribution,
     Epoch,
@@ -57,6 +60,7 @@ from atoll.protocols.ledger.records import (
     Vote,
 )
 from atoll.protocols.ledger.registers import Lease
+from atoll.protocols.ledger.set_limit import first_authors
 from tests.node.daemon.consensus.before_round import before_round
 
 RUN = RunId(digest(b"epochs"))
@@ -75,8 +79,8 @@ def entry_of(author, body):
 class Node:
     """A machine before round 5, whose voters are `voters`; all of them were members before."""
 
-    def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0, came_up=_LONG_AWAY):
-        start = before_round(5, RUN, me, PeerId("owner"), voters=voters, gone=(D,), lease_s=LEASE)
+    def __init__(self, me=A, voters=(A, B, C), here=None, now=1000.0, came_up=_LONG_AWAY, gone=(D,)):
+        start = before_round(5, RUN, me, PeerId("owner"), voters=voters, gone=gone, lease_s=LEASE)
         self.state = replace(start, patience_s=PATIENCE)
         self.log, self.now = [], now
         self.feed(FinalityTick(now), MembersSeen(frozenset(voters if here is None else here)), came_up)
@@ -126,6 +130,23 @@ def votes(epoch_name, *rounds):
 
 def test_no_epoch_is_opened_while_a_quorum_is_here():
     assert not Node(here=(A, B)).wait(200).signed()
+
+
+def test_an_epoch_has_no_more_members_than_a_set_may_name():
+    """No round has more voters: these are authors of a set. Its recent members may be sixteen times as many."""
+    many = [PeerId(f"12D3KooW{number:044}") for number in range(MAX_SET * 5 // 2)]
+    voters, recent = many[:MAX_SET], many[MAX_SET:]
+    before = before_round(5, RUN, A, PeerId("owner"), voters=voters, gone=recent)
+    chosen = sorted(first_authors(RUN, 5, recent, before.seniority))
+    node = Node(chosen[0], voters, recent, gone=recent).wait(LEASE + 1)
+    assert node.signed() == [epoch(*chosen)]
+    assert len(msgspec.msgpack.encode(node.signed()[0])) < ENTRY_MAX_BYTES - 1024
+    for peer in chosen[1:]:
+        node.say(peer, epoch(*chosen))
+    assert node.entered() == [epoch_id(epoch(*chosen))]
+    assert {*node.state.voters} == {*chosen}
+    other = Node(({*recent} - {*chosen}).pop(), voters, recent, gone=recent).wait(LEASE + 1)
+    assert not other.signed(), "it follows"
 
 
 def test_who_vanished_is_waited_for():

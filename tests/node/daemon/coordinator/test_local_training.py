@@ -229,7 +229,8 @@ def test_a_fresh_worker_says_how_often_the_data_were_used(rig):
 def test_each_step_says_how_often_the_data_were_used(rig):
     """The reply of its round may never come: the worker dies, or the round is given up."""
     one = rig(spec=PRIVATE)
-    Driver.on_progress(SimpleNamespace(training=one.training), TrainProgress(ROUND, 1, 2, 1.0, 10.0, 3))
+    parts = SimpleNamespace(training=one.training, worker=SimpleNamespace())
+    Driver.on_progress(parts, TrainProgress(ROUND, 1, 2, 1.0, 10.0, 3))
     assert one.training.uses == 3
 
 

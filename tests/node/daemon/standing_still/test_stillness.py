@@ -160,6 +160,8 @@ def test_a_worker_that_owes_an_answer_for_long_hangs_and_one_that_waits_for_othe
     assert hangs(long, state(phase), PACE_S, asked=True)
     assert not hangs(long, state(phase), PACE_S, asked=False)
     assert not hangs(Stillness(BEGUN, 0.0, LIMIT_S - 1, 0.0), state(phase), PACE_S, asked=True)
+    assert not hangs(Stillness(BEGUN, 0.0, FETCH_S - 1, 0.0), state(phase), 1.0, asked=True, stepped=False)
+    assert hangs(Stillness(BEGUN, 0.0, FETCH_S + 1, 0.0), state(phase), 1.0, asked=True, stepped=False)
     for other in set(Phase) - {Phase.TRAIN, Phase.FOLD, Phase.CATCH_UP}:
         assert not hangs(long, state(other), PACE_S, asked=True)
 

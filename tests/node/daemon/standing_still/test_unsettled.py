@@ -2,6 +2,8 @@
 
 from types import SimpleNamespace
 
+from msgspec.structs import replace
+
 from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S
 from atoll.node.daemon.consensus.types import FinalityTick, MembersSeen
 from atoll.node.daemon.standing_still.absent_members import missing, unsettled
@@ -53,9 +55,13 @@ def test_a_quorum_without_the_lost_one_waits_for_nobody():
 
 def test_a_node_that_is_behind_says_nothing_of_votes_unless_the_lost_one_alone_is_ahead():
     node = lost(Node(voters=(A, B), here=(A, B, C)).wait(30), B, here=(A, B, C))
+    node.state = replace(node.state, accepted=frozenset({A, B, C}))
     ahead, behind = lives(15.0, B, final=5), lives(15.0, C, final=4)
     assert unsettled(node.state, lambda: ahead() | behind()), "nobody brings that record before its lease ends"
     assert unsettled(node.state, lives(15.0, B, C, final=5)) == ""
+    assert unsettled(node.state, lambda: ahead() | lives(15.0, D, final=1 << 30)()), (
+        "anybody can hold a lease that says anything"
+    )
 
 
 def test_a_node_that_just_came_up_says_when_its_own_lease_lets_it_go_on():
