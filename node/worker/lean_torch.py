@@ -21,7 +21,7 @@ from atoll.p2p.system.garbage import uncollected_imports
 from atoll.p2p.system.interned_names import settle_interned_names
 
 TRACING = "torch._meta_registrations"
-COMPILER = "torch._dynamo"
+TRACERS = "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.distributed.tensor"
 OPTIONAL = "dill", "scipy", "yaml"
 """What torch and numba load if it is there: pickles, linear algebra in compiled code, a config file in the folder
 where the node was started."""
@@ -29,10 +29,10 @@ _searched_module = inspect.getmodule
 
 
 class _TracingFirst(MetaPathFinder):
-    """Imports what was left out before the compiler: its modules import each other, and only in this order."""
+    """Imports what was left out before what traces: these modules import each other, and only in this order."""
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
-        if fullname == COMPILER:
+        if fullname in TRACERS:
             whole_torch()
 
 

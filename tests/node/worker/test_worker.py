@@ -365,3 +365,16 @@ torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backw
 print(torch.equal(x.grad, torch.cos(torch.ones(2))))
 """
     assert run_alone(script) == "True"
+
+
+@pytest.mark.parametrize("name", ["fsdp", "checkpoint", "tensor"])
+def test_torchs_shards_and_checkpoints_can_be_imported_in_a_worker(name):
+    """They trace, too: what was left out and they import each other, in one order only."""
+    script = f"""
+from atoll.node.worker.lean_torch import lean_imports
+with lean_imports():
+    import torch
+import torch.distributed.{name}
+print(torch.distributed.{name}.__name__)
+"""
+    assert run_alone(script) == f"torch.distributed.{name}"
