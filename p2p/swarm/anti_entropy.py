@@ -78,11 +78,12 @@ class AntiEntropy:
 
     async def serve(self) -> None:
         """Exchange with queued peers until cancelled."""
+        now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remind())
             while True:
                 await self._wake.wait()
-                while (peer := self._turns.take(self.neighbours())) is not None:
+                while (peer := self._turns.take(self.neighbours(), now())) is not None:
                     group.create_task(self._exchange(peer))
 
     def ask(self, peer: PeerId) -> None:
@@ -165,6 +166,7 @@ class AntiEntropy:
         while True:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
+            self._wake.notify()  # somebody may have waited long enough
             self._end_slowest(loop.time())
             self._exchanged &= {*neighbours}  # a peer that comes back may have more by then
             for peer in self._turns.to_retry(neighbours, loop.time()):
