@@ -9,7 +9,7 @@ It is safe to cancel at any point: inserting is idempotent and every batch is wh
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias
 
@@ -19,7 +19,7 @@ from msgspec import Meta
 from atoll.p2p.exchange.floors import FloorCheck
 from atoll.p2p.ledger.insertion import Equivocation, InsertResult
 from atoll.p2p.ledger.proofs import OFFERED
-from atoll.p2p.ledger.store import Ledger
+from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.p2p.rpc.calls import Calls
 from atoll.protocols.errors import DecodeError, PeerFault
 from atoll.protocols.ids import PeerId, short
@@ -31,6 +31,10 @@ METHOD = "ledger.sync"
 BATCH_BYTES = 256 * 1024
 MESSAGE_BYTES = BATCH_BYTES + 512 * 1024
 """Largest message, in bytes: a batch, a vector of all places, the names of equivocators and a proof or two."""
+_LITTLE_BYTES = BATCH_BYTES // 8
+"""A batch for a peer that has long stretches of more authors for us than we have for it: about 90 entries."""
+_STRETCH = 16
+"""Entries of one author that are no news of the moment: those of some four rounds."""
 _FOR_PROOFS = 16
 """An exchange that so many messages brought nothing goes on for no proof: the next one brings more of them."""
 _MAX_AUTHORS = 4096
@@ -166,7 +170,8 @@ class LedgerSync:
         batch: list[bytes] = []
         proofs: list[tuple[bytes, bytes]] = []
         if theirs is not None:
-            batch = ledger.missing(theirs.wanted, BATCH_BYTES, only_known=theirs.closed)
+            most = _LITTLE_BYTES if is_behind(ledger.vector(), theirs.wanted) else BATCH_BYTES
+            batch = ledger.missing(theirs.wanted, most, only_known=theirs.closed)
             proofs = ledger.proofs_for(ledger.lacked_proofs(theirs.wanted, theirs.forked), self.rng)
         refusal, newcomers = ledger.refusal(peer)[:_REFUSAL_CHARACTERS], ledger.newcomers
         is_closed = ledger.is_closed or (newcomers is not None and newcomers.is_spent(peer))
@@ -178,3 +183,16 @@ class LedgerSync:
             self.ledger.missing(theirs.wanted, 1, only_known=theirs.closed)
             or (for_proofs and self.ledger.lacked_proofs(theirs.wanted, theirs.forked))
         )
+
+
+def is_behind(ours: Mapping[PeerId, int], theirs: Mapping[PeerId, int]) -> bool:
+    """Whether the other side has long stretches of half as many authors more for us than we have for it.
+
+    After a partition the smaller side takes first, and then gives: else all nodes of the larger one verify what
+    it has before they bring it what it lacks. Who only says so gets our entries in smaller batches. Only authors
+    that both know count: strangers at one of them are no side.
+    """
+    known = ((at, theirs[author]) for author, at in ours.items() if theirs.get(author, CLOSED) < CLOSED)
+    more = [there - here for here, there in known]
+    lacked, lacking = sum(each > _STRETCH for each in more), sum(each < -_STRETCH for each in more)
+    return lacked > 0 and 2 * lacked >= 3 * lacking

@@ -93,11 +93,12 @@ class AntiEntropy:
 
     async def serve(self) -> None:
         """Exchange with queued peers until cancelled."""
+        now = asyncio.get_running_loop().time
         async with asyncio.TaskGroup() as group:
             group.create_task(self._remind())
             while True:
                 await self._wake.wait()
-                while (peer := self._turns.take(self.neighbours())) is not None:
+                while (peer := self._turns.take(self.neighbours(), now())) is not None:
                     group.create_task(self._exchange(peer))
 
     def ask(self, peer: PeerId) -> None:
@@ -177,6 +178,7 @@ class AntiEntropy:
         while True:
             await asyncio.sleep(_PAUSE_S * self.rng.uniform(0.5, 1.5))
             neighbours = sorted(self.neighbours())
+            self._wake.notify()  # somebody may have waited long enough
             self._end_slowest(loop.time())
             # A peer that comes back may have more by then.
             self._exchanged = {peer: at for peer, at in self._exchanged.items() if peer in neighbours}

@@ -10,6 +10,9 @@ AT_ONCE = 4
 """Most exchanges at once."""
 FOR_ALL = 2
 """Places for peers that are not accepted, or whose newest exchange failed; the others are kept for members."""
+WAIT_S = 3.0
+"""A peer waits for so many seconds while an exchange with a member that answers goes on: that one may bring what
+this one would, and after a partition all neighbours bring the same thousands of entries."""
 RETRIES = 3
 """Number of quick retries with a peer whose exchange failed; then it waits for its random turn."""
 _KEPT_S = 300.0
@@ -23,22 +26,24 @@ class ExchangeTurns:
 
     def __init__(self, is_accepted: Callable[[PeerId], bool]) -> None:
         self._is_accepted = is_accepted
-        self._queue: dict[PeerId, None] = {}
+        self._queue: dict[PeerId, float | None] = {}
+        """Since when each waits; None: nobody looked yet."""
         self._busy: set[PeerId] = set()
         self._failed: OrderedDict[PeerId, tuple[int, float]] = OrderedDict()
         """Failed exchanges in a row, and when the peer was last a neighbour or failed."""
 
     def ask(self, peer: PeerId) -> None:
         """Queue `peer`; nothing if it is queued."""
-        self._queue[peer] = None
+        self._queue.setdefault(peer)
 
     def failures(self, peer: PeerId) -> int:
         """Number of failed exchanges in a row with `peer`."""
         return self._failed.get(peer, (0, 0.0))[0]
 
-    def take(self, neighbours: Collection[PeerId]) -> PeerId | None:
+    def take(self, neighbours: Collection[PeerId], now: float) -> PeerId | None:
         """The next peer, whose exchange begins; None while nobody may. Who is no neighbour leaves the queue."""
-        self._queue = {peer: None for peer in self._queue if peer in neighbours}
+        asked = self._queue.items()
+        self._queue = {peer: now if since is None else since for peer, since in asked if peer in neighbours}
         # Who knows no member, as a newcomer, takes any peer for one until it fails.
         knows_nobody = not any(map(self._is_accepted, neighbours))
 
@@ -47,6 +52,8 @@ class ExchangeTurns:
 
         has_room = sum(not is_sound(peer) for peer in self._busy) < FOR_ALL
         ready = [peer for peer in self._queue if peer not in self._busy and (has_room or is_sound(peer))]
+        if not knows_nobody and any(map(is_sound, self._busy)):
+            ready = [peer for peer in ready if self._has_waited(peer, now)]
         if not ready or len(self._busy) >= AT_ONCE:
             return None
         # A member that failed too often has its turns among the others, or it would take theirs.
@@ -55,6 +62,10 @@ class ExchangeTurns:
         del self._queue[chosen]
         self._busy.add(chosen)
         return chosen
+
+    def _has_waited(self, peer: PeerId, now: float) -> bool:
+        since = self._queue[peer]
+        return since is not None and now - since >= WAIT_S
 
     def is_waited_for(self, peer: PeerId, neighbours: Collection[PeerId]) -> bool:
         """Whether a neighbour that failed no more often waits for the place of `peer`, which is no member."""

@@ -1,7 +1,7 @@
 """Two ledgers become their union over calls, in capped batches, with proofs and without false blame."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from atoll.node.runs.presets import preset
 from atoll.p2p.exchange.floors import RecordsGone
-from atoll.p2p.exchange.sync import BATCH_BYTES, MESSAGE_BYTES, METHOD, Exchange, LedgerSync
+from atoll.p2p.exchange.sync import BATCH_BYTES, MESSAGE_BYTES, METHOD, Exchange, LedgerSync, is_behind
 from atoll.p2p.host.interface import PeerAddress
 from atoll.p2p.ledger.admission_gate import AdmissionGate
 from atoll.p2p.ledger.history import Cut
+from atoll.p2p.ledger.insertion import InsertResult
 from atoll.p2p.ledger.shares import Quota
 from atoll.p2p.ledger.store import CLOSED, Ledger
 from atoll.p2p.rpc.calls import Calls
@@ -177,6 +178,69 @@ def test_a_forged_entry_is_refused_beside_a_batch_that_holds_the_true_one(tmp_pa
         assert not a.sync._verified
 
     run_pair(tmp_path, scenario)
+
+
+SHARED = 3
+"""Entries of each author before a partition."""
+APART = {0: 340, 1: 340, 2: 340, 3: 340, 4: 340, 5: 700}
+"""Entries of each author since: the last is the smaller side's."""
+
+
+def part(ledger: Ledger, authors: Iterable[int]) -> None:
+    for number, size in APART.items():
+        ledger.insert_all(feed(AUTHORS[number], SHARED + (size if number in authors else 0)))
+
+
+@pytest.mark.parametrize("smaller_leads", [True, False])
+def test_the_smaller_side_of_a_partition_takes_first(tmp_path: Path, smaller_leads: bool) -> None:
+    """Whoever asks: else each of the larger side verifies all that the smaller has before it brings anything."""
+    given = list[int]()
+
+    async def scenario(large: Side, small: Side) -> None:
+        part(large.ledger, range(5))
+        part(small.ledger, [5])
+
+        def told(peer: PeerId, done: InsertResult) -> None:
+            if all(small.ledger.vector()[AUTHORS[n].peer_id] == SHARED + APART[n] for n in range(5)):
+                given.append(large.ledger.vector()[AUTHORS[5].peer_id])
+
+        small.sync.on_exchanged = told
+        one, other = (small, large) if smaller_leads else (large, small)
+        await one.sync.exchange(other.host.peer_id)
+        assert large.ledger.vector() == small.ledger.vector()
+        assert sum(large.ledger.vector().values()) == 6 * SHARED + sum(APART.values())
+        assert not [*large.faults, *small.faults]
+        assert 0 < given[0] <= APART[5] // 2
+
+    run_pair(tmp_path, scenario)
+
+
+def test_who_claims_to_have_more_is_given_all_in_smaller_batches(tmp_path: Path) -> None:
+    async def scenario(a: Side, b: Side) -> None:
+        part(a.ledger, range(5))
+        claims = {author.peer_id: 1 << 39 for author in AUTHORS[1:]}
+        wanted, batches = {AUTHORS[0].peer_id: 0}, list[int]()
+        while wanted[AUTHORS[0].peer_id] < SHARED + APART[0]:
+            message = Exchange(claims | wanted, False, (), (), ())
+            answer = await b.calls.call(a.host.peer_id, METHOD, message, Exchange, max_bytes=MESSAGE_BYTES)
+            batches.append(sum(map(len, answer.entries)))
+            wanted[AUTHORS[0].peer_id] += len(answer.entries)
+            assert len(batches) < 6
+        assert max(batches) <= BATCH_BYTES // 8
+
+    run_pair(tmp_path, scenario)
+
+
+def test_who_has_more_for_the_other() -> None:
+    a, b, c, d, e = (PeerId(name) for name in "abcde")
+    apart = {a: 100, b: 100, c: 100, d: 9, e: 9}, {a: 9, b: 9, c: 9, d: 100, e: 100}
+    assert is_behind(apart[1], apart[0])
+    assert not is_behind(*apart)
+    assert not is_behind({a: 100, b: 9}, {a: 9, b: 100}), "halves give and take side by side"
+    assert not is_behind({a: 9, b: 9, c: 9}, {a: 25, b: 25, c: 25}), "news of the moment"
+    assert is_behind({a: 9, b: 9}, {a: 9, b: 26, c: 0})
+    assert not is_behind({a: 9}, {a: CLOSED}), "it asks for nothing"
+    assert not is_behind({a: 9}, {a: 9, b: 100, c: 100}), "authors that one of them does not know"
 
 
 def test_large_ledgers_travel_in_batches_below_the_cap(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 
 from atoll.p2p.swarm.anti_entropy import ANSWER_S, EVERY_S, EXCHANGE_S, LEAST_PACE, SLOW_S, AntiEntropy
-from atoll.p2p.swarm.exchange_turns import AT_ONCE, RETRIES, ExchangeTurns
+from atoll.p2p.swarm.exchange_turns import AT_ONCE, RETRIES, WAIT_S, ExchangeTurns
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError, PeerFault, Unreachable
 from atoll.protocols.ids import PeerId
@@ -241,21 +241,24 @@ def test_turns_keep_two_places_for_members_and_remember_who_failed():
     turns = ExchangeTurns(lambda peer: peer in (a, b))
     for peer in reversed(here):
         turns.ask(peer)
-    assert [turns.take(here) for _ in range(5)] == [b, a, strangers[3], strangers[2], None]
+    assert turns.take(here, 0.0) == b
+    assert [turns.take(here, WAIT_S) for _ in range(4)] == [a, strangers[3], strangers[2], None]
     turns.end(a)
-    assert turns.take(here) is None, "what is left is for members"
+    assert turns.take(here, 99.0) is None, "what is left is for members"
     turns.ask(a)
-    assert turns.take(here) == a
+    assert turns.take(here, 90.0) is None, "b is asked"
+    assert turns.take(here, 99.0) == a
     turns.note_failed(a, 0.0)
     turns.end(a)
     turns.ask(a)
-    assert turns.take(here) is None, "one that failed is like a stranger"
+    assert turns.take(here, 110.0) is None
+    assert turns.take(here, 120.0) is None, "one that failed is like a stranger"
     turns.end(strangers[3])
-    assert turns.take(here) == a, "but goes before them"
+    assert turns.take(here, 120.0) == a, "but goes before them"
     turns.end(a)
     turns.note_failed(strangers[1], 0.0)
     turns.ask(strangers[3])
-    assert turns.take(here) == strangers[0], "who did not fail is next, then the older question"
+    assert turns.take(here, 120.0) == strangers[0], "who did not fail is next, then the older question"
     assert turns.to_retry(here, 100.0) == [a, strangers[1]]
     assert turns.to_retry([a], 399.0) == [a]
     assert turns.failures(strangers[1]) == 1, "it dials anew"
@@ -273,5 +276,67 @@ def test_members_that_fail_again_and_again_leave_strangers_their_turns():
         turns.note_failed(peer, 0.0, RETRIES + 1)
     for peer in here:
         turns.ask(peer)
-    assert turns.take(here) == stranger
-    assert turns.take(here) == a
+    assert turns.take(here, 99.0) == stranger
+    assert turns.take(here, 99.0) == a
+
+
+def test_a_peer_waits_shortly_while_a_member_that_answers_is_asked():
+    a, b, stranger = here = [PeerId(name) for name in "abx"]
+    turns = ExchangeTurns(lambda peer: peer != stranger)
+    for peer in here:
+        turns.ask(peer)
+    assert turns.take(here, 10.0) == a
+    assert turns.take(here, 10.0 + WAIT_S - 0.1) is None
+    turns.ask(b)
+    assert turns.take(here, 10.0 + WAIT_S) == b, "a question that is repeated does not begin to wait anew"
+    turns.end(b)
+    turns.ask(b)
+    assert turns.take(here, 20.0) == stranger
+    assert turns.take(here, 20.0) is None
+    turns.note_failed(a, 20.0)
+    assert turns.take(here, 20.0) == b, "nobody waits for who failed, or for a stranger"
+
+
+def test_who_knows_no_member_waits_for_nobody():
+    here = [PeerId(name) for name in "abx"]
+    turns = ExchangeTurns(lambda peer: False)
+    for peer in here:
+        turns.ask(peer)
+    assert [turns.take(here, 0.0) for _ in here] == here
+
+
+class Members:
+    """Members that answer after so many seconds each, and when each was asked first."""
+
+    wanted = covered = MappingProxyType({})
+
+    def __init__(self, takes_s):
+        self.takes_s, self.asked = takes_s, {}
+
+    async def pull(self, peer):
+        self.asked.setdefault(peer, asyncio.get_running_loop().time())
+        await asyncio.sleep(self.takes_s[peer])
+
+    async def exchange(self, peer):
+        pass
+
+    async def fetch(self, peer):
+        return 0
+
+
+@pytest.mark.parametrize(("first_s", "least_s", "most_s"), [(1.0, 1.0, 1.0), (1e9, WAIT_S, WAIT_S + 1.5)])
+def test_members_are_asked_in_turn_and_a_silent_one_keeps_the_next_for_seconds(first_s, least_s, most_s):
+    async def story():
+        exchanges = Members(dict(zip(MEMBERS, (first_s, 0.1), strict=True)))
+        repair = make(exchanges, lambda: MEMBERS, lambda peer: True)
+        async with asyncio.TaskGroup() as group:
+            serving = group.create_task(repair.serve())
+            for peer in MEMBERS:
+                repair.ask(peer)
+            await asyncio.sleep(WAIT_S + 3.0)
+            serving.cancel()
+        return exchanges.asked
+
+    asked = run_virtual(story())
+    assert asked[MEMBERS[0]] == 0.0
+    assert least_s <= asked[MEMBERS[1]] <= most_s
