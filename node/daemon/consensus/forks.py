@@ -174,6 +174,9 @@ def _to_return_to(state: finality_types.FinalityState, fork: _Fork) -> EpochId |
     if not may_have_been_away(state):
         return None
     names = {*state.epochs.children(fork.parent, fork.number)} - {fork.ours}
+    if state.epochs.excluded:
+        free = _free_of(state.epochs, fork.electorate)
+        names = {name for name in names if state.epochs.on_side(name, free)}
     best = best_of(state.epochs, fork.electorate, names)
     return best if best is not None and went_on(state, best, [frozenset(fork.electorate.voters)]) else None
 
@@ -199,24 +202,48 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
         for name in book.children(fork.parent, fork.number)
         if name == fork.ours or not known.isdisjoint(book.bodies[name].members)
     ]
+    stay = (_stayed(book, fork, fork.authors) | waiting) - excluded
+    children, has_parent = _that_go_on(book, fork, children, stay)
     best = best_of(book, fork.electorate, children)
-    if best is None or not fork.authors:
+    if best is None or not has_parent:
         return fork.parent if best is None else best
     # The parent decided the round after all. Those of its next voters who go on from there weigh against the
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
-    stay = (_stayed(book, fork) | waiting) - excluded
     moved = book.on_side(best, known.intersection(fork.electorate.voters))
     longer = book.length(moved, fork.number) > book.length(stay, fork.number)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent
 
 
-def _stayed(book: EpochBook, fork: _Fork) -> set[PeerId]:
-    """The authors that went on from there: they voted in the parent after the round, or left it later."""
+def _that_go_on(
+    book: EpochBook, fork: _Fork, children: list[EpochId], stay: set[PeerId]
+) -> tuple[list[EpochId], bool]:
+    """The epochs of a fork, and whether its parent counts: those in which somebody works whom the owner left in.
+
+    All of them where there is none.
+    """
+    barred, decides = book.excluded.keys(), bool(fork.authors)
+    if not barred:
+        return children, decides
+    # Whom the owner excludes from a later round still weighs at the fork. But a chain of these alone ends there,
+    # and nobody takes its model from them: all others would stand still for good.
+    free = _free_of(book, fork.electorate)
+    able = [name for name in children if book.on_side(name, free)]
+    is_able = decides and not (stay | _stayed(book, fork, free)) <= barred
+    return (able, is_able) if able or is_able else (children, decides)
+
+
+def _free_of(book: EpochBook, electorate: Electorate) -> frozenset[PeerId]:
+    """Who weighs at a fork, and the owner, without those that the owner excluded from any round."""
+    return electorate.recent.union(electorate.voters, {book.owner}) - book.excluded.keys()
+
+
+def _stayed(book: EpochBook, fork: _Fork, peers: Collection[PeerId]) -> set[PeerId]:
+    """Those of some peers that went on from there: they voted in the parent after the round, or left it later."""
     # Many authors, few choices: the chains of parents are walked once a choice.
-    choices = {peer: book.choice(peer) for peer in fork.authors}
+    choices = {peer: book.choice(peer) for peer in peers}
     left_by = {choice: book.branch(fork.parent, choice) for choice in {*choices.values()}}
-    voted = {peer for peer in fork.authors if book.voted.get(peer, -1) > fork.number}
+    voted = {peer for peer in peers if book.voted.get(peer, -1) > fork.number}
     at_home = {choice for choice, name in left_by.items() if name == fork.parent}
     gone = {choice: book.bodies[name] for choice, name in left_by.items() if name and choice not in at_home}
     later = {choice for choice, body in gone.items() if body.round > fork.number}

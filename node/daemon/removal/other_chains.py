@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from atoll.node.daemon.consensus.apart import parting
+from atoll.node.daemon.consensus.chains.apart import parting
 from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochBook, EpochId
 from atoll.node.daemon.consensus.types import FinalityState, OtherChainsSeen
 from atoll.node.daemon.rounds.types import WorkApart

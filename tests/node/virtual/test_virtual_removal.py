@@ -1,5 +1,6 @@
 """Whole nodes: the owner or the voters exclude a member; the others go on without it, it stops and says why."""
 
+import asyncio
 from functools import partial
 
 import pytest
@@ -188,6 +189,30 @@ def test_nobody_excludes_itself_or_the_owner(world):
             await w.until(lambda: min(finals(w, *range(3))) >= before + 5)
             assert not any(node.driver.removals.found for node in w.nodes.values())
             assert max(sets_of(w, 0, w.nodes[1].peer)) > before
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_an_owner_that_was_cut_off_stays_in_its_chain_if_it_excluded_all_others(world, count):
+    """It left it for theirs, had no model of that from anybody, and stood still for good."""
+
+    async def story() -> None:
+        async with world(400, 1) as w:
+            for number in range(count):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(count))) >= 4)
+            owner, others = w.nodes[0], [w.nodes[number].peer for number in range(1, count)]
+            w.network.cut([owner.peer], others)
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            for peer in others:
+                owner.driver.exclude(peer, None, "gone")
+            await asyncio.sleep(3 * ROUND_S)
+            before = owner.worker.final
+            assert min(finals(w, *range(count))) > 8, "each side went on"
+            w.network.heal()
+            await w.until(lambda: owner.worker.final >= before + 6, 12 * ROUND_S)
+            assert all(number > 0 for number, _ in w.changes)
 
     run_virtual(story())
 

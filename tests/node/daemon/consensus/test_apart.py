@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.consensus.apart import parting
+from atoll.node.daemon.consensus.chains.apart import parting
 from atoll.node.daemon.consensus.chains.epochs import ROOT, EpochBook, add_entry
 from atoll.node.daemon.consensus.types import FinalityState, OtherChainsSeen
 from atoll.node.daemon.consensus.voter import _own_set

@@ -10,6 +10,7 @@ from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, EpochBook, add_
 from atoll.node.daemon.consensus.exclusion import outvoted
 from atoll.node.daemon.consensus.forks import look_for_better_chain
 from atoll.node.daemon.consensus.inherited import inherited
+from atoll.node.daemon.consensus.succession import AWAY_ROUNDS
 from atoll.node.daemon.consensus.types import (
     RECENT_ROUNDS,
     AuthorPruned,
@@ -18,6 +19,7 @@ from atoll.node.daemon.consensus.types import (
     FinalityTick,
     FinalizeRound,
     MembersSeen,
+    ReplayDone,
     RoundClosed,
 )
 from atoll.node.daemon.removal.traffic import works_with_us
@@ -36,7 +38,7 @@ from atoll.protocols.ledger.records import (
     Proposal,
     Vote,
 )
-from tests.node.daemon.consensus.test_epochs import PATIENCE, A, B, C, Node, epoch, votes
+from tests.node.daemon.consensus.test_epochs import PATIENCE, A, B, C, Node, entry_of, epoch, votes, work
 from tests.node.daemon.consensus.test_vote_rule import RUN, Voter, named, peers, propose
 
 OWNER = PeerId("owner")
@@ -149,6 +151,51 @@ def test_an_epoch_of_the_excluded_alone_outranks_nothing():
     node.say(B, other, *votes(epoch_id(other), *range(5, 200)))
     assert look_for_better_chain(node.state)[1], "it went on for longer"
     assert not look_for_better_chain(node.feed(exclude(B, first=5)).state)[1]
+
+
+def test_an_epoch_of_those_that_the_owner_excluded_from_a_later_round_outranks_nothing():
+    """They weigh at the fork. But who follows them is alone there, and nobody gives it their model."""
+    other = epoch_id(epoch(B))
+    node = Node(voters=(A, B), here=(A,)).wait(100)
+    node.say(B, epoch(B), *votes(other, *range(5, 200)))
+    assert node.followed() == [other], "it went on for longer"
+    node = Node(voters=(A, B), here=(A,)).wait(100).feed(exclude(B, first=9))
+    node.say(B, epoch(B), *votes(other, *range(5, 200)))
+    assert node.followed() == []
+    assert node.say(OWNER, Follow(Round(5), other)).followed() == [other], "somebody else works there"
+
+
+def decided_without_a(*events):
+    """A is in an epoch of its own from round 5 on; B and C decide that round after all, and vote in the next."""
+    node = Node(voters=(A, B, C), here=(A,)).wait(100).feed(*events)
+    assert node.entered() == [epoch_id(epoch(A))]
+    made = [entry_of(peer, work(peer, 5)) for peer in (B, C)]
+    ballot, names = Ballot(1, B, b""), tuple(sorted(one.entry for one in made))
+    proposed = entry_of(B, Proposal(Round(5), ballot, names, digest(b"state")))
+    node.feed(*made, proposed)
+    for peer in (B, C):
+        node.say(peer, Vote(Round(5), ballot, proposed.entry), *votes(b"", 6))
+    return node.wait(1)
+
+
+def test_rounds_that_only_those_decided_whom_the_owner_excluded_later_undo_no_epoch():
+    assert decided_without_a().followed() == [b""], "two weigh more than one"
+    assert decided_without_a(exclude(B, first=9)).followed() == [b""], "and C goes on there"
+    excluded = exclude(B, first=9), exclude(C, first=9)
+    assert decided_without_a(*excluded).followed() == []
+    # The owner came to them before: it goes on there.
+    assert decided_without_a(
+        *excluded, entry_of(OWNER, Vote(Round(6), Ballot(1, B), digest(b"p")))
+    ).followed() == [b""]
+
+
+def test_who_comes_back_does_not_go_where_only_the_excluded_went_on():
+    far = 5 + 3 * AWAY_ROUNDS
+    for first, follows in ((None, True), (9, False)):
+        node = Node(voters=(A, B), here=(A, B), came_up=ReplayDone(1000.0, 5))
+        node.feed(*(exclude(B, first) for _ in range(first is not None))).wait(1)
+        node.say(A, epoch(A)).say(B, epoch(B), *(work(B, at) for at in range(5, far)))
+        assert (epoch_id(epoch(B)) in node.wait(PATIENCE).followed()) is follows, first
 
 
 @given(st.permutations([(B, 7), (B, 5), (C, 9), (B, 6)]))
