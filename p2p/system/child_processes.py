@@ -17,19 +17,23 @@ PIPES_S: Final = 2.0
 _PIECE_BYTES: Final = 64 * 1024
 _LOOK_S: Final = 0.02
 _PR_SET_PDEATHSIG: Final = 1
+_SESSION: Final = "/proc/self/autogroup"
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int, nice: int = 0) -> Callable[[], None] | None:
     """A `preexec_fn` that lets the kernel kill the child when process `parent` ends, where that is Linux.
 
-    `nice`: what is added to the child's niceness. None where there is nothing to do.
+    `nice`: what is added to the child's niceness, and what its session gets: Linux may compare sessions before it
+    compares their processes, and a child may have one of its own. None where there is nothing to do.
     """
-    add_nice = os.nice
+    add_nice, open_file, write = os.nice, os.open, os.write
 
     def be_nice() -> None:
         if nice:
-            add_nice(nice)
+            niceness = add_nice(nice)
+            with contextlib.suppress(OSError):
+                write(open_file(_SESSION, os.O_WRONLY | os.O_CLOEXEC), b"%d" % niceness)
 
     if _libc is None:
         return be_nice if nice else None
