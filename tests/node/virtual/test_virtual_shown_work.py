@@ -123,7 +123,7 @@ def test_a_final_set_names_no_more_noise_than_the_run_allows(world):
             await w.until(lambda: w.all_final(1))
             crowd, came_s, in_s, new = Crowd(w, random.Random(1), many=40), 0.0, None, None
             now, began = w.nodes[0].driver.context.now, w.newest()
-            while w.nodes[0].driver.finality.last_final < began + 14:
+            while w.nodes[0].driver.finality.last_final < began + 18:
                 crowd.write()
                 assert not crowd.decides()
                 rows = w.nodes[0].driver.context.log.rows
@@ -137,7 +137,7 @@ def test_a_final_set_names_no_more_noise_than_the_run_allows(world):
             print(f"in after {in_s} s, noise in sets {noise}, seconds {now()}")
             assert in_s is not None
             assert in_s <= IN_S
-            assert max(noise) == PLACES
+            assert max(noise) == PLACES  # as many as others, once the newcomer is one of them
             members = {node.peer for node in list(w.nodes.values())[:3]}
             assert all(members <= names for at, names in sets.items() if at > began), "they are never left out"
             await w.kill(1)
