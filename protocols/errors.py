@@ -9,6 +9,7 @@
     │   └── Superseded   a newer request took the place of this one
     ├── PeerFault        a peer broke the protocol; only these move a score
     │   ├── DecodeError  bytes that are not a legal value
+    │   │   └── OtherChain a snapshot with another state than its round has here
     │   ├── SignatureFault
     │   └── RunMismatch  the peer trains another run
     ├── Unreachable      the network: refused, timed out, reset; retried, never fatal
@@ -77,6 +78,10 @@ class PeerFault(AtollError):
 
 class DecodeError(PeerFault):
     """Bytes from outside that are not a legal value. Decoders raise nothing else."""
+
+
+class OtherChain(DecodeError):
+    """A snapshot of the round asked for with another state: of a chain that its peer had not left, or a lie."""
 
 
 class SignatureFault(PeerFault):

@@ -29,7 +29,7 @@ from atoll.node.worker.set_update import SetUpdate, require_slices
 from atoll.node.worker.sizes.codec import codec_of_round
 from atoll.node.worker.sizes.table import table_after
 from atoll.p2p.system.atomic_files import disk
-from atoll.protocols.errors import DecodeError, LocalFault, Superseded
+from atoll.protocols.errors import DecodeError, LocalFault, OtherChain, Superseded
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.coverage import Cover, cover_of, size_of
 from atoll.protocols.ledger.rows import check_root
@@ -126,9 +126,8 @@ class FoldRequests:
         if ask.round != self.fold.final_round:  # else: it was done, but could not be saved
             found = read_snapshot(Path(ask.path), self._state_arena, state_digest)
             if found.round != ask.round or found.state != ask.state:
-                raise DecodeError(
-                    f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another"
-                )
+                kind = OtherChain if found.round == ask.round else DecodeError
+                raise kind(f"the snapshot is of round {found.round}, {found.state.hex()[:8]}; asked was another")
             counted = {one.payload: one.spans for one in ask.included}
             self.recognise(one.round for one in ask.included if one.spans)
             missed = self.feedback.missed(ask.round, counted, self.unsafe_payloads())

@@ -317,7 +317,7 @@ class Finalizer:
             # A true blob that a liar offers as another round's is needed yet.
             if all(one.blob != offer.blob or one.round == offer.round for one in offers_of(self.net.leases())):
                 self.guard.delete_blob(offer.blob)
-            if peer != self.context.me and offer.round >= 0:
+            if peer != self.context.me and offer.round >= 0 and self.search.book.is_fault(offer, error):
                 self.guard.blame(peer, error)
 
     async def _on_no_start(self, offer: OfferedSnapshot, error: Exception) -> None:

@@ -207,9 +207,9 @@ def _training_done(state: RoundState, event: round_types.TrainingDone) -> RoundS
     state = replace(state, train_s=event.train_s + event.left_out * step_s, step_s=step_s)
     if event.lag is not None:
         state = replace(state, ahead=overlap_depth.measured(state.ahead, event.lag))
+    state = replace(state, saving=state.saving | {number})
     if number <= state.final:
         return enter(state, Phase.FOLD, state.round) if at_hand else state
-    state = replace(state, saving=state.saving | {number})
     if at_hand:
         state = replace(state, round=number)
         # A round in flight is collected before the one that was just trained.

@@ -32,6 +32,7 @@ from atoll.node.daemon.rounds.queries import (
     newest_open,
     next_round,
     own_set,
+    waits_for_disk,
     worked_in,
 )
 from atoll.node.daemon.rounds.state import RESTING, WORKING, Phase, RoundConfig, RoundState
@@ -232,7 +233,7 @@ def _begin_next(state: RoundState, actions: list[round_types.Action]) -> Out:
     if state.resting or state.held or state.refused:
         return enter(state, Phase.PAUSED, number), actions
     # Open rounds keep their payloads, so the window bounds the disk; a node beyond it waits for finality.
-    if number > newest_open(state):
+    if number > newest_open(state) or waits_for_disk(state, number):
         return enter(state, Phase.FULL, number), actions
     if number == 0 and not state.books and (few_members(state) or state.shortage):
         return enter(state, Phase.GATHER, number), actions

@@ -18,6 +18,7 @@ from atoll.node.daemon.rounds.state import (
     LOST_LEAST_S,
     STALL_ROUNDS,
     UNREACHABLE_ROUNDS,
+    UNSAVED_ROUNDS,
     WORKING,
     Absence,
     Phase,
@@ -289,7 +290,7 @@ def may_train_on(state: RoundState) -> bool:
     contributes = state.round in state.saving or contributed(state, state.round)
     # A node that came late closes its round first, and then goes where the others are.
     rests = state.resting or state.held or state.refused
-    free = not (rests or state.folding or state.late or is_resolving(state))
+    free = not (rests or state.folding or state.late or is_resolving(state) or waits_for_disk(state, number))
     is_next = number < config.rounds and not worked_in(state, number)
     return contributes and free and is_next and number <= newest_open(state) and not is_ahead(state, number)
 
@@ -301,6 +302,11 @@ def newest_open(state: RoundState) -> int:
     # on near ones, would be fetched beyond the bound.
     known = sum(len(book.authors) for at, book in state.books.items() if at <= state.final + bound.most)
     return state.final + (bound.most if known <= bound.payloads else bound.least)
+
+
+def waits_for_disk(state: RoundState, number: int) -> bool:
+    """Whether so much work waits in the worker's memory for the disk that round `number` may not add to it."""
+    return len(state.saving - {number}) >= UNSAVED_ROUNDS
 
 
 def present(state: RoundState) -> list[MemberView]:
@@ -375,6 +381,9 @@ def reason(state: RoundState, progress: TrainProgress | None = None) -> str:
             return state.config.observes
         case Phase.PAUSED:
             return state.resting or state.held or f"waiting to be admitted: {state.refused}"
+        case Phase.FULL if waits_for_disk(state, state.round):
+            numbers = " and ".join(map(str, sorted(state.saving)))
+            return f"waiting for the disk: rounds {numbers} are trained, and not saved yet"
         case Phase.FULL:
             open_rounds = state.round - state.final - 1
             bound, full = state.config.open_rounds, ""

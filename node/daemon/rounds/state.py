@@ -40,6 +40,8 @@ LATE_ROUNDS = 0.1
 """Who begins a round later than the others by this share of it takes fewer steps, or waits for the next round."""
 LATE_LEAST_S = 0.25
 """The least such delay, in seconds: times in leases are rounded, and as old as their way here is long."""
+UNSAVED_ROUNDS = 2
+"""So many trained rounds may wait for the disk, in memory: one is saved while the next one is trained."""
 NO_DIGEST = Digest(b"")
 NO_RUN = RunId(NO_DIGEST)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeVar
 
-from atoll.protocols.errors import DiskFault, PeerFault
+from atoll.protocols.errors import DiskFault, OtherChain, PeerFault
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 
@@ -23,6 +23,10 @@ REMEMBERED = 4096
 """Most authors, and most blobs, whose failures are remembered; the newest are."""
 REFUSED_S = 3600.0
 """Seconds before a blob is tried again for a state that it was not."""
+
+LEFT_LATE = 4
+"""So many snapshots of another state are no fault: their author had not left its chain yet, perhaps, or its lease
+is from before that. The rests after them are 75 s together, which is more than the lease of every preset."""
 
 
 class Trust(IntEnum):
@@ -73,6 +77,8 @@ class OfferBook:
 
     _peers: dict[PeerId, _Record] = field(default_factory=dict)
     _blobs: dict[tuple[Digest, Round, Digest], _Record] = field(default_factory=dict)
+    _others: dict[PeerId, _Record] = field(default_factory=dict)
+    """Authors of snapshots that had another state."""
 
     def sort(
         self,
@@ -111,12 +117,16 @@ class OfferBook:
         """Return whether this offer failed lately; None: whether any did."""
         return bool(self._blobs) if one is None else _key(one) in self._blobs
 
+    def is_fault(self, one: OfferedSnapshot, error: PeerFault) -> bool:
+        """Return whether no correct node offers what failed so, once it was added. It rests in any case."""
+        return not isinstance(error, OtherChain) or _failures(self._others.get(one.peers[0])) > LEFT_LATE
+
     def add(self, one: OfferedSnapshot, error: Exception, now: float, *, is_isolated: bool = False) -> None:
         """Record why a download, or the check of what came, failed. `is_isolated`: nobody reaches this node."""
         if one.trust == Trust.START or isinstance(error, DiskFault) or is_isolated:
             self._rest(one, now)
         elif isinstance(error, PeerFault):
-            self._refused(one, now)
+            self._refused(one, now, is_other=isinstance(error, OtherChain))
         else:
             self._failed(one, now)
 
@@ -131,14 +141,17 @@ class OfferBook:
         for peer in one.peers:
             self._peers[peer] = _again(self._peers.get(peer), now)
 
-    def _refused(self, one: OfferedSnapshot, now: float) -> None:
+    def _refused(self, one: OfferedSnapshot, now: float, *, is_other: bool) -> None:
         """A blob is not the state that it was offered as."""
         self._failed(one, now)
         self._blobs[_key(one)] = _Record(self.failures(one), now + REFUSED_S)
+        if is_other:
+            self._others[one.peers[0]] = _again(self._others.get(one.peers[0]), now)
 
     def _forget(self, now: float) -> None:
         """Forget old failures, so that memory is bounded."""
         self._peers, self._blobs = _newest(self._peers, now), _newest(self._blobs, now)
+        self._others = _newest(self._others, now)
 
 
 def offers_of(leases: Mapping[PeerId, tuple[Lease, float]]) -> list[SnapshotOffer]:

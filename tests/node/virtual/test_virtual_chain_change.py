@@ -17,6 +17,7 @@ from atoll.protocols.ledger.coverage import cover_of
 from atoll.protocols.ledger.records import Contribution
 from atoll.protocols.local.worker_messages import Answer, Ask, FinalizeRequest, StartReply
 from tests.node.virtual.real_worker import RealWorker, Seen
+from tests.node.worker.session_home import blocked
 
 ROUND_S = 10.0
 
@@ -93,6 +94,14 @@ def counted(node) -> set[int]:
     return {own[name] for action in done for name in action.contributions if name in own}
 
 
+def check_feedback(node) -> None:
+    """All work of this node counts once, or is in its error feedback once."""
+    feedback = node.worker.session._feedback
+    sent = counted(node) | {pending.round for pending in feedback.pending}
+    owed = node.worker.owed(sent, node.driver.context.spec.compress.feedback)
+    assert torch.allclose(feedback.residual_C4096, owed, atol=2e-6), f"node {node.number}"
+
+
 def finals(w) -> list[int]:
     return [node.worker.final for node in w.nodes.values()]
 
@@ -122,16 +131,41 @@ def test_the_work_of_both_sides_counts_or_is_in_its_authors_error_feedback(world
             w.check_agreement()
             await w.check_feeds()
             assert len(w.changes) == min(sizes), "one side leaves its chain, once"
-            beta = w.spec.compress.feedback
             for number, node in w.nodes.items():
-                feedback, ours = node.worker.session._feedback, counted(node)
-                sent = ours | {pending.round for pending in feedback.pending}
-                owed = node.worker.owed(sent, beta)
-                assert torch.allclose(feedback.residual_C4096, owed, atol=2e-6), f"node {number}"
+                ours = counted(node)
+                check_feedback(node)
                 if number in {leaver for leaver, _ in w.changes}:
                     alone = {at for at in node.worker.given if before + 4 < at <= apart} - ours
                     assert len(alone) > 4, "its work of these rounds is only in the error feedback"
                     assert len(alone & node.worker.left) > 4, "a share of it"
+
+    run_virtual(story())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_a_disk_that_takes_no_work_for_rounds_on_end_costs_none(world, members):
+    """The node's round closes without it, and the next begins while its work waits in memory for the disk."""
+    torch.set_num_threads(1)
+
+    async def story() -> None:
+        async with world(200, 1, worker=Accountant) as w:
+            for number in range(members):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w)) >= 4)
+            sick = w.nodes[0]
+            life, mend = sick.worker.lives, blocked(sick.home / "spool")
+            await asyncio.sleep(5 * w.spec.pace.lease_s)
+            assert len(sick.driver.round.saving) == 2, "it trained on, as far as memory is bounded"
+            assert len(sick.worker.session._async_save.payloads()) == 2
+            mend()
+            newest = w.newest()
+            await w.until(lambda: min(finals(w)) > newest + 3, 900.0)
+            w.check_agreement()
+            await w.check_feeds()
+            assert sick.worker.lives == life or w.changes, "nothing ended it"
+            assert len(sick.worker.trained) == len(set(sick.worker.trained)), "no round is trained twice"
+            for node in w.nodes.values():
+                check_feedback(node)
 
     run_virtual(story())
 

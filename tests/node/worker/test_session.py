@@ -22,7 +22,15 @@ from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.session import Session
 from atoll.protocols import codec
 from atoll.protocols.blobs import manifest_of_bytes
-from atoll.protocols.errors import AtollError, ConfigError, CorruptFault, DecodeError, DiskFault, Superseded
+from atoll.protocols.errors import (
+    AtollError,
+    ConfigError,
+    CorruptFault,
+    DecodeError,
+    DiskFault,
+    OtherChain,
+    Superseded,
+)
 from atoll.protocols.ids import Digest, Round, digest
 from atoll.protocols.local.worker_messages import (
     AdoptRequest,
@@ -31,6 +39,7 @@ from atoll.protocols.local.worker_messages import (
     EvaluateRequest,
     FinalizeRequest,
     FoldRequest,
+    Pending,
     SaveRequest,
     SnapshotRequest,
     StartRequest,
@@ -184,6 +193,40 @@ def test_a_round_that_became_final_while_the_disk_was_full_is_given_back_once(ho
     aged = SPEC.compress.feedback * said(first, twin.residual())
     expected = twin.residual() + aged + said(second, twin.residual())
     assert torch.allclose(node.residual(), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_rounds_that_are_trained_while_the_disk_takes_nothing_are_sent_once(homes, is_late):
+    """A round closes without work that is nowhere on the disk yet, and the next begins from the others' view."""
+    node, twin, other = homes("a"), homes("b"), homes("c", OTHER)
+    theirs = [member(other.train(number).pending, OTHER) for number in range(2)]
+    mend = blocked(node.path / "spool")
+    done: dict[Home, list[Pending]] = {node: [], twin: []}
+    for number in range(2):
+        for home, all_done in done.items():
+            *_, trained = home.session.train(home.train_ask(number))
+            all_done.append(trained.pending)
+            if home is twin:
+                home.keep(number)
+            else:
+                for before in range(number + 1):
+                    with pytest.raises(DiskFault):
+                        home.keep(before)
+            home.ask(FoldRequest(Round(number), (theirs[number],)))
+    mend()
+    for number in range(2):
+        node.keep(number)
+    assert [one.payload for one in done[node]] == [one.payload for one in done[twin]]
+    expected = node.residual()
+    assert torch.equal(expected, twin.residual())
+    if not is_late:
+        expected = expected + SPEC.compress.feedback * said(done[node][0], expected)
+    for home, (first, second) in done.items():
+        members = (theirs[0], member(first)) if is_late else theirs[:1]
+        home.ask(FoldRequest(Round(0), tuple(members)))
+        home.ask(FinalizeRequest(Round(0), tuple(members)))
+        assert torch.allclose(home.residual(), expected, atol=1e-7)
+        assert home.restart().pending == (second,)
 
 
 @contextlib.contextmanager
@@ -417,8 +460,11 @@ def test_a_snapshot_with_another_state_is_refused(homes):
     ahead, node = homes("a", OTHER), homes("b")
     ahead.ask(FinalizeRequest(Round(0), (member(ahead.train(0).pending, OTHER),)))
     made = ahead.ask(SnapshotRequest(str(ahead.path / "snapshot")))
-    with pytest.raises(DecodeError):
+    with pytest.raises(OtherChain):
         node.ask(AdoptRequest(Round(0), made.path, digest(b"another"), ()))
+    with pytest.raises(DecodeError) as lie:
+        node.ask(AdoptRequest(Round(1), made.path, digest(b"another"), ()))
+    assert not isinstance(lie.value, OtherChain), "its lease names the round of that very blob"
     assert node.session.started().final == -1
 
 

@@ -16,13 +16,13 @@ from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
 from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.rounds.types import RoundFinal
-from atoll.node.daemon.snapshots.offers import SnapshotOffer
+from atoll.node.daemon.snapshots.offers import LEFT_LATE, SnapshotOffer
 from atoll.node.daemon.snapshots.search import PARTS_MOST
 from atoll.node.daemon.snapshots.turns import ALONE_S, AT_ONCE, FIRST_S, STAGGER_S
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.p2p.blobs.fetch import STALL_S
 from atoll.p2p.transports.memory.virtual_time import run_virtual
-from atoll.protocols.errors import DecodeError, Divergence, Unreachable
+from atoll.protocols.errors import DecodeError, Divergence, OtherChain, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.registers import Lease
@@ -385,6 +385,51 @@ def test_a_node_that_left_its_chain_fetches_a_snapshot_while_its_worker_starts(t
     with contextlib.closing(rig.log):
         run_virtual(main())
     assert rig.process.adopted[0] == (2, STATES[2])
+
+
+class Leaving(Net):
+    """A member offers a new snapshot of another chain every five seconds, until it leaves that chain."""
+
+    def __init__(self, folder, until_s):
+        super().__init__(folder, snapshot_max_bytes(SPEC))
+        self.until_s = until_s
+
+    def leases(self):
+        now = asyncio.get_running_loop().time()
+        blob = SNAPSHOT if now >= self.until_s else digest(b"of another chain", bytes([int(now) // 5 % 256]))
+        return {OTHER: (Lease("training", Round(3), Round(2), blob, 2, 10.0), 9.0)}
+
+    async def fetch_blob(self, blob, holders, max_bytes):
+        self.asked += 1
+        return self.folder / blob.hex()
+
+
+class OfAnotherChain(Worker):
+    """It was given a snapshot of the right round."""
+
+    async def ask(self, ask, kind):
+        if isinstance(ask, AdoptRequest) and not ask.path.endswith(SNAPSHOT.hex()):
+            raise OtherChain("the snapshot is of round 2; asked was another")
+        return await super().ask(ask, kind)
+
+
+@pytest.mark.parametrize("left_after_s", [1.0, SPEC.pace.lease_s, 60.0])
+def test_who_offers_the_model_of_a_chain_that_it_is_about_to_leave_is_not_to_blame(tmp_path, left_after_s):
+    rig = Rig(
+        tmp_path, is_held=False, net=Leaving(tmp_path, PATIENCE_S + left_after_s), process=OfAnotherChain(STATES)
+    )
+    play(rig, (0, 1, 2), PATIENCE_S + left_after_s + 90.0)
+    assert rig.net.asked > 1, "what it offered was fetched"
+    assert rig.process.adopted == [(2, STATES[2])]
+    assert rig.net.blamed == []
+
+
+def test_who_offers_models_of_another_chain_for_ever_is_to_blame_and_costs_few_downloads(tmp_path):
+    rig = Rig(tmp_path, is_held=False, net=Leaving(tmp_path, 1e9), process=OfAnotherChain(STATES))
+    play(rig, (0, 1, 2), 1000.0)
+    assert rig.process.adopted == []
+    assert LEFT_LATE < rig.net.asked <= LEFT_LATE + 6
+    assert rig.net.blamed == [(OTHER, OtherChain)] * (rig.net.asked - LEFT_LATE)
 
 
 class Checking(Worker):

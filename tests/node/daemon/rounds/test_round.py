@@ -870,6 +870,21 @@ def test_open_rounds_are_bounded_and_the_node_says_why_it_waits():
     assert node.find(StartTraining)[0].round == 3
 
 
+@pytest.mark.parametrize("is_final_before", [False, True])
+@pytest.mark.parametrize("overlap_steps", [0, 4])
+def test_no_third_round_is_trained_while_the_work_of_two_waits_for_the_disk(overlap_steps, is_final_before):
+    """The others decide these rounds without it; each would stay in memory until the disk has room."""
+    node = Node(rounds=200, overlap_steps=overlap_steps).ready().only_trained(0)
+    node.seen(A, 0).feed(RoundFinal(Round(0), node.now)).seen(A, 1)
+    for is_final in (True, False) if is_final_before else (False, True):
+        _ = node.feed(RoundFinal(Round(1), node.now)) if is_final else node.only_trained(1)
+    assert (node.state.saving, node.state.phase) == ({0, 1}, Phase.FULL)
+    assert reason(node.state) == "waiting for the disk: rounds 0 and 1 are trained, and not saved yet"
+    assert not node.tick(1000.0).find(StartTraining)
+    node.kept(0)
+    assert node.find(StartTraining)[0].round == 2
+
+
 def test_the_end_waits_for_finality_and_finishes_once():
     node = Node(rounds=1).ready().train(0).fold()
     assert node.state.phase is Phase.DONE
