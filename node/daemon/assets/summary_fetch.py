@@ -153,8 +153,7 @@ class SummaryFetcher:
     async def _records(self, offer: _Offer, before: dict[PeerId, int]) -> list[Entry]:
         """The records below the floors and the floors themselves, each author's in order.
 
-        Raises Unreachable where no peer that answered (by `before`, the failures until then) has them all, and
-        DecodeError.
+        Raises DecodeError; Unreachable where no peer that answered (`before`: the failures until then) has all.
         """
         wanted: dict[Digest, PeerId] = {
             name: floor.author for floor in offer.full.floors for name in (*floor.records, floor.entry)
