@@ -22,16 +22,17 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 def die_with_parent(parent: int, nice: int = 0) -> Callable[[], None] | None:
-    """A `preexec_fn` that lets the kernel kill the child when process `parent` ends, where that is Linux.
+    """A `preexec_fn` that lets Linux kill the child when process `parent` ends; None where there is nothing to do.
 
-    `nice`: what is added to the child's niceness, and what its session gets: Linux may compare sessions before it
-    compares their processes, and a child may have one of its own. None where there is nothing to do.
+    `nice`: added to the child's niceness, and that of a session which it begins: Linux may compare sessions first.
     """
-    add_nice, open_file, write = os.nice, os.open, os.write
+    add_nice, begin_session, open_file, write = os.nice, os.setsid, os.open, os.write
 
     def be_nice() -> None:
         if nice:
             niceness = add_nice(nice)
+            with contextlib.suppress(OSError):  # asyncio has done it by now; uvloop would do it after this
+                begin_session()
             with contextlib.suppress(OSError):
                 write(open_file(_SESSION, os.O_WRONLY | os.O_CLOEXEC), b"%d" % niceness)
 

@@ -74,11 +74,10 @@ class SummaryFetcher:
 
     async def bring(self) -> int | None:
         """The newest round of the summary that is stored now; None where no peer has one that helps."""
-        before, offers = dict(self.failed), list[_Offer]()
+        before, offers, proven = dict(self.failed), list[_Offer](), asyncio.Event()
         turns = deque(self._in_turn(self.neighbours()))
-        proven = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            asking = [group.create_task(self._ask(turns, offers, proven)) for _ in range(AT_ONCE)]
+            asking = [group.create_task(self._ask(place, turns, offers, proven)) for place in range(AT_ONCE)]
             group.create_task(_end_soon(asking, proven))
             pacing = group.create_task(self._end_slow(turns))
             await asyncio.wait(asking)
@@ -106,8 +105,9 @@ class SummaryFetcher:
             waited_for = (one for peer, one in strangers.items() if self.failed.get(peer, 0) >= least)
             end_slowest(waited_for, asyncio.get_running_loop().time())
 
-    async def _ask(self, turns: deque[PeerId], offers: list[_Offer], proven: asyncio.Event) -> None:
-        while turns:
+    async def _ask(self, place: int, turns: deque[PeerId], offers: list[_Offer], proven: asyncio.Event) -> None:
+        # Of those that failed fewer are asked at once: over a slow line no chain of eight would ever be whole.
+        while turns and place < AT_ONCE >> self._doublings(turns[0]):
             peer = turns.popleft()
             try:
                 if (offer := await self._chain_of(peer)) is not None:
@@ -153,8 +153,7 @@ class SummaryFetcher:
     async def _records(self, offer: _Offer, before: dict[PeerId, int]) -> list[Entry]:
         """The records below the floors and the floors themselves, each author's in order.
 
-        Raises Unreachable where no peer that answered (by `before`, the failures until then) has them all, and
-        DecodeError.
+        Raises DecodeError; Unreachable where no peer that answered (`before`: the failures until then) has all.
         """
         wanted: dict[Digest, PeerId] = {
             name: floor.author for floor in offer.full.floors for name in (*floor.records, floor.entry)

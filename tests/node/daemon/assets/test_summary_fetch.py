@@ -21,7 +21,7 @@ class Peers:
 
     def __init__(self, *peers):
         self.peers, self.asked, self.stored, self.faults = [*map(PeerId, peers)], [], [], []
-        self.at_once = self.most = 0
+        self.at_once = self.most = self.on_line = 0
 
     async def link(self, peer, number, heard):
         self.asked.append(peer)
@@ -40,9 +40,22 @@ class Peers:
             for _ in range(40 if peer.startswith("trickle") else 8):
                 await asyncio.sleep(ANSWER_S - 1 if peer.startswith("trickle") else 5.0)
                 heard(10)
+        if peer.startswith("shared"):
+            await self._over_a_line()
         await asyncio.sleep(1e9 if peer.startswith("half") else 0.1)
         heard(0)
         return b""
+
+    async def _over_a_line(self):
+        """A part of a summary, for which the line would take 8 s, if it were for this one alone."""
+        self.on_line += 1
+        try:
+            left_s = 8.0
+            while left_s > 0:
+                await asyncio.sleep(0.25)
+                left_s -= 0.25 / self.on_line
+        finally:
+            self.on_line -= 1
 
     async def records(self, peer, names, found, heard):
         if peer.startswith("junk"):
@@ -115,6 +128,19 @@ def test_a_slow_chain_ends_for_nobody_else_and_has_twice_as_long_each_time(monke
     assert sum(took_s for _, took_s in found) < 130.0
     members = Peers(*(f"thin {number}" for number in range(3 * AT_ONCE)))
     assert members.brings(members.fetcher(monkeypatch)) == (128, pytest.approx(45.0, abs=2.0))
+
+
+@pytest.mark.parametrize(("count", "most_tries"), [(2, 2), (AT_ONCE, 4), (3 * AT_ONCE, 4)])
+def test_over_a_slow_line_that_all_chains_share_one_comes_whole_in_the_end(count, most_tries, monkeypatch):
+    """Those that failed are asked with half as many others each time, and at last alone; who is new is not."""
+    peers = Peers(*(f"shared {number}" for number in range(count)))
+    fetcher = peers.fetcher(monkeypatch)
+    tries = [peers.brings(fetcher)[0] for _ in range(most_tries)]
+    assert tries[-1] == 128
+    peers.peers = [PeerId(f"silent {number}") for number in range(2 * AT_ONCE)] + peers.peers
+    peers.most = 0
+    peers.brings(fetcher)
+    assert peers.most == AT_ONCE
 
 
 def test_members_are_asked_first(monkeypatch):
