@@ -30,7 +30,7 @@ class Silence:
     """For how long before the newest comparison no lease was renewed; None: it was not because of that."""
     _renewed_at: float = math.inf
     _ends_at: float = math.inf
-    _silent_since: float | None = None  # when it renewed the lease that ended, until ledgers are compared
+    _silent_s: float = 0.0  # the longest time from a lease that ended to the next, until ledgers are compared
     _fresh_until: float = -math.inf
     _is_asked: bool = False
 
@@ -46,7 +46,7 @@ class Silence:
     def must_compare(self, now: float) -> bool:
         """Whether ledgers must be compared before this node decides. If so, it is asked for."""
         self._look(now)
-        if self._silent_since is None or now < self._fresh_until:
+        if not self._silent_s or now < self._fresh_until:
             return False
         if not self._is_asked:
             self._is_asked = True
@@ -55,8 +55,10 @@ class Silence:
 
     def end(self, now: float) -> None:
         """Ledgers were compared, or nobody answered."""
-        self.passed_s = None if self._silent_since is None else now - self._silent_since
-        self._silent_since, self._fresh_until, self._is_asked = None, now + FRESH_S, False
+        if self._silent_s:
+            self._look(now)
+        self.passed_s = self._silent_s or None
+        self._silent_s, self._fresh_until, self._is_asked = 0.0, now + FRESH_S, False
 
     def forget(self) -> None:
         """Nobody compares any more: who decides next asks again."""
@@ -64,8 +66,9 @@ class Silence:
         self._is_asked = False
 
     def _look(self, now: float) -> None:
-        if self._silent_since is None and now >= self._ends_at:
-            self._silent_since = self._renewed_at
+        # Not up to the comparison: who was silent for a moment, and votes minutes later, was not away.
+        if now >= self._ends_at:
+            self._silent_s = max(self._silent_s, now - self._renewed_at)
 
 
 async def compare_when_asked(silence: Silence, swarm: Swarm, tell: Callable[[], Awaitable[None]]) -> None:

@@ -28,10 +28,19 @@ def test_a_lease_that_ended_is_not_forgotten_with_the_next_one():
     assert silence.must_compare(76.0)
     assert silence.asked.is_set()
     silence.end(80.0)
-    assert silence.passed_s == 70.0
+    assert silence.passed_s == 65.0
     assert not silence.must_compare(80.0 + FRESH_S), "it has a lease again"
     silence.end(90.0)
     assert silence.passed_s is None
+
+
+def test_who_was_silent_for_a_moment_and_votes_minutes_later_was_silent_for_a_moment():
+    silence = renewed(0.0)
+    for now in range(61, 600, 20):
+        silence.renew(float(now), LEASE_S)
+    assert silence.must_compare(600.0)
+    silence.end(601.0)
+    assert silence.passed_s == 61.0
 
 
 def test_one_comparison_is_asked_for_at_a_time():
