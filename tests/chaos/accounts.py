@@ -62,17 +62,19 @@ def account(
 ) -> Account:
     """What became of these authors' contributions to these rounds, which are final where the run ended.
 
-    `ended` and `at_heal`: all nodes at the end, and at the heal: what returned on a node that stayed in its chain
-    is in either saved state. Each contribution of a node that changed its chain is pending again, or too old; what
-    is pending again and in no final set returns.
+    `ended` and `at_heal`: all nodes at the end, and at the heal: what returned of rounds that both chains have is
+    in either saved state. Each later contribution of a node that changed its chain is pending again, or too old;
+    what is pending again and in no final set returns.
     """
     rows = (row for history in ended for row in last_rows(history.rows).values() if row.final)
     sets = {row.round: frozenset(row.contributors) for row in rows}
     tokens, lost = Counter[str](), list[str]()
     for history in authors:
         moved = changes.get(history.peer, ())
-        before = [] if moved else [one for one in at_heal if one.peer == history.peer]
-        known = _left(history, moved) | _given_back([history, *before])
+        before = _given_back(one for one in at_heal if one.peer == history.peer)
+        fork = min((change.first for change in moved), default=None)
+        common = {number: where for number, where in before.items() if fork is None or number < fork}
+        known = common | _left(history, moved) | _given_back([history])
         for body in contributions_of(history):
             if body.round in rounds:
                 where = FOLDED if history.peer in sets.get(body.round, ()) else known.get(body.round, LOST)

@@ -26,7 +26,7 @@ class Healed(NamedTuple):
     met_s: float | None
     """Until the first node knew that it must change its chain; None: none had to."""
     took_s: float
-    """Until all nodes had one state of one round that was final nowhere before."""
+    """Until all nodes had one state of one round, and it was final nowhere before."""
     rounds: int
     """Rounds that became final meanwhile on the node that is ahead."""
 
@@ -50,18 +50,25 @@ def _events(homes: Sequence[Path]) -> Iterator[tuple[int, Mapping[str, object]]]
             yield from ((node, json.loads(line)) for line in journal.read_text().splitlines())
 
 
-def healed(finals: Iterable[Final], changes: Iterable[float], count: int, at: float) -> Healed | None:
-    """What followed a heal at this time with `count` nodes; `finals` by time. None: they never met."""
-    newest, ahead = -1, -1
-    states: dict[int, dict[int, str]] = {}
-    for final in finals:
-        if final.at <= at:
-            newest = max(newest, final.round)
-        ahead = max(ahead, final.round)
+def healed(finals: Sequence[Final], changes: Iterable[float], count: int, at: float) -> Healed | None:
+    """What followed a heal at this time with `count` nodes; `finals` by time. None: they never met.
+
+    Rounds are those of the chain in which all meet: a side that gives way may have been ahead of it by many.
+    """
+    before = {(final.round, final.state) for final in finals if final.at <= at}
+    noted: dict[int, dict[int, Final]] = {}
+    for index, final in enumerate(finals):
         # What a node notes later of a round counts: it changed its chain.
-        states.setdefault(final.round, {})[final.node] = final.state
-        found = states[final.round]
-        if final.at > at and final.round > newest and len(found) == count and len({*found.values()}) == 1:
+        found = noted.setdefault(final.round, {})
+        found[final.node] = final
+        is_one = len(found) == count and len({one.state for one in found.values()}) == 1
+        if final.at > at and is_one and (final.round, final.state) not in before:
+            first = min(found.values(), key=lambda one: one.at).node
+            chain = {
+                (one.round, one.state) for notes in noted.values() for one in notes.values() if one.node == first
+            }
+            newest = max((number for number, _ in chain & before), default=-1)
+            ahead = max(one.round for one in finals[: index + 1] if one.at >= found[one.node].at)
             met = next((when - at for when in changes if when > at), None)
             return Healed(met, final.at - at, ahead - newest)
     return None

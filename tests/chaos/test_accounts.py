@@ -78,9 +78,14 @@ NOWHERE = "the contribution of n0 to round {} is nowhere"
             judged({1: False, 2: False, 3: False}, {2: (), 3: WHOLE}, moved=[Change(1, 1)]),
             (30, 0, 10, 10, (NOWHERE.format(3),)),
         ),
-        # What it knew to be returned in the chain that it left says nothing about the other one.
+        # What returned before the fork returned in both chains. Its saved state may have forgotten it since.
         (
             judged({1: True, 2: False, 3: True}, {3: WHOLE}, at_heal={2: ()}, moved=[Change(3, 0)]),
+            (30, 20, 10, 0, ()),
+        ),
+        # What it knew to be returned in the chain that it left says nothing about the other one.
+        (
+            judged({1: True, 2: False, 3: True}, {2: WHOLE, 3: WHOLE}, at_heal={2: ()}, moved=[Change(2, 0)]),
             (30, 20, 0, 0, (NOWHERE.format(2),)),
         ),
     ],

@@ -18,14 +18,14 @@ def after(*rows):
     [
         # Both go on alike.
         (after((5.0, 0, 5, "5"), (5.5, 1, 5, "5")), [], Healed(None, 1.5, 1)),
-        # Node 1 had its own round 5, leaves it, and is in one chain with round 6, when node 0 is at 7.
+        # Node 1 had its own rounds 5 to 9, leaves them, and is in one chain with round 5, when node 0 is at 7.
         (
             after(
-                (3.9, 1, 5, "x"), (5.0, 0, 5, "5"), (6.0, 0, 6, "6"), (7.0, 0, 7, "7"), (7.5, 1, 5, "5"),
-                (7.6, 1, 6, "6"),
+                (3.5, 1, 5, "x"), (3.6, 1, 6, "x"), (3.9, 1, 9, "x"), (5.0, 0, 5, "5"), (6.0, 0, 6, "6"),
+                (7.0, 0, 7, "7"), (7.5, 1, 5, "5"), (7.6, 1, 6, "6"),
             ),
             [2.0, 6.5],
-            Healed(2.5, 3.6, 2),
+            Healed(2.5, 3.5, 3),
         ),
         # One round with two states is not one chain, and neither is a round that one lacks.
         (after((5.0, 0, 5, "5"), (5.5, 1, 5, "x"), (6.0, 0, 6, "6")), [], None),
