@@ -40,9 +40,9 @@ $(STAMP): pyproject.toml tests/pyproject.toml Makefile
 	$(BIN)/atoll node kernels; done=$$?; wait $$beside && exit $$done
 	touch $(STAMP)
 
-# Style and types beside the tests: mypy takes one core for a minute, and the other one would wait.
+# Style, types and the simulator's seeds beside the tests: tests of real nodes often wait, and leave a core idle.
 test: $(STAMP)  ## Everything that CI runs; the swarms come first. Of long suites a slice: it says which (`make slow`)
-	$(MAKE) --jobs 2 lint suite
+	$(MAKE) --jobs 3 lint suite simulate
 
 suite: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
@@ -70,8 +70,9 @@ lint: $(STAMP)
 mutants: $(STAMP)  ## Break each promise on purpose in a copy of the tree; its tests must fail
 	$(BIN)/python -m tests.mutants
 
+# Nice: it takes what the tests beside it leave.
 simulate: $(STAMP)  ## 300 seeds of 30 nodes and 20 virtual minutes, with faults and liars (docs/simulation.md)
-	$(BIN)/atoll sim --virtual -n 30 --minutes 20 --seed 0 --seeds 300
+	nice -n 19 $(BIN)/atoll sim --virtual -n 30 --minutes 20 --seed 0 --seeds 300
 
 chaos: $(STAMP)  ## Real nodes through kills and power losses, judged by an oracle (docs/chaos.md; CHAOS=--full; root)
 	$(BIN)/python -m tests.chaos $(CHAOS)
