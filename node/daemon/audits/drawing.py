@@ -18,9 +18,6 @@ from atoll.protocols.run.arena import arena_of
 from atoll.protocols.run.moments import is_orthogonalized
 from atoll.protocols.run.run_spec import RunSpec
 
-OTHERS = 8
-"""Most other contributions of the round whose mean an audit leaves out."""
-
 
 def is_repeatable(spec: RunSpec) -> bool:
     """Whether a node that does not train measures in an audit what a trainer does.
@@ -75,14 +72,14 @@ class AuditDraw:
         for drawn in audited_by(found, self.each).get(own, ()):
             others = sorted(entry for entry in held if entry != drawn)
             chance = audit_seed(seed, drawn)
-            chosen = random.Random(chance).sample(others, min(OTHERS, len(others)))
+            random.Random(chance).shuffle(others)
             if drawn in held:
                 requests[audit_key(seed, drawn)] = AuditRequest(
                     round=number,
                     tokens=found[drawn][1].tokens,
                     seed=chance,
                     audited=named(drawn),
-                    others=tuple(map(named, chosen)),
+                    others=tuple(map(named, others)),
                     sent=tuple(map(named, held)),
                     before=before(drawn),
                 )

@@ -7,9 +7,11 @@ taken away first, because windows differ in it much more. Nothing but forward pa
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +26,7 @@ from atoll.node.worker.round_trainer import WEIGHT_UNIT
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import PeerId
 from atoll.protocols.ledger.records import MAX_EXCESS
-from atoll.protocols.local.worker_messages import AuditReply, AuditRequest
+from atoll.protocols.local.worker_messages import AuditReply, AuditRequest, Member
 from atoll.protocols.run.arena import CHUNK, Arena, Placement, arena_of
 from atoll.protocols.run.run_spec import RunSpec
 
@@ -32,6 +34,8 @@ WindowLosses = Callable[[Tensor, NDArray[np.int64]], list[float]]
 """Loss of an int32 state on each of these windows `[W, T + 1]`."""
 UNIT = 16
 """Units of a verdict in a standard deviation."""
+OTHERS = 8
+"""Most other contributions of the round whose mean an audit leaves out."""
 _LOW, _HIGH = -(2**31), 2**31 - 1
 _FLOOR = 1 / 16
 """Least size of a value's gradients, as a share of their mean in its matrix: what hardly moved tells nothing."""
@@ -61,6 +65,7 @@ def audit(
         return AuditReply(0, time.monotonic() - began)
     own_W = drawn(spec, data, ask, rng)
     other_W = compared(spec, data, ask, rng, own_W, sent)
+    ask = replace(ask, others=originals(ask, sent))
     step_C4096 = whitened(difference(spec, ask), arena_of(spec.model), squares)
     windows_WT1 = data.batch(np.concatenate([own_W, other_W]))
     found = [np.array(losses_of(moved(theta_C4096, step_C4096, sign), windows_WT1)) for sign in (1, -1)]
@@ -107,6 +112,11 @@ def claimed_windows(spec: RunSpec, ask: AuditRequest) -> int:
     most = nominal * spec.pace.most_256 // 256
     # A weight beyond what the run allows is not cut: it stands for windows that nobody trained on.
     return max(1, weighed, min(most, ask.tokens // spec.model.context))
+
+
+def originals(ask: AuditRequest, sent: SentPayloads) -> tuple[Member, ...]:
+    """Up to eight others that are no copies of the audited contribution: less copies, nothing of it is left."""
+    return tuple(islice((each for each in ask.others if not sent.is_copy(each, ask.audited)), OTHERS))
 
 
 def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:

@@ -59,14 +59,21 @@ class SentPayloads:
         return any(number < before and _alike(mine, sent) for number, sent in self._sent.values())
 
     def twin(self, member: Member, round_members: Sequence[Member]) -> Member | None:
-        """Another contribution of the same round that has three quarters of this one's values: one is a copy.
+        """Another contribution of the same round that has this one's values: one is a copy.
 
         Raises DecodeError, CorruptFault.
         """
-        if self._layout.is_dense:
-            return None
-        mine, others = self._signs(member), (each for each in round_members if each.entry != member.entry)
-        return next((each for each in others if _alike(mine, self._signs(each))), None)
+        others = (each for each in round_members if each.entry != member.entry)
+        return next((each for each in others if self.is_copy(each, member)), None)
+
+    def is_copy(self, one: Member, other: Member) -> bool:
+        """Whether two payloads have three quarters of their values in common; of dense codecs, whether all.
+
+        Raises DecodeError, CorruptFault.
+        """
+        if one.payload == other.payload:
+            return True
+        return not self._layout.is_dense and _alike(self._signs(one), self._signs(other))
 
     def _signs(self, member: Member) -> Signs:
         if known := self._sent.get(Digest(member.payload)):

@@ -37,7 +37,6 @@ HONEST, SLOW = 8, 0
 IDLERS = ("free rider", "copier", "replayer", "noise")
 MEMBERS = HONEST + len(IDLERS)
 BATCH, STEPS, ROUNDS = 8, 8, 24
-OTHERS = 8
 EACH = 3
 """Audits that each member makes in a round."""
 
@@ -190,7 +189,7 @@ class AuditTrial(trial.Trial):
             each = members[at]
             return Member(each.entry, each.author, each.weight, each.payload, str(paths[at]))
 
-        others = self._rng.choice([at for at in range(MEMBERS) if at != slot], OTHERS, replace=False)
+        others = self._rng.permutation([at for at in range(MEMBERS) if at != slot])
         tokens = (STEPS // 4 if slot == SLOW else STEPS) * BATCH * self.spec.model.context
         ask = AuditRequest(
             Round(number),

@@ -21,6 +21,7 @@ from atoll.node.worker.audits.measuring import (
     drawn,
     excess,
     moved,
+    originals,
     whitened,
 )
 from atoll.node.worker.audits.replays import SentPayloads
@@ -205,6 +206,21 @@ def test_what_another_sent_hides_no_work_and_turns_no_audit_around_however_long_
     long = sent_as({"copy": 10 * work, "noise": 1000 * noise}[lie], tmp_path / "long")
     found = [audit(homes[2], one, [two, long], seed=seed) for seed in range(3)]
     assert np.mean(found) > 8, found
+
+
+def test_copies_of_the_audited_contribution_are_no_others_however_many_there_are(trained, tmp_path):
+    """Of work less eight copies of it nothing is left; less some that differ a little, what these choose."""
+    homes, (one, two, three) = trained
+    work = said(homes[0].pending, torch.zeros((arena_of(AUDITED.model).chunks, 4096)), AUDITED)
+    noise = torch.rand(work.shape, generator=torch.Generator().manual_seed(2))
+    changed = sent_as(work * (1 + noise), tmp_path / "changed")
+    same = [msgspec.structs.replace(one, entry=digest(bytes([n])), author=PEERS[1]) for n in range(8)]
+    ask = AuditRequest(Round(0), STEPS, SEED, one, (*same, changed, two, three), (), Round(0))
+    assert originals(ask, homes[2].session._sent) == (two, three)
+    many = msgspec.structs.replace(ask, others=(two,) * 9)
+    assert originals(many, homes[2].session._sent) == (two,) * 8
+    assert audit(homes[2], one, [*same, two, three]) > 8
+    assert audit(homes[2], one, same) > 8, "all others are copies"
 
 
 def test_of_a_longer_contribution_the_audited_ones_length_is_left_out(trained, tmp_path):
