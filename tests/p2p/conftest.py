@@ -32,12 +32,16 @@ class Lab:
         self._tasks: dict[PeerId, asyncio.Task[None]] = {}
         self._network = MemoryNetwork(seed=1, latency_s=0.01, bandwidth_bps=800e6)
 
-    async def host(self, handlers: Mapping[str, Handler] | None = None) -> Host:
-        """A new host that serves."""
+    async def host(
+        self, handlers: Mapping[str, Handler] | None = None, prepare: Callable[[Host], None] | None = None
+    ) -> Host:
+        """A new host that serves. `prepare` sets handlers, too: those set later take a moment to be known."""
         identity = Identity(bytes([len(self._tasks) + 1]) * 32)
         host = self._make(identity)
         for protocol, handler in (handlers or {}).items():
             host.set_handler(protocol, handler)
+        if prepare is not None:
+            prepare(host)
         ready = asyncio.Event()
         self._tasks[host.peer_id] = self.spawn(host.serve(ready.set))
         await ready.wait()

@@ -34,9 +34,8 @@ def giving(answer: str):
 
 def test_a_node_gives_the_invite_that_is_named(run_lab, dial):
     async def scenario(lab):
-        asker, seed = await lab.host(), await lab.host()
         find, asked = giving(LINK)
-        serve_invites(seed, find)
+        asker, seed = await lab.host(), await lab.host(prepare=lambda host: serve_invites(host, find))
         assert await fetch_invite(asker, wanted(await dial(seed))) == LINK
         assert asked == [ID]
         serve_invites(seed, giving("")[0])

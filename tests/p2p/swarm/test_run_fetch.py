@@ -43,8 +43,7 @@ def answering(data: bytes):
 
 def test_a_seed_gives_its_run_and_no_other(run_lab, dial):
     async def scenario(lab):
-        asker, seed = await lab.host(), await lab.host()
-        serve_run(seed, FILE)
+        asker, seed = await lab.host(), await lab.host(prepare=lambda host: serve_run(host, FILE))
         address = await dial(seed)
         assert await fetch_run(asker, [address], SPEC.id) == FILE
         assert await fetch_run(asker, [address, address], SPEC.id) == FILE, "again, over a live connection"
