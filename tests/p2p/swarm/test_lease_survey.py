@@ -22,9 +22,9 @@ LEASE = Lease("training", Round(7), 5, b"", -1, 100.0)
 
 def test_a_newcomer_reads_what_a_member_knows_and_can_be_a_member_afterwards(run_lab, dial):
     async def scenario(lab):
-        asker, member = await lab.host(), await lab.host()
-        now = asyncio.get_running_loop().time
-        calls = Calls(member, RUN)
+        made = []
+        asker, member = await lab.host(), await lab.host(prepare=lambda host: made.append(Calls(host, RUN)))
+        (calls,), now = made, asyncio.get_running_loop().time
         registers = RegisterStore(RUN, MEMBER, 1)
         RegisterSync(registers, calls, now, lambda news: None)
         registers.publish(LEASE, 600.0, now())
