@@ -26,7 +26,7 @@ from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_o
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus.chains.chain_exit import StateMark
 from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.leaving.hand_over import begin_hand_over
 from atoll.node.daemon.leaving.neighbours import SwarmNeighbours

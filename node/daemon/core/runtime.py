@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.coordinator.interfaces import Network, WorkerProcess
+from atoll.node.daemon.core.interfaces import Network, WorkerProcess
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
