@@ -175,10 +175,12 @@ class Driver:
 
     @property
     def round(self) -> RoundState:
+        """The state of the round machine: what this node trains, folds or waits for."""
         return self.machines.round
 
     @property
     def finality(self) -> finality_types.FinalityState:
+        """The state of the finality machine: which sets are final, and who votes on the next."""
         return self.machines.finality
 
     def has_begun(self) -> bool:
@@ -306,6 +308,7 @@ class Driver:
             self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
+        """The worker made an inner step of the round in training."""
         self.training.progress, self.worker.has_stepped = progress, True
         self.training.uses = progress.uses
 

@@ -159,9 +159,11 @@ class WorkerClient:
         return 0 if self.is_ready else self._worker.start_moves
 
     def on_started(self) -> None:
+        """A fresh worker has its state: from now on it is asked."""
         self.is_ready = True
 
     def on_gone(self) -> None:
+        """The worker died: requests raise WorkerDied until the next one has started."""
         self.is_ready = self.has_stepped = False
         self.lives += 1
 
