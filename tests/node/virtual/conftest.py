@@ -36,7 +36,7 @@ from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.runs.capacity.open_rounds import ANY_DISK
 from atoll.node.runs.invites import opening_entry
 from atoll.node.runs.presets import preset
-from atoll.node.worker.reduction_work import SliceWork, encode
+from atoll.node.worker.folding.reduction_work import SliceWork, encode
 from atoll.node.worker.round_trainer import Budget, weight_of
 from atoll.p2p.blobs import pushed
 from atoll.p2p.host.interface import PeerAddress
