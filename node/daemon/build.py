@@ -15,7 +15,7 @@ from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_of
 from atoll.node.daemon.chain.current_chain import CurrentChain
 from atoll.node.daemon.control_server import ControlServer
-from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.node.daemon.host_factory import route_host
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed, loggers_of

@@ -21,7 +21,12 @@ from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, C
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.finalizer import Finalizer
-from atoll.node.daemon.coordinator.interfaces import (
+from atoll.node.daemon.coordinator.leases import MemberLeases
+from atoll.node.daemon.coordinator.local_training import LocalTraining
+from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
+from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
+from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
+from atoll.node.daemon.core.interfaces import (
     Network,
     NoReduction,
     RoundReducer,
@@ -29,17 +34,12 @@ from atoll.node.daemon.coordinator.interfaces import (
     SlicedSets,
     WorkerProcess,
 )
-from atoll.node.daemon.coordinator.leases import MemberLeases
-from atoll.node.daemon.coordinator.local_training import LocalTraining
-from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
-from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
-from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.core.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
 from atoll.node.daemon.reduction.coordinator import ReductionCoordinator
 from atoll.node.daemon.removal.other_chains import OtherChains
-from atoll.node.daemon.removals import Removals
+from atoll.node.daemon.removal.removals import Removals
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds.state import RoundConfig, config_of
 from atoll.node.daemon.rounds.trials import Trials

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.interfaces import NodeControl
+from atoll.node.daemon.core.interfaces import NodeControl
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.loggers.feed import LoggerFeed
 from atoll.node.daemon.rounds.queries import must_wait, pause_line, reason, resume_line, untrained, waits_s

@@ -11,7 +11,7 @@ from atoll.node.daemon.assets.comparing import Silence, compare_when_asked, wait
 from atoll.node.daemon.assets.feed_recovery import clear_mark, wait_for_feed
 from atoll.node.daemon.assets.first_records import wait_for_records
 from atoll.node.daemon.assets.lost_ledger import lost_feed, with_summaries
-from atoll.node.daemon.coordinator.interfaces import SwarmListener
+from atoll.node.daemon.core.interfaces import SwarmListener
 from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.p2p.exchange.orphans import WantedEntries
 from atoll.p2p.host.interface import Host

@@ -35,7 +35,9 @@ from atoll.node.worker.audits.measuring import audit
 from atoll.node.worker.audits.replays import SentPayloads
 from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.fold_requests import FoldRequests, fold_of
+from atoll.node.worker.folding.fold_requests import FoldRequests, fold_of
+from atoll.node.worker.folding.reduction_work import slice_work_of
+from atoll.node.worker.folding.set_update import SetUpdate, require_slices
 from atoll.node.worker.initial_moments import InitialMoments
 from atoll.node.worker.lean_torch import whole_torch
 from atoll.node.worker.learner import Learner
@@ -45,12 +47,10 @@ from atoll.node.worker.multi_device.modes import check_devices
 from atoll.node.worker.multi_device.replica import StepMemory
 from atoll.node.worker.objectives.step_term import objective_of
 from atoll.node.worker.privacy.uses import PrivacyAccount
-from atoll.node.worker.reduction_work import slice_work_of
 from atoll.node.worker.round_trainer import RoundTrainer, Step
 from atoll.node.worker.schedule.async_save import AsyncSave, WorkerState
 from atoll.node.worker.schedule.precompile import KernelsBeside
 from atoll.node.worker.schedule.time_account import TimeAccount
-from atoll.node.worker.set_update import SetUpdate, require_slices
 from atoll.node.worker.zeroth_order.scalar_steps import ScalarSteps
 from atoll.p2p.blobs.store import BLOBS
 from atoll.protocols import codec

@@ -30,7 +30,9 @@ SEEN_LEAST = 0.9
 """Part of the page's list that every trace finds: what runs at the side depends on timing."""
 
 BESIDE = {f"node/daemon/consensus/{name}.py" for name in ("chains/epochs", "exclusion", "orphans")}
-BESIDE |= {f"node/daemon/{name}.py" for name in ("removals", "removal/requests", "standing_still/absent_members")}
+BESIDE |= {
+    f"node/daemon/{name}.py" for name in ("removal/removals", "removal/requests", "standing_still/absent_members")
+}
 BESIDE.add("node/daemon/standing_still/stillness.py")
 """Not of a walk, but seen when the status is asked for, at a tick, or when a round waits longer than usual."""
 

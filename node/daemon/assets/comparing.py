@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from atoll.node.daemon.coordinator.interfaces import SwarmListener
+from atoll.node.daemon.core.interfaces import SwarmListener
 from atoll.p2p.swarm.swarm import Swarm
 
 ALONE_S = 8.0

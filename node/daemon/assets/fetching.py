@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from atoll.node.daemon.coordinator.interfaces import BlobShelf
+from atoll.node.daemon.core.interfaces import BlobShelf
 from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import ConfigError, CorruptFault, DecodeError, DiskFault, PeerFault, Unreachable
 from atoll.protocols.ids import Digest, PeerId, short

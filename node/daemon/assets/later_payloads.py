@@ -12,8 +12,8 @@ from statistics import median_low
 from typing import Any
 
 from atoll.node.daemon.coordinator.finalizer import SNAPSHOT_EVERY
-from atoll.node.daemon.coordinator.interfaces import RunContext
-from atoll.node.daemon.coordinator.runtime import Machines
+from atoll.node.daemon.core.interfaces import RunContext
+from atoll.node.daemon.core.runtime import Machines
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.registers import Lease
 

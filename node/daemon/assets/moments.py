@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from atoll.node.daemon.assets.fetching import ATTEMPT_S, RETRY_S
-from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.node.daemon.core.interfaces import Network
 from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import DiskFault, PeerFault, Unreachable
 from atoll.protocols.run.bounds import moments_max_bytes

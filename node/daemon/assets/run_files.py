@@ -6,7 +6,7 @@ from typing import Any
 
 from atoll.node.daemon.assets.moments import fetch_moments
 from atoll.node.daemon.assets.run_text import Report, RunText
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
+from atoll.node.daemon.core.interfaces import Network, RunContext
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Round
 from atoll.protocols.run.moments import files_for

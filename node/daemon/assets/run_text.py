@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from atoll.node.daemon.assets.fetching import fetch_file
-from atoll.node.daemon.coordinator.interfaces import BlobShelf, RunContext
+from atoll.node.daemon.core.interfaces import BlobShelf, RunContext
 from atoll.node.runs.packs import add_pack
 from atoll.p2p.system.atomic_files import disk
 from atoll.protocols.data.shard_index import INDEX_MAX_BYTES, ShardIndex, decode_index

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from atoll.node.daemon.assets.fetching import fetch_file
-from atoll.node.daemon.coordinator.interfaces import BlobShelf
+from atoll.node.daemon.core.interfaces import BlobShelf
 from atoll.protocols.ids import Digest
 from atoll.protocols.run.run_spec import TOKENIZER_MAX_BYTES, RunSpec
 

@@ -11,8 +11,8 @@ from atoll.node.daemon.audits.adoption import CHECKED, Adoption, shows_work, vou
 from atoll.node.daemon.audits.drawing import AuditDraw
 from atoll.node.daemon.audits.newcomer_weights import Weigh, claimed_weights
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
-from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.core.runtime import EventQueue, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.audits.copies import weights
 from atoll.protocols.audits.standing import (

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.interfaces import BlobSource
+from atoll.node.daemon.core.interfaces import BlobSource
 from atoll.protocols.audits.standing import audited_by
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.audit_claims import audit_key, audit_seed

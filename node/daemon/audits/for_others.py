@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.node.daemon.audits.drawing import AuditDraw
-from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
-from atoll.node.daemon.coordinator.runtime import WorkerClient
+from atoll.node.daemon.core.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.core.runtime import WorkerClient
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.errors import CorruptFault, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId, Round

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TypeAlias
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
-from atoll.node.daemon.coordinator.interfaces import RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
+from atoll.node.daemon.core.interfaces import RunContext
+from atoll.node.daemon.core.runtime import EventQueue, Machines
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally, level, scaled

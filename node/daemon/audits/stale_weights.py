@@ -16,8 +16,8 @@ from math import isqrt
 
 from atoll.node.daemon.audits.newcomer_weights import KEPT, OnSet, Weigh
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, Found
-from atoll.node.daemon.coordinator.interfaces import RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, Machines
+from atoll.node.daemon.core.interfaces import RunContext
+from atoll.node.daemon.core.runtime import EventQueue, Machines
 from atoll.node.daemon.rounds.types import Reweighed
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import scaled

@@ -12,8 +12,8 @@ from atoll.node.daemon.audits.newcomer_weights import NewcomerWeights, OnSet, We
 from atoll.node.daemon.audits.stale_weights import weights_of
 from atoll.node.daemon.certificates.summary import Summary
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RunContext
+from atoll.node.daemon.core.runtime import EventQueue, Machines, WorkerClient
 from atoll.protocols.data.shard_order import Turn
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.probation import Tally

@@ -32,15 +32,7 @@ from atoll.protocols.ledger.ballots import (
 from atoll.protocols.ledger.choices import choice_of
 from atoll.protocols.ledger.entry_rules import is_lawful
 from atoll.protocols.ledger.probation import Tally
-from atoll.protocols.ledger.records import (
-    MAX_SET,
-    Entry,
-    Epoch,
-    Proposal,
-    decode_entry,
-    encode_entry,
-    epoch_id,
-)
+from atoll.protocols.ledger.records import MAX_SET, Entry, Epoch, Proposal, decode_entry, encode_entry, epoch_id
 from atoll.protocols.run.run_spec import RunSpec
 
 VERSION = 2

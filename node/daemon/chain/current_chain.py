@@ -12,7 +12,7 @@ from pathlib import Path
 from atoll.node.daemon.assets.run_text import RunText
 from atoll.node.daemon.certificates.history import LedgerHistory, needs_all_records
 from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.pulls.swarm_pulls import OnProgress, begin_pulls

@@ -9,9 +9,9 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from atoll.node.daemon.consensus.types import Correction
-from atoll.node.daemon.coordinator.interfaces import BlobSource, RequestOf, RunContext, SlicedSets
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.core.interfaces import BlobSource, RequestOf, RunContext, SlicedSets
+from atoll.node.daemon.core.runtime import FaultGuard, WorkerClient
 from atoll.p2p.blobs.asking import pause_s
 from atoll.protocols.errors import CorruptFault, DecodeError
 from atoll.protocols.ids import Digest, PeerId, Round

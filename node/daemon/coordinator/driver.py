@@ -23,16 +23,16 @@ from atoll.node.daemon.consensus.proposer import patience_of
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex, ContributionSets
 from atoll.node.daemon.coordinator.evaluation import Evaluator
 from atoll.node.daemon.coordinator.finalizer import Finalizer
-from atoll.node.daemon.coordinator.interfaces import Network, NodeView, RoundReducer, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.local_training import LocalTraining
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, NodeView, RoundReducer, RunContext
+from atoll.node.daemon.core.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.member_standing import MemberStandings
+from atoll.node.daemon.removal.removals import Removals
 from atoll.node.daemon.removal.requests import votes_against
-from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.participants import lost_of
 from atoll.node.daemon.rounds.queries import next_tick_s, reason
@@ -175,10 +175,12 @@ class Driver:
 
     @property
     def round(self) -> RoundState:
+        """The state of the round machine: what this node trains, folds or waits for."""
         return self.machines.round
 
     @property
     def finality(self) -> finality_types.FinalityState:
+        """The state of the finality machine: which sets are final, and who votes on the next."""
         return self.machines.finality
 
     def has_begun(self) -> bool:
@@ -306,6 +308,7 @@ class Driver:
             self.machines.feed_round(round_types.Behind(f"{why}; it is being started again", self.context.now()))
 
     def on_progress(self, progress: worker_messages.TrainProgress) -> None:
+        """The worker made an inner step of the round in training."""
         self.training.progress, self.worker.has_stepped = progress, True
         self.training.uses = progress.uses
 

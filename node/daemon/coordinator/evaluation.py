@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.node.config.roles import Work
-from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
-from atoll.node.daemon.coordinator.runtime import WorkerClient
+from atoll.node.daemon.core.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.core.runtime import WorkerClient
 from atoll.node.daemon.telemetry.validators import EvaluationPace, Validators
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.registers import Validation

@@ -20,8 +20,8 @@ from typing import Any
 from atoll.node.daemon.certificates.started_state import divergence, is_other, other_start
 from atoll.node.daemon.consensus.types import FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator.contribution_sets import ContributionSets
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
-from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RunContext
+from atoll.node.daemon.core.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.rounds.types import Behind, RoundFinal, WorkerReady
 from atoll.node.daemon.snapshots.offers import OfferedSnapshot, SnapshotOffer, Trust, offers_of, trust_by
 from atoll.node.daemon.snapshots.search import FoundSnapshot, SnapshotSearch

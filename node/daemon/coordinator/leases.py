@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.interfaces import LeaseRegisters, RunContext
+from atoll.node.daemon.core.interfaces import LeaseRegisters, RunContext
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.participants import MemberView, rounded_s, shown_activity, without_newer_leases
 from atoll.node.daemon.rounds.trials import Trials

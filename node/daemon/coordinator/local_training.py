@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.interfaces import Network, RoundAssets, RunContext
 from atoll.node.daemon.coordinator.leases import MemberLeases
 from atoll.node.daemon.coordinator.moment_transfer import MomentTransfer
-from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RoundAssets, RunContext
+from atoll.node.daemon.core.runtime import FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.node.daemon.rounds.leaps import holders_at_work, members_at_work
 from atoll.node.daemon.rounds.state import Phase

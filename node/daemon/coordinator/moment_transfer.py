@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RunContext
+from atoll.node.daemon.core.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.experts.expert_assignment import ExpertAssignment
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault
 from atoll.protocols.ids import Digest, PeerId

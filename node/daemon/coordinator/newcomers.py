@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
-from atoll.node.daemon.coordinator.runtime import Machines
+from atoll.node.daemon.core.interfaces import Network, RunContext
+from atoll.node.daemon.core.runtime import Machines
 from atoll.node.daemon.rounds import types as round_types
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.records import Entry, Proposal, set_digest

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.node.daemon.coordinator.interfaces import BlobSource
+from atoll.node.daemon.core.interfaces import BlobSource
 from atoll.p2p.blobs.asking import holders_in_turn, pause_s
 from atoll.p2p.blobs.turns import DownloadTurns, Line
 from atoll.protocols.errors import AtollError, DecodeError, DiskFault

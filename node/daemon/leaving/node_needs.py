@@ -6,7 +6,7 @@ from atoll.node.daemon.consensus.chains.early_ballots import after
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.finalizer import Finalizer
-from atoll.node.daemon.coordinator.interfaces import RoundReducer
+from atoll.node.daemon.core.interfaces import RoundReducer
 from atoll.node.daemon.leaving.holders import Needs
 from atoll.protocols.ids import Digest, Round
 from atoll.protocols.ledger.records import Proposal, Vote

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.node.daemon.core.interfaces import Network
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.p2p.system.atomic_files import write_whole

@@ -16,9 +16,9 @@ from pathlib import Path
 from atoll.node.daemon.certificates.reducers import ReducerHistory
 from atoll.node.daemon.consensus.types import ReductionCleared, ReductionRefuted
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
-from atoll.node.daemon.coordinator.interfaces import Network, RunContext
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
-from atoll.node.daemon.coordinator.runtime import EventQueue, FaultGuard, Machines, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RunContext
+from atoll.node.daemon.core.runtime import EventQueue, FaultGuard, Machines, WorkerClient
 from atoll.node.daemon.reduction import machine as reduction_machine
 from atoll.node.daemon.reduction.audit import AGAIN, ReducerAuditor
 from atoll.node.daemon.reduction.complaints import Complaints

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
-from atoll.node.daemon.coordinator.interfaces import Network
+from atoll.node.daemon.core.interfaces import Network
 from atoll.p2p.blobs.asking import peers_to_ask
 from atoll.protocols.errors import AtollError, DecodeError, PeerFault
 from atoll.protocols.ids import Digest, PeerId

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from atoll.node.daemon.coordinator.interfaces import Network, RequestOf
 from atoll.node.daemon.coordinator.payload_fetcher import PayloadFetcher
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.core.interfaces import Network, RequestOf
+from atoll.node.daemon.core.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.reduction.effective_set import EffectiveSlice
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.node.daemon.reduction.row_fetcher import RowFetcher

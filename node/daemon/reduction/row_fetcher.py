@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.node.daemon.coordinator.interfaces import Network
 from atoll.node.daemon.coordinator.payload_fetcher import ATTEMPT_S, PARALLEL, PayloadFetcher
+from atoll.node.daemon.core.interfaces import Network
 from atoll.node.daemon.reduction.ledger_view import ReductionLedger
 from atoll.p2p.blobs.asking import few_in_turn, pause_s
 from atoll.p2p.system.atomic_files import disk, make_folder, write_whole

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from atoll.node.config.node_config import NodeConfig
-from atoll.node.daemon.coordinator.interfaces import NodeView
+from atoll.node.daemon.core.interfaces import NodeView
 from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.samples.sampler import COMMAND, Sampler

@@ -35,9 +35,9 @@ from atoll.node.learning.outer.average import StateAverage
 from atoll.node.learning.outer.fixed import state_digest, state_header
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
+from atoll.node.worker.folding.reduction_work import SliceWork
 from atoll.node.worker.learner import Learner, experts_among
 from atoll.node.worker.local_weights import carries
-from atoll.node.worker.reduction_work import SliceWork
 from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.node.worker.schedule.moment_saves import MomentSaves
 from atoll.protocols.errors import AtollError, CorruptFault

@@ -21,11 +21,11 @@ from atoll.node.learning.model.decoder import loss_of
 from atoll.node.learning.outer.fixed import plus, to_fixed
 from atoll.node.learning.outer.fold import RoundSet, round_set
 from atoll.node.worker.error_feedback import ErrorFeedback
-from atoll.node.worker.fold_requests import fold_of
+from atoll.node.worker.folding.fold_requests import fold_of
+from atoll.node.worker.folding.set_update import SetUpdate
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.local_weights import carries
 from atoll.node.worker.round_trainer import WEIGHT_UNIT
-from atoll.node.worker.set_update import SetUpdate
 from atoll.node.worker.sizes.table import k_in_state
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import PeerId, digest

@@ -21,7 +21,7 @@ from atoll.node.learning.reduction.reducing import (
     reduce_rows,
     slice_update,
 )
-from atoll.node.worker.reduction_work import ARITHMETIC
+from atoll.node.worker.folding.reduction_work import ARITHMETIC
 from atoll.protocols.ids import Digest, digest
 from atoll.protocols.ledger.reduction import ReductionRules
 from atoll.protocols.run.arena import CHUNK, Span

@@ -12,7 +12,7 @@ from atoll.node.daemon.reduction import machine as rounds
 from atoll.node.learning.reduction.judging import proves_fault
 from atoll.node.learning.reduction.reducer import Made, Reducer
 from atoll.node.learning.reduction.reducing import ReducerErrorFeedback
-from atoll.node.worker.reduction_work import ARITHMETIC
+from atoll.node.worker.folding.reduction_work import ARITHMETIC
 from atoll.p2p.gossip.gossip import Gossip
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream

@@ -15,7 +15,7 @@ from atoll.node.config.home import Home
 from atoll.node.config.node_config import NodeConfig
 from atoll.node.daemon import app
 from atoll.node.daemon.app import Daemon, settle_garbage
-from atoll.node.daemon.coordinator.interfaces import NoReduction
+from atoll.node.daemon.core.interfaces import NoReduction
 from atoll.node.daemon.telemetry.logfile import JsonLines
 from atoll.node.runs.presets import preset
 from atoll.p2p.system.c_heap import FreePages

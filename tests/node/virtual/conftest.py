@@ -26,7 +26,7 @@ from atoll.node.daemon.assets.summary_fetch import begin_with_summary, fetcher_o
 from atoll.node.daemon.certificates.history import LedgerHistory
 from atoll.node.daemon.consensus.chains.chain_exit import StateMark
 from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.node.daemon.driver_factory import build_driver
 from atoll.node.daemon.leaving.hand_over import begin_hand_over
 from atoll.node.daemon.leaving.neighbours import SwarmNeighbours
@@ -36,7 +36,7 @@ from atoll.node.ipc.worker_process import WorkerDied
 from atoll.node.runs.capacity.open_rounds import ANY_DISK
 from atoll.node.runs.invites import opening_entry
 from atoll.node.runs.presets import preset
-from atoll.node.worker.reduction_work import SliceWork, encode
+from atoll.node.worker.folding.reduction_work import SliceWork, encode
 from atoll.node.worker.round_trainer import Budget, weight_of
 from atoll.p2p.blobs import pushed
 from atoll.p2p.host.interface import PeerAddress

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.types import RECENT_ROUNDS
 from atoll.node.learning.outer.fold import round_set
-from atoll.node.worker.fold_requests import fold_of
+from atoll.node.worker.folding.fold_requests import fold_of
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.ids import Round

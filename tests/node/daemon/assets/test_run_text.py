@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.assets import fetching
 from atoll.node.daemon.assets.run_files import RoundFiles
 from atoll.node.daemon.assets.run_text import RunText
-from atoll.node.daemon.coordinator.interfaces import RunContext
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.p2p.blobs.store import BlobStore
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols import codec

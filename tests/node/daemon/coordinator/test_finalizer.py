@@ -13,8 +13,8 @@ from atoll.node.checkpoint.snapshot import Snapshot, write_snapshot
 from atoll.node.daemon.consensus.types import Correction, FinalApplied, FinalizeRound
 from atoll.node.daemon.coordinator import finalizer
 from atoll.node.daemon.coordinator.finalizer import PATIENCE_S, Finalizer
-from atoll.node.daemon.coordinator.interfaces import RunContext
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient
+from atoll.node.daemon.core.interfaces import RunContext
+from atoll.node.daemon.core.runtime import FaultGuard, WorkerClient
 from atoll.node.daemon.rounds.types import RoundFinal
 from atoll.node.daemon.snapshots.offers import LEFT_LATE, SnapshotOffer
 from atoll.node.daemon.snapshots.search import PARTS_MOST

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.driver import Driver
-from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.local_training import LocalTraining
-from atoll.node.daemon.coordinator.runtime import FaultGuard, WorkerClient, unless_needless
+from atoll.node.daemon.core.interfaces import RunContext
+from atoll.node.daemon.core.runtime import FaultGuard, WorkerClient, unless_needless
 from atoll.node.daemon.rounds.machine import begin
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import Phase, RoundConfig

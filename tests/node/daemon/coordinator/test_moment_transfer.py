@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from atoll.node.daemon.coordinator.interfaces import RunContext
 from atoll.node.daemon.coordinator.moment_transfer import REST_S, MomentTransfer
+from atoll.node.daemon.core.interfaces import RunContext
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.protocols.errors import DecodeError
 from atoll.protocols.ids import digest

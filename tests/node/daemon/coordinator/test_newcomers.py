@@ -11,7 +11,7 @@ from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.coordinator.driver import Driver
 from atoll.node.daemon.coordinator.newcomers import NewcomerWatch
-from atoll.node.daemon.removals import Removals
+from atoll.node.daemon.removal.removals import Removals
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.machine import begin, step
 from atoll.node.daemon.rounds.state import RoundConfig

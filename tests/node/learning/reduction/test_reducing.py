@@ -17,7 +17,7 @@ from atoll.node.learning.reduction.reducing import (
     nothing_kept,
     reduce_rows,
 )
-from atoll.node.worker.reduction_work import ARITHMETIC
+from atoll.node.worker.folding.reduction_work import ARITHMETIC
 from atoll.protocols.ledger.rows import cut_rows, silent_row
 from atoll.protocols.run.arena import Span
 from atoll.protocols.run.payload import Layout

@@ -21,8 +21,8 @@ from atoll.protocols.local.worker_messages import (
     VerifyRequest,
 )
 from atoll.protocols.run.arena import CHUNK
+from tests.node.worker.folding.test_reduction_work import Pair
 from tests.node.worker.session_home import ME, OTHER, SPEC, Home, K, member
-from tests.node.worker.test_reduction_work import Pair
 
 
 def machine_code():

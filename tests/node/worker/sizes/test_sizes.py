@@ -12,8 +12,8 @@ from atoll.node.learning.compress.codecs import OnHost, codec_of
 from atoll.node.learning.compress.folding import OuterStep, decode
 from atoll.node.learning.outer.fold import round_set
 from atoll.node.learning.outer.mean import outer_update
-from atoll.node.worker.fold_requests import fold_of
-from atoll.node.worker.set_update import SetUpdate
+from atoll.node.worker.folding.fold_requests import fold_of
+from atoll.node.worker.folding.set_update import SetUpdate
 from atoll.node.worker.sizes.codec import SizedCodec
 from atoll.node.worker.sizes.payload import SizedPayload, error_of, log_of
 from atoll.node.worker.sizes.table import k_in_state

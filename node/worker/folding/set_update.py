@@ -15,7 +15,7 @@ from atoll.node.learning.outer.fold import RoundSet
 from atoll.node.learning.outer.isotropic import isotropic
 from atoll.node.learning.outer.rules.landing import PLAIN, Landing, landing_of
 from atoll.node.learning.outer.rules.momentum import MomentumRule
-from atoll.node.worker.reduction_work import SliceWork
+from atoll.node.worker.folding.reduction_work import SliceWork
 from atoll.node.worker.sizes.codec import SizedCodec, codec_of_round
 from atoll.node.worker.zeroth_order.scalar_update import moved_by_scalars
 from atoll.protocols.errors import AtollError

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.excision import corrections, due, wanted
 from atoll.node.daemon.consensus.types import Correction, CorrectionsHeld
-from atoll.node.daemon.coordinator.interfaces import Network, RoundReducer, RunContext
-from atoll.node.daemon.coordinator.runtime import FaultGuard, Machines
+from atoll.node.daemon.core.interfaces import Network, RoundReducer, RunContext
+from atoll.node.daemon.core.runtime import FaultGuard, Machines
 from atoll.node.daemon.removal.other_chains import OtherChains
 from atoll.node.daemon.removal.reasons import reason_given
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, since_of, vote_line

@@ -24,8 +24,8 @@ from atoll.node.learning.outer.fold import ApplyUpdate, Fold, InOnePass, Shrunk,
 from atoll.node.learning.outer.rules.choice import rule_of
 from atoll.node.learning.zeroth_order.scalar_fold import read_scalars
 from atoll.node.worker.error_feedback import LOST_FEEDBACK, ErrorFeedback, MissedPayload
-from atoll.node.worker.reduction_work import SliceWork
-from atoll.node.worker.set_update import SetUpdate, require_slices
+from atoll.node.worker.folding.reduction_work import SliceWork
+from atoll.node.worker.folding.set_update import SetUpdate, require_slices
 from atoll.node.worker.sizes.codec import codec_of_round
 from atoll.node.worker.sizes.table import table_after
 from atoll.p2p.system.atomic_files import disk

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.daemon.coordinator.runtime import FaultGuard
+from atoll.node.daemon.core.runtime import FaultGuard
 from atoll.node.daemon.telemetry.round_log import RoundLog
 from atoll.p2p.system.atomic_files import disk_fault
 from atoll.p2p.system.disk_reports import REPEAT_S, DiskReports

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter, frame, read_frame
+from atoll.node.worker.folding.reduction_work import OPENABLE
 from atoll.node.worker.loop import Worker
-from atoll.node.worker.reduction_work import OPENABLE
 from atoll.node.worker.round_trainer import RoundTrainer
 from atoll.node.worker.session import Session
 from atoll.protocols import codec

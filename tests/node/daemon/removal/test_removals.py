@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, Electorate, EpochBook, Segment
 from atoll.node.daemon.consensus.types import CorrectionsHeld, Excision, FinalityState
+from atoll.node.daemon.removal.removals import Removals
 from atoll.node.daemon.removal.requests import SHOWN, votes_against
-from atoll.node.daemon.removals import Removals
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.ids import PeerId, Round, RunId, digest

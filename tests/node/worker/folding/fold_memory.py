@@ -18,8 +18,8 @@ from atoll.node.learning.compress.encoding import blank_payload, encode_rows
 from atoll.node.learning.kernels.compiled import Fresh, fresh_like
 from atoll.node.learning.outer.fixed import state_header
 from atoll.node.learning.outer.fold import Fold, round_set
-from atoll.node.worker.fold_requests import fold_of
-from atoll.node.worker.set_update import SetUpdate
+from atoll.node.worker.folding.fold_requests import fold_of
+from atoll.node.worker.folding.set_update import SetUpdate
 from atoll.protocols import codec
 from atoll.protocols.ids import digest, peer_id_of
 from atoll.protocols.local.worker_messages import Member

@@ -13,7 +13,7 @@ from atoll.protocols import codec
 from atoll.protocols.run.run_spec import RunSpec
 from tests.chaos.memory_group import memory_group
 from tests.chaos.report import NotRun
-from tests.node.worker import fold_memory
+from tests.node.worker.folding import fold_memory
 from tests.node.worker.session_home import ME, SPEC
 
 MODEL = msgspec.structs.replace(

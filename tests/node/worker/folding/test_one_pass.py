@@ -4,10 +4,10 @@ import pytest
 from msgspec.structs import replace
 
 from atoll.node.learning.outer.fold import round_set
-from atoll.node.worker import set_update
-from atoll.node.worker.fold_requests import fold_of
-from atoll.node.worker.set_update import SetUpdate
-from tests.node.worker.fold_memory import payloads
+from atoll.node.worker.folding import set_update
+from atoll.node.worker.folding.fold_requests import fold_of
+from atoll.node.worker.folding.set_update import SetUpdate
+from tests.node.worker.folding.fold_memory import payloads
 from tests.node.worker.session_home import SPEC
 
 CASES = {

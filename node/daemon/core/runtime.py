@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from atoll.node.daemon.consensus import machine as finality_machine
 from atoll.node.daemon.consensus import types as finality_types
-from atoll.node.daemon.coordinator.interfaces import Network, WorkerProcess
+from atoll.node.daemon.core.interfaces import Network, WorkerProcess
 from atoll.node.daemon.rounds import machine as round_machine
 from atoll.node.daemon.rounds import types as round_types
 from atoll.node.daemon.rounds.state import Phase, RoundState
@@ -159,9 +159,11 @@ class WorkerClient:
         return 0 if self.is_ready else self._worker.start_moves
 
     def on_started(self) -> None:
+        """A fresh worker has its state: from now on it is asked."""
         self.is_ready = True
 
     def on_gone(self) -> None:
+        """The worker died: requests raise WorkerDied until the next one has started."""
         self.is_ready = self.has_stepped = False
         self.lives += 1
 
