@@ -37,7 +37,7 @@ from atoll.node.worker.encoding.encoder_choice import encoder_for
 from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.fold_requests import FoldRequests, fold_of
 from atoll.node.worker.initial_moments import InitialMoments
-from atoll.node.worker.lean_torch import whole_torch
+from atoll.node.worker.imports.lean_torch import whole_torch
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import take_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
