@@ -12,31 +12,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from atoll.cli.client import stream
 from atoll.cli.command_group import drop_output
 from atoll.cli.commands.status import one_line
-from atoll.cli.formatting import (
-    agreed_line,
-    called,
-    gives,
-    goodput_line,
-    members_line,
-    number,
-    place_in_run,
-    print_json,
-    progress_parts,
-    size,
-    span,
-    trains,
-    validation_line,
-)
+from atoll.cli.formatting import print_json
 from atoll.cli.page.browser import open_page
 from atoll.cli.page.web import steering_url
 from atoll.node.config.home import Home
@@ -49,7 +29,6 @@ PLAIN_EVERY_S = 2.0
 LINE_EVERY_S = 10.0
 """Interval of plain lines, whatever happened; trouble that is new has one at once."""
 JOIN_S = 2.0
-_STYLES = {"training": "green", "done": "green", "finished": "green", "paused": "yellow"}
 
 
 def seed_lines(now: Status) -> list[str]:
@@ -69,10 +48,9 @@ def shown(
     `opens`: the web page is opened in a browser once it is served.
     """
     ended = threading.Event()
-    console = Console()
     if as_json:
         show: Callable[[Home, threading.Event, Words, Words], None] = _json_lines
-    elif plain or not console.is_terminal:
+    elif plain or not sys.stdout.isatty():
         show = _plain_lines
     else:
         show = _live_panel
@@ -124,28 +102,6 @@ def show_cursor() -> None:
         os.write(sys.stdout.fileno(), b"\x1b[?25h")
 
 
-def render(now: Status) -> RenderableType:
-    """A status as a panel for the terminal."""
-    head = Text.assemble(
-        (now.activity, _STYLES.get(now.activity, "cyan")), f"  {now.reason}" if now.reason else ""
-    )
-    if told := progress_parts(now):
-        head.append(f"  {', '.join(told)}", "dim")
-    table = Table.grid(padding=(0, 2))
-    if now.progress and now.progress.of_bytes:
-        what, done, of = "fetched", now.progress.done_bytes or 0, now.progress.of_bytes
-    else:
-        what, done, of = "step", now.step, now.steps
-    table.add_row(Text(what, "dim"), ProgressBar(total=max(1, of), completed=done, width=40))
-    for label, text in _rows(now):
-        table.add_row(Text(label, "dim"), Text(text))  # a member's name is no markup
-    parts: list[RenderableType] = [head, table]
-    if now.trouble:
-        parts.append(Text(now.trouble, "bold red"))
-    title = f"atoll {called(now.peer, now.name)} · {now.run_name} · {place_in_run(now)}"
-    return Panel(Group(*parts), title=Text(title), subtitle="Ctrl-C stops in good order")
-
-
 def is_news(now: Status, before: Status | None, since_s: float) -> bool:
     """Whether a status is worth a line, `since_s` seconds after the last one that was."""
     return before is None or now.trouble != before.trouble or since_s >= LINE_EVERY_S
@@ -156,25 +112,6 @@ def new_addresses(now: Status, before: Status | None, words: Words = seed_lines)
     if not now.addresses or (before is not None and before.addresses == now.addresses):
         return []
     return words(now)
-
-
-def _rows(now: Status) -> Iterator[tuple[str, str]]:
-    yield "gives", gives(now)
-    yield "loss", f"{number(now.train_loss)} nats per token, validation {validation_line(now)}"
-    if trains(now):
-        yield "speed", f"{number(now.tokens_per_s, 0)} tokens/s on {now.device}"
-        yield (
-            "last round",
-            f"trained {span(now.train_s)}, waited {span(now.wait_s)}, payload {size(now.payload_bytes)}",
-        )
-        yield "goodput", goodput_line(now.goodput)
-    yield "swarm", members_line(now)
-    yield "agreed", agreed_line(now.final, now.digest, now.contributors)
-    if now.unsettled:
-        yield "", now.unsettled
-    yield "traffic", f"up {size(now.bytes_up)}, down {size(now.bytes_down)}"
-    if now.web or now.web_trouble:
-        yield "web", now.web or now.web_trouble
 
 
 def _statuses(home: Home, ended: threading.Event, every_s: float = 1.0) -> Iterator[Status]:
@@ -207,11 +144,11 @@ def _plain_lines(home: Home, ended: threading.Event, words: Words, page: Words) 
 
 
 def _live_panel(home: Home, ended: threading.Event, words: Words, page: Words) -> None:
-    with Live(console=Console(), refresh_per_second=4, transient=False) as live:
-        live.update("starting …")
+    # Its library takes 17 ms to import, which a start without a terminal need not.
+    from atoll.cli.node_commands.panel_screen import painting
+
+    with painting() as paint:
         before: Status | None = None
         for now in _statuses(home, ended):
-            for line in (*page(now), *new_addresses(now, before, words)):
-                live.console.print(line, soft_wrap=True, highlight=False)  # whole, to be copied
-            live.update(render(now))
+            paint(now, [*page(now), *new_addresses(now, before, words)])
             before = now

@@ -15,6 +15,10 @@ from atoll.protocols.ids import PeerId, RunId, public_key_of
 from atoll.protocols.run.admission import MAX_UNIX_S
 
 NAT_MAX_BYTES = 4096
+RECORDS_BYTES = 64 * 1024
+"""Plaintext bytes that an end of a circuit turns into one batch of TLS records."""
+SEALED_MAX_BYTES = RECORDS_BYTES + 4096
+"""Largest batch, record headers and tags included."""
 REASON_CHARACTERS = 160
 MADDRS = 8
 _PUNCH_DOMAIN = "punch/1"

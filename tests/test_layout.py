@@ -53,6 +53,9 @@ BROUGHT = {"triton": ("node/learning/compress/gpu/", "node/learning/kernels/on_g
 NEVER_IMPORTED = {"hivemind"}
 """Its p2pd is run; importing it loads torch, and its decoders die of bytes of a peer."""
 LAZY_IMPORTS = {
+    ("cli/live_panel.py", "_live_panel"): "rich, which a start without a terminal need not import",
+    ("node/daemon/web/site.py", "_metrics"): "prometheus_client, which the first scrape imports",
+    ("p2p/nat/circuit.py", "_credentials"): "X.509 and OpenSSL, which the first circuit imports",
     ("cli/top/command.py", "top"): "textual is an extra, and takes half a second",
     ("cli/commands/serve.py", "serve"): "starlette and uvicorn are an extra",
     ("cli/main.py", "main"): "signals are seen to, and `node script.js` is handed over, before click is imported",

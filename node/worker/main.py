@@ -10,7 +10,7 @@ import os
 import sys
 
 from atoll.node.ipc.framing import Inbox, ReplyWriter
-from atoll.node.worker.lean_torch import lean_imports
+from atoll.node.worker.imports.lean_torch import lean_imports
 from atoll.p2p.system.c_heap import keep_heap_end, use_one_arena
 from atoll.p2p.system.quick_end import end_process
 

@@ -38,8 +38,8 @@ from atoll.node.worker.error_feedback import ErrorFeedback
 from atoll.node.worker.folding.fold_requests import FoldRequests, fold_of
 from atoll.node.worker.folding.reduction_work import slice_work_of
 from atoll.node.worker.folding.set_update import SetUpdate, require_slices
+from atoll.node.worker.imports.lean_torch import whole_torch
 from atoll.node.worker.initial_moments import InitialMoments
-from atoll.node.worker.lean_torch import whole_torch
 from atoll.node.worker.learner import Learner
 from atoll.node.worker.multi_device.group import take_device
 from atoll.node.worker.multi_device.lead import Ranks, end_process, threads_of
@@ -148,7 +148,8 @@ class Session:
         )
         self._slices = slice_work_of(spec, map_payload, home / "spool")
         arrays = MappedArrays(home / ARRAYS)
-        self._fold = fold_of(spec, SetUpdate(spec, self._slices, threads, arrays.fresh), threads, arrays.fresh)
+        update = SetUpdate(spec, self._slices, threads, arrays.fresh)
+        self._fold = fold_of(spec, update, threads, arrays.fresh, begins=False)
         self._feedback = ErrorFeedback(spec, home / "spool", encoder)
         self._rounds = RoundTrainer(
             spec=spec,

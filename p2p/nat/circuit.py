@@ -5,19 +5,22 @@ Inside the TLS the first frame names the protocol of the stream; the answer is O
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from functools import cache, partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import Handler, Host, Stream
 from atoll.p2p.limits.limited_host import carries
-from atoll.p2p.nat.circuit_tls import RECORDS_BYTES, SEALED_MAX_BYTES, Credentials, Tls
 from atoll.p2p.nat.relay import CIRCUIT_PROTOCOL, OPEN_S, RELAY_PROTOCOL
 from atoll.p2p.transports.host_base import Admission, OnFault, run_handler
 from atoll.protocols import codec
 from atoll.protocols.errors import DecodeError, PeerFault, SignatureFault, Unreachable
+from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import (
     NAT_MAX_BYTES,
+    RECORDS_BYTES,
+    SEALED_MAX_BYTES,
     Circuit,
     Incoming,
     NatRefused,
@@ -27,14 +30,30 @@ from atoll.protocols.nat import (
     refused,
 )
 
+if TYPE_CHECKING:
+    from atoll.p2p.nat.circuit_tls import Credentials, Tls
+
+Prover: TypeAlias = "Callable[[], Credentials]"
+"""Gives this process's certificate, which the first circuit makes."""
 PROTOCOL_MAX_BYTES = 128
 T = TypeVar("T")
+
+
+def prover(identity: Identity) -> Prover:
+    """Give one certificate for every circuit of this process; the first one imports what makes it."""
+    return cache(partial(_credentials, identity))
+
+
+def _credentials(identity: Identity) -> "Credentials":
+    from atoll.p2p.nat.circuit_tls import Credentials
+
+    return Credentials(identity)
 
 
 class SecureStream:
     """A stream to a peer behind a relay: TLS inside the frames that the relay passes on. Made by `handshake`."""
 
-    def __init__(self, inner: Stream, tls: Tls, peer: PeerId, protocol: str, received: bytes = b"") -> None:
+    def __init__(self, inner: Stream, tls: "Tls", peer: PeerId, protocol: str, received: bytes = b"") -> None:
         self.peer = peer
         """The other end, proved by its certificate; not the relay."""
         self.protocol = protocol
@@ -63,9 +82,9 @@ class SecureStream:
             await write_frame(self._inner, self._tls.seal(view[start : start + RECORDS_BYTES]))
 
 
-async def handshake(inner: Stream, credentials: Credentials, protocol: str, *, client: bool) -> SecureStream:
+async def handshake(inner: Stream, credentials: Prover, protocol: str, *, client: bool) -> SecureStream:
     """Let both ends prove their PeerIDs. Raises Unreachable, also for an end that proves nothing."""
-    tls = credentials.connection(client=client)
+    tls = credentials().connection(client=client)
     done = False
     try:
         while not done:
@@ -88,7 +107,7 @@ async def _read_sealed(inner: Stream) -> bytes:
 
 
 async def open_circuit(
-    host: Host, run: RunId, credentials: Credentials, relay: PeerId, target: PeerId, protocol: str
+    host: Host, run: RunId, credentials: Prover, relay: PeerId, target: PeerId, protocol: str
 ) -> SecureStream:
     """Open a stream to `target` through `relay`. Raises Unreachable with the refusal of either."""
     stream = await host.open_stream(relay, RELAY_PROTOCOL)
@@ -124,7 +143,7 @@ class CircuitAcceptor:
         self,
         host: Host,
         run: RunId,
-        credentials: Credentials,
+        credentials: Prover,
         handlers: Mapping[str, Handler],
         is_welcome: Callable[[PeerId, str], bool],
         on_fault: OnFault,

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from atoll.p2p.host.interface import Host, Stream
-from atoll.p2p.nat.circuit import SecureStream, open_circuit
-from atoll.p2p.nat.circuit_tls import Credentials
+from atoll.p2p.nat.circuit import Prover, SecureStream, open_circuit
 from atoll.protocols.errors import Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 
@@ -39,9 +38,7 @@ class HeldCircuit:
 class HeldCircuits:
     """All held circuits of this node, and the streams opened beside them."""
 
-    def __init__(
-        self, host: Host, run: RunId, credentials: Credentials, on_change: Callable[[PeerId], None]
-    ) -> None:
+    def __init__(self, host: Host, run: RunId, credentials: Prover, on_change: Callable[[PeerId], None]) -> None:
         """`on_change`: a peer got its first held circuit, or lost its last one."""
         self._host = host
         self._run = run

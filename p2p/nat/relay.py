@@ -16,12 +16,12 @@ import msgspec
 from atoll.p2p.host.framing import PREFIX_BYTES, read_frame, write_frame
 from atoll.p2p.host.interface import Host, Stream
 from atoll.p2p.limits.token_bucket import PeerRateLimit
-from atoll.p2p.nat.circuit_tls import SEALED_MAX_BYTES
 from atoll.protocols import codec
 from atoll.protocols.errors import AtollError, DecodeError, Unreachable
 from atoll.protocols.ids import PeerId, RunId, short
 from atoll.protocols.nat import (
     NAT_MAX_BYTES,
+    SEALED_MAX_BYTES,
     Circuit,
     Incoming,
     NatRefused,

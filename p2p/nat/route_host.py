@@ -24,8 +24,7 @@ from atoll.p2p.host.interface import (
     Stream,
 )
 from atoll.p2p.nat.candidates import Attempt, circuits_through, publishable, race, split
-from atoll.p2p.nat.circuit import CircuitAcceptor
-from atoll.p2p.nat.circuit_tls import Credentials
+from atoll.p2p.nat.circuit import CircuitAcceptor, prover
 from atoll.p2p.nat.circuit_upgrades import CircuitUpgrades, UpgradeSchedule
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL, HeldCircuits
 from atoll.p2p.nat.hole_punch import HolePuncher
@@ -82,7 +81,7 @@ class RouteHost:
         self._options = options or RouteOptions()
         self._clocks = clocks or Clocks()
         rng = rng or random.SystemRandom()
-        credentials = Credentials(identity)
+        credentials = prover(identity)
         self._handlers: dict[str, Handler] = {}
         self._announcer = Announcer()
         self._connected: set[PeerId] = set()

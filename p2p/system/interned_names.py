@@ -6,12 +6,12 @@ modules twice the size. That is a step of one megabyte in a daemon, and of two i
 """
 
 import sys
+from collections import deque
 
 _NAMES = 45_000
-"""More than the free places of a table of 2¹⁷, as a worker has: at most half of 87,381. They cost 25 ms of CPU."""
+"""More than the free places of a table of 2¹⁷, as a worker has: at most half of 87,381. They cost 7 ms of CPU."""
 
 
 def settle_interned_names() -> None:
     """Let the table grow now, by names that are dropped at once. Call it when modules are loaded."""
-    for number in range(_NAMES):
-        sys.intern(f"{number:064x}")
+    deque(map(sys.intern, map("name {}".format, range(_NAMES))), maxlen=0)  # in C: a start waits for it

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from atoll.cli import live_panel
 from atoll.cli.formatting import columns_of, print_table
+from atoll.cli.node_commands import panel_screen
 from atoll.node.config.home import Home
 from tests.cli.conftest import STATUS
 
@@ -36,7 +37,7 @@ def test_a_name_in_the_panel_is_no_markup():
     """A member calls itself `[/red]`: the panel's library would raise for that, or obey `[red]`."""
     now = replace(STATUS, name="[red]x", val_by=STATUS.peer, val_round=4, names={STATUS.peer: "[/red]"})
     console = Console(width=120, file=io.StringIO())
-    console.print(live_panel.render(now))
+    console.print(panel_screen.render(now))
     shown = console.file.getvalue()
     assert "…sCdFk6TW [red]x · tiny" in shown
     assert "of round 4, by …sCdFk6TW [/red]" in shown

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.node.daemon.web.metrics import SHARES
+from atoll.node.daemon.web.measurements import SHARES
 from atoll.node.daemon.web.site import DashboardData
 from tests.e2e.conftest import TWO, stop_all
 from tests.waiting import HANGS_S, poll

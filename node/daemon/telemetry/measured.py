@@ -8,7 +8,7 @@ from atoll.node.daemon.join_plan import JoinPlan
 from atoll.node.daemon.swarm_adapter import SwarmNetwork
 from atoll.node.daemon.telemetry.durations import NodeDurations
 from atoll.node.daemon.telemetry.machine_use import disk_of
-from atoll.node.daemon.web.metrics import Measurements
+from atoll.node.daemon.web.measurements import Measurements
 from atoll.node.runs.public_runs import preset_of
 from atoll.protocols.ledger.registers import Lease
 from atoll.protocols.run.run_spec import RunSpec

@@ -5,8 +5,7 @@ rounds, and the run in `atoll_run_info` only. A value that is not known has no s
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 import msgspec
@@ -22,12 +21,12 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.utils import floatToGoString
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.protocols.local.control_messages import Status, TimeShares
+from atoll.node.daemon.web.measurements import SHARES, Measurements
+from atoll.protocols.local.control_messages import Status
 from atoll.protocols.local.durations import DurationCounts
 from atoll.protocols.local.standing import Standing
 
 PATHS = ("direct", "punched", "relayed")
-SHARES = tuple(TimeShares.__struct_fields__)
 REASON_CHARACTERS = 60
 PLAIN = choose_encoder("text/plain; version=0.0.4")
 OPEN = choose_encoder("application/openmetrics-text; version=1.0.0")
@@ -79,22 +78,6 @@ HISTOGRAMS: tuple[tuple[str, str], ...] = (
     ("round_trip", "Requests to peers, up to the answer; those without an answer are not counted."),
 )
 """Names of histograms, without `atoll_` and their unit, and what they count."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurements:
-    """What the metrics have besides the status. Each function is called at a scrape."""
-
-    model: Callable[[], str] = lambda: ""
-    """The model of `atoll_run_info`."""
-    durations: Mapping[str, DurationCounts] = field(default_factory=dict)
-    """By the names of HISTOGRAMS."""
-    members_final: Callable[[], int | None] = lambda: None
-    """Median of the newest final rounds in the live leases of others; None without others."""
-    disk: Callable[[], tuple[int, int] | None] = lambda: None
-    """Free bytes and all bytes of the home's file system."""
-    loggers: Callable[[], Mapping[str, tuple[int, int]]] = dict
-    """Events that each logger wrote, and events that it lost."""
 
 
 class Metrics:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from atoll.node.daemon.web.metrics import SHARES
+from atoll.node.daemon.web.measurements import SHARES
 from atoll.node.daemon.web.page_data import Alarm, RunPace
 from atoll.protocols.errors import counted
 from atoll.protocols.local.control_messages import RoundStatus, Status

@@ -7,13 +7,14 @@ reader asks once for everything, and then for what is new since the `next` of th
 import asyncio
 import re
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import segno
 
 from atoll.node.daemon.web.http_messages import HttpRefusal, HttpReply, HttpRequest
-from atoll.node.daemon.web.metrics import Measurements, Metrics
+from atoll.node.daemon.web.measurements import Measurements
 from atoll.node.daemon.web.older_rounds import thin
 from atoll.node.daemon.web.page_control import PageControl
 from atoll.node.daemon.web.page_data import (
@@ -30,6 +31,9 @@ from atoll.node.daemon.web.page_file import page
 from atoll.node.daemon.web.run_pace import alarms_of, pace_of
 from atoll.protocols.errors import AtollError
 from atoll.protocols.local.control_messages import LogLine, PeerStatus, RoundStatus, Status
+
+if TYPE_CHECKING:
+    from atoll.node.daemon.web.metrics import Metrics
 
 ROUNDS_MAX = 300
 """Most rounds in a reply, the newest."""
@@ -103,7 +107,13 @@ class Site:
         """`measured`: what the metrics have besides the source's status. `control`: what takes orders, if any."""
         self._source = source
         self._control = control
-        self._metrics = Metrics(source.status, measured)
+        self._measured = measured
+
+    @cached_property
+    def _metrics(self) -> "Metrics":
+        from atoll.node.daemon.web.metrics import Metrics
+
+        return Metrics(self._source.status, self._measured)
 
     async def answer(self, request: HttpRequest) -> HttpReply:
         """The reply to a request. Raises what the source raises."""

@@ -42,33 +42,26 @@ from atoll.protocols.run.sized_payload import table_numbers
 log = logging.getLogger(__name__)
 
 
-def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: Fresh = fresh_like) -> Fold:
-    """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, which comes as a snapshot.
+def fold_of(
+    spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: Fresh = fresh_like, *, begins: bool = True
+) -> Fold:
+    """A fold at Θ₀; zeros that nobody may use where Θ₀ is given by a file, or until `begin_fold` or a saved state.
 
-    `fresh` makes the arrays of its states.
+    `fresh` makes the arrays of its states. `begins`: at once.
     """
-    arena, number = arena_of(spec.model), -1
-    # Every momentum is zero at the start, and so is a table of k: each tensor has that of the run.
-    table_rows = -(-table_numbers(spec) // CHUNK)
-    rows = arena.chunks * (1 + spec.outer.momenta) + table_rows
-    state_S4096 = fresh(torch.empty((1, CHUNK), dtype=torch.int32).expand(rows, CHUNK)).zero_()
-    if spec.start:
-        number = worker_messages.NOTHING_YET
-    else:
-        places = {place.name: place for place in arena.placements}
-        for atom in atoms(spec.model):  # one of them is in memory
-            write_atom(state_S4096, places[atom.name], torch.from_numpy(genesis_atom(atom, spec.model, spec.seed)))
+    arena, table_rows = arena_of(spec.model), -(-table_numbers(spec) // CHUNK)
+    nothing_S4096 = torch.zeros((1, CHUNK), dtype=torch.int32).expand(_rows(spec), CHUNK)
     covers, moves = partial(cover_of, spec), partial(merge_after_round, spec)
     rule = rule_of(spec.outer, threads, fresh) if spec.outer.momenta else None
     more: dict[str, InOnePass] = {}
     if rule is not None and isinstance(apply_update, SetUpdate):
         more["in_one_pass"] = partial(apply_update.in_one_pass, rule)
-    return Fold(
-        state_S4096,
+    fold = Fold(
+        nothing_S4096,
         arena,
         apply_update,
         covers,
-        number,
+        worker_messages.NOTHING_YET,
         after=moves,
         rule=rule,
         fresh=fresh,
@@ -76,6 +69,26 @@ def fold_of(spec: RunSpec, apply_update: ApplyUpdate, threads: int = 1, fresh: F
         table_rows=table_rows,
         **more,
     )
+    if begins:
+        begin_fold(spec, fold, fresh)
+    return fold
+
+
+def begin_fold(spec: RunSpec, fold: Fold, fresh: Fresh = fresh_like) -> None:
+    """Make Θ₀, 25 ns a value, which only a worker without a state needs; nothing where a file gives it."""
+    if spec.start:
+        return
+    # Every momentum is zero at the start, and so is a table of k: each tensor has that of the run.
+    state_S4096 = fresh(torch.empty((1, CHUNK), dtype=torch.int32).expand(_rows(spec), CHUNK)).zero_()
+    places = {place.name: place for place in arena_of(spec.model).placements}
+    for atom in atoms(spec.model):  # one of them is in memory
+        write_atom(state_S4096, places[atom.name], torch.from_numpy(genesis_atom(atom, spec.model, spec.seed)))
+    fold.adopt(state_S4096, -1, state_digest(state_S4096))
+
+
+def _rows(spec: RunSpec) -> int:
+    """Rows of a state: Θ, its momenta, and the table of k."""
+    return arena_of(spec.model).chunks * (1 + spec.outer.momenta) + -(-table_numbers(spec) // CHUNK)
 
 
 @dataclass(slots=True)

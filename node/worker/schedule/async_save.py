@@ -35,6 +35,7 @@ from atoll.node.learning.outer.average import StateAverage
 from atoll.node.learning.outer.fixed import state_digest, state_header
 from atoll.node.learning.outer.fold import Fold
 from atoll.node.worker.error_feedback import ErrorFeedback
+from atoll.node.worker.folding.fold_requests import begin_fold
 from atoll.node.worker.folding.reduction_work import SliceWork
 from atoll.node.worker.learner import Learner, experts_among
 from atoll.node.worker.local_weights import carries
@@ -222,6 +223,7 @@ class WorkerState:
         self.learner.weights.is_scratch = not (self.trains or is_kept)
         first = (mark := ChainMark(home)).first()
         if found is None:
+            begin_fold(self.spec, self.fold, self.arrays.fresh)
             self.learner.weights.start(self.fold.view_C4096)
         else:
             for line in found.report:
@@ -241,8 +243,8 @@ class WorkerState:
         body, leaves = found.body, first is not None and found.body.final >= first
         self.feedback.load(found.tensors["residual"], body, found.tensors)
         self.settled = body.settled
-        if leaves:
-            assert first is not None
+        if leaves and first is not None:
+            begin_fold(self.spec, self.fold, self.arrays.fresh)
             self.feedback.reopen(first)
             self.settled = first - 1
         elif body.final > self.fold.final_round:

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from atoll.cli.client import ask, call, stream
 from atoll.cli.commands.status import PEER_HEAD, facts, one_line, peer_cells
-from atoll.cli.live_panel import is_news, new_addresses, render
+from atoll.cli.live_panel import is_news, new_addresses
+from atoll.cli.node_commands.panel_screen import render
 from atoll.node.config.home import Home
 from atoll.node.daemon.control_server import MAX_CONNECTIONS
 from atoll.protocols.errors import ConfigError, NotRunning

@@ -1,5 +1,7 @@
-"""A worker begins before the daemon is loaded, where it is clear in which run it will work."""
+"""A worker begins before the daemon is loaded, if it is clear in which run it works; what a daemon loads."""
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,3 +36,20 @@ async def test_a_worker_begins_early_where_there_is_one_run_and_a_model(tmp_path
     await begin_early(home, config, begun)
     is_early = runs == 1 and roles != ("relay",)
     assert begun.logs == [home.run(bytes(32)) / WORKER_LOG] * is_early
+
+
+def test_a_starting_daemon_imports_nothing_that_most_nodes_never_use():
+    """A live panel, metrics and circuits through relays: each takes a few hundredths of a second to import."""
+    late = {"OpenSSL", "cryptography.x509", "prometheus_client", "rich"}
+    script = f"""
+import sys
+from types import SimpleNamespace
+import atoll.cli.commands.start, atoll.cli.node_commands.running
+from atoll.node.daemon.web.site import Site
+from atoll.p2p.nat.circuit import prover
+from atoll.protocols.identity import Identity
+Site(SimpleNamespace()), prover(Identity(bytes(32)))
+print(sorted({late!r} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

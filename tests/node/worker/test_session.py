@@ -17,6 +17,7 @@ import torch
 
 from atoll.node.checkpoint.local import load_local
 from atoll.node.ipc.time_budget import TimeBudget
+from atoll.node.worker import fold_requests
 from atoll.node.worker.round_trainer import weight_of
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.session import Session
@@ -47,6 +48,7 @@ from atoll.protocols.local.worker_messages import (
     TrainRequest,
 )
 from atoll.protocols.run.arena import Span, arena_of
+from atoll.protocols.run.model_spec import atoms
 from tests.node.worker.session_home import ME, OTHER, OVERLAPPING, SPEC, Home, blocked, member, said
 from tests.waiting import HANGS_S, poll
 
@@ -83,6 +85,21 @@ def test_a_restart_at_every_stage_gives_the_state_of_a_node_that_never_stopped(h
         assert finals[0] == finals[1]
         other.ask(FinalizeRequest(Round(number), (theirs,)))
     assert torch.equal(steady.residual(), shaken.residual())
+
+
+def test_first_values_are_made_where_no_saved_state_has_later_ones(homes, monkeypatch):
+    """Of a large model that is seconds of CPU, and a file of its size, at each start."""
+    made = []
+    genesis_atom = fold_requests.genesis_atom
+    monkeypatch.setattr(fold_requests, "genesis_atom", lambda *of: (made.append(of), genesis_atom(*of))[1])
+    home = homes("home")
+    first = home.session.started()
+    assert (len(made), first.final) == (len(atoms(SPEC.model)), -1)
+    pending = home.train(0).pending
+    assert (home.restart().state, home.restart().final) == (first.state, -1)
+    state = home.ask(FinalizeRequest(Round(0), (member(pending),))).state
+    started = home.restart()
+    assert (started.final, started.state, len(made)) == (0, state, len(atoms(SPEC.model)))
 
 
 def test_work_in_the_final_set_is_sent_and_work_outside_it_returns_once(homes):

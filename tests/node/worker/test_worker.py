@@ -1,5 +1,6 @@
 """The worker's loop: what it does while a round waits for its fold, without a process around it."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from atoll.node.ipc.chain_mark import MARK, ChainMark
 from atoll.node.learning.data import corpus
 from atoll.node.learning.data.dataset import measured
 from atoll.node.worker import main
+from atoll.node.worker.imports.lean_torch import LATE
 from atoll.node.worker.loop import GIVEN_BACK_S, Worker
 from atoll.node.worker.schedule.background_fold import BackgroundFold
 from atoll.node.worker.session import Session
@@ -292,15 +294,16 @@ def test_a_worker_that_trains_has_not_imported_what_traces(tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-from atoll.node.worker.lean_torch import lean_imports
+from types import ModuleType
+from atoll.node.worker.imports.lean_torch import LATE, lean_imports
 with lean_imports():
     from tests.node.worker.test_worker import HEAVY, Daemon, Worker
 daemon = Daemon(Path({str(tmp_path)!r}))
 Worker(daemon, daemon).run()
 assert type(daemon.said[-1]).__name__ == "StopReply"
-print(sorted(HEAVY & set(sys.modules)))
+print(sorted(HEAVY & set(sys.modules)), sorted(n for n in LATE if type(sys.modules[n]) is ModuleType))
 """
-    assert run_alone(script) == "[]"
+    assert run_alone(script) == "[] []"
 
 
 def test_a_starting_worker_imports_nothing_that_it_does_not_use():
@@ -319,7 +322,7 @@ def test_no_import_of_a_worker_looks_for_the_files_of_all_modules():
     """torch asks twice from which module it is called; Python would find the real paths of 1,100 modules."""
     script = """
 import inspect, os
-from atoll.node.worker.lean_torch import lean_imports
+from atoll.node.worker.imports.lean_torch import lean_imports
 found, searched, real, paths = inspect.getmodule, [], os.path.realpath, []
 os.path.realpath = lambda path, **more: (paths.append(path), real(path, **more))[1]
 with lean_imports():
@@ -338,7 +341,7 @@ def test_code_of_others_has_the_whole_of_torch(tmp_path):
     spec = replace(SPEC, objective=term)
     script = f"""
 import sys
-from atoll.node.worker.lean_torch import TRACING, lean_imports
+from atoll.node.worker.imports.lean_torch import TRACING, lean_imports
 from atoll.protocols.errors import ConfigError
 from atoll.protocols.local.worker_messages import StartRequest
 with lean_imports():
@@ -356,7 +359,7 @@ print(TRACING in sys.modules)
 def test_torchs_compiler_still_works_in_a_worker():
     """Functions of torch that the compiler must not see import it."""
     script = """
-from atoll.node.worker.lean_torch import lean_imports
+from atoll.node.worker.imports.lean_torch import lean_imports
 with lean_imports():
     import torch
 import torch.utils.checkpoint
@@ -367,11 +370,61 @@ print(torch.equal(x.grad, torch.cos(torch.ones(2))))
     assert run_alone(script) == "True"
 
 
+@pytest.mark.parametrize("name", sorted(LATE))
+def test_a_late_package_of_torch_runs_when_somebody_asks_for_it(name):
+    """Whichever is asked first; until then it is there, and did not run."""
+    script = f"""
+import sys
+from types import ModuleType
+from atoll.node.worker.imports.lean_torch import LATE, lean_imports
+with lean_imports():
+    import torch
+late = {{name for name in LATE if type(sys.modules[name]) is not ModuleType}}
+{name}.__doc__
+ran = late - {{name for name in LATE if type(sys.modules[name]) is not ModuleType}}
+print(late == LATE, {name!r} in ran, len(vars({name})) > 10)
+"""
+    assert run_alone(script) == "True True True"
+
+
+def test_late_packages_of_torch_work_and_code_of_others_finds_them_there():
+    script = """
+import sys
+from types import ModuleType
+from atoll.node.worker.imports import lean_torch
+from atoll.node.worker.imports.lean_torch import LATE, lean_imports
+with lean_imports():
+    import torch
+from torch.utils.data import DataLoader
+assert [batch.tolist() for batch in DataLoader(range(4), batch_size=2)] == [[0, 1], [2, 3]]
+assert torch.distributions.Normal(0.0, 1.0).cdf(torch.zeros(1)) == 0.5
+lean_torch.import_module = lambda name: None  # what traces happens to ask each module for its file
+lean_torch.whole_torch()
+print(all(type(sys.modules[name]) is ModuleType for name in LATE))
+"""
+    assert run_alone(script) == "True"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists() or os.cpu_count() == 1, reason="counts threads")
+def test_an_import_of_a_worker_begins_no_threads(monkeypatch):
+    """numpy's BLAS would begin one per core, each of which spins at first."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    script = """
+import os
+from atoll.node.worker.imports.lean_torch import lean_imports
+with lean_imports():
+    import torch
+print(len(os.listdir("/proc/self/task")), os.environ["OPENBLAS_NUM_THREADS"])
+"""
+    assert run_alone(script) == "1 2"
+
+
 @pytest.mark.parametrize("name", ["fsdp", "checkpoint", "tensor"])
 def test_torchs_shards_and_checkpoints_can_be_imported_in_a_worker(name):
     """They trace, too: what was left out and they import each other, in one order only."""
     script = f"""
-from atoll.node.worker.lean_torch import lean_imports
+from atoll.node.worker.imports.lean_torch import lean_imports
 with lean_imports():
     import torch
 import torch.distributed.{name}

@@ -10,9 +10,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.p2p.nat.circuit_tls import RECORDS_BYTES, SEALED_MAX_BYTES, Credentials, Tls, peer_of
+from atoll.p2p.nat.circuit_tls import Credentials, Tls, peer_of
 from atoll.protocols.errors import SignatureFault, Unreachable
 from atoll.protocols.identity import Identity
+from atoll.protocols.nat import RECORDS_BYTES, SEALED_MAX_BYTES
 
 A, B = Identity(b"a" * 32), Identity(b"b" * 32)
 

@@ -9,8 +9,7 @@ import pytest
 
 from atoll.p2p.host.framing import read_frame, write_frame
 from atoll.p2p.host.interface import PeerAddress, PeerDisconnected
-from atoll.p2p.nat.circuit import handshake, open_circuit
-from atoll.p2p.nat.circuit_tls import Credentials
+from atoll.p2p.nat.circuit import handshake, open_circuit, prover
 from atoll.p2p.nat.held_circuits import HOLD_PROTOCOL
 from atoll.p2p.nat.nat_protocol import PROTOCOL, request
 from atoll.p2p.nat.reachability import is_global
@@ -67,7 +66,7 @@ async def homes(world, **options):
 def by_hand(world, source, relay, target, protocol):
     """A circuit of a node that asks nobody whether it may."""
     host = world.hosts[source]
-    credentials = Credentials(Identity(bytes([source]) * 32))
+    credentials = prover(Identity(bytes([source]) * 32))
     relay_id, target_id = world.hosts[relay].peer_id, world.hosts[target].peer_id
     return open_circuit(host._base, world.run, credentials, relay_id, target_id, protocol)
 
@@ -187,7 +186,7 @@ def test_circuits_that_break_while_they_open_use_nothing_up(run_world):
         target = await world.host(2)
         evil = await world.plain(9, {})
         await evil.connect(PeerAddress(target.peer_id, await target.addresses()))
-        credentials = Credentials(Identity(bytes([9]) * 32))
+        credentials = prover(Identity(bytes([9]) * 32))
 
         async def half():
             stream = await evil.open_stream(target.peer_id, CIRCUIT_PROTOCOL)
@@ -214,14 +213,14 @@ def test_the_peer_that_a_relay_brings_is_the_one_that_was_asked_for(run_world):
             """A relay that answers for every peer; its own proof of who it is is a good one."""
             await read_frame(stream, NAT_MAX_BYTES)
             await write_frame(stream, codec.encode(OpenCircuit()))
-            inside = await handshake(stream, Credentials(Identity(bytes([9]) * 32)), "", client=False)
+            inside = await handshake(stream, prover(Identity(bytes([9]) * 32)), "", client=False)
             assert await read_frame(inside, 100) == ECHO.encode()
             await write_frame(inside, codec.encode(OpenCircuit()))
 
         relay = await world.plain(9, {RELAY_PROTOCOL: bring_ourselves})
         caller = await world.plain(2, {})
         await caller.connect(PeerAddress(relay.peer_id, (relay.maddr,)))
-        own = Credentials(Identity(bytes([2]) * 32))
+        own = prover(Identity(bytes([2]) * 32))
         honest = await open_circuit(caller, world.run, own, relay.peer_id, relay.peer_id, ECHO)
         assert honest.peer == relay.peer_id
         wanted = Identity(bytes([3]) * 32).peer_id
@@ -243,7 +242,7 @@ def test_nonsense_in_a_circuit_is_nobodys_proven_fault(run_world):
         stream = await relay.open_stream(target.peer_id, CIRCUIT_PROTOCOL)
         await write_frame(stream, codec.encode(Incoming(world.run, relay.peer_id)))
         await read_frame(stream, NAT_MAX_BYTES)
-        inside = await handshake(stream, Credentials(Identity(bytes([9]) * 32)), "", client=True)
+        inside = await handshake(stream, prover(Identity(bytes([9]) * 32)), "", client=True)
         await write_frame(inside, bytes(1000))
         with pytest.raises(Unreachable):
             await read_frame(inside, NAT_MAX_BYTES)

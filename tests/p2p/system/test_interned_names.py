@@ -20,7 +20,7 @@ for number in range(40_000):
 print(tracemalloc.get_traced_memory()[0] - before)
 """
 WORKER = """
-from atoll.node.worker.lean_torch import lean_imports
+from atoll.node.worker.imports.lean_torch import lean_imports
 with lean_imports():
     import atoll.node.worker.loop
 """

@@ -10,7 +10,8 @@ from prometheus_client import REGISTRY, parser
 from prometheus_client.openmetrics import parser as open_parser
 
 from atoll.node.daemon.web.http_messages import HttpReply
-from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, HISTOGRAMS, Measurements, Metrics, reason_label
+from atoll.node.daemon.web.measurements import Measurements
+from atoll.node.daemon.web.metrics import COUNTERS, GAUGES, HISTOGRAMS, Metrics, reason_label
 from atoll.protocols.local.control_messages import Goodput, RelayUse, Status, TimeShares
 from atoll.protocols.local.durations import DurationCounts
 from atoll.protocols.local.privacy_now import PrivacyNow

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from atoll.node.daemon.web.http_messages import HttpRequest
-from atoll.node.daemon.web.metrics import SHARES
+from atoll.node.daemon.web.measurements import SHARES
 from atoll.node.daemon.web.page_data import ResourceUse, RoundWork, RunPace, SampleText
 from atoll.node.daemon.web.page_file import CHARTS, FOLDER, page
 from atoll.protocols.local.control_messages import LimitUse, PeerStatus, RoundStatus, Status

@@ -1,0 +1,1 @@
+"""What a worker imports, and what it leaves out."""
