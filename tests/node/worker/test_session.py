@@ -17,7 +17,7 @@ import torch
 
 from atoll.node.checkpoint.local import load_local
 from atoll.node.ipc.time_budget import TimeBudget
-from atoll.node.worker import fold_requests
+from atoll.node.worker.folding import fold_requests
 from atoll.node.worker.round_trainer import weight_of
 from atoll.node.worker.schedule.time_account import TimeAccount
 from atoll.node.worker.session import Session
