@@ -19,6 +19,7 @@ from atoll.node.daemon.removal.reasons import reason_given
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, since_of, vote_line
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
+from atoll.node.daemon.standing_still.stillness import FETCHES
 from atoll.protocols.errors import ConfigError, Divergence, LocalFault
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Entry, Excise, Excised, Exclude
@@ -102,6 +103,8 @@ class Removals:
                 continue
             if peer == me:
                 self.machines.feed_round(Pause(self.trouble, self.context.now()))
+            elif self.machines.round.phase in FETCHES:
+                continue  # perhaps only those have the model of the chain that all must follow
             elif one.by == "owner" or works_with_us(finality, peer):
                 self.net.exclude(peer, reason_of(one, me))
             else:
