@@ -264,7 +264,7 @@ class SwarmNetwork:
         """Return the traffic totals since the start."""
         total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
         return TrafficTotals(
-            up=total.bytes_up, down=total.bytes_down, blobs_up=blobs.wire_bytes_up, blob_contents_up=blobs.bytes_up
+            total.bytes_up, total.bytes_down, blobs.wire_bytes_up, blobs.bytes_up, blobs.bytes_down
         )
 
     # --- changes of the chain -------------------------------------------------------------------
