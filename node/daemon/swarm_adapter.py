@@ -335,7 +335,8 @@ class SwarmNetwork:
         await self._tell_synced(listener)
 
     async def _tell_synced(self, listener: SwarmListener) -> None:
-        while self._swarm.ledger.since(self.read_to, 1):
+        if self._swarm.ledger.since(self.read_to, 1):
+            # All that is stored by then is carried at once. What comes after it may never end.
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()
