@@ -97,15 +97,13 @@ class Removals:
                     peer, Round(first), reason_given(finality, peer, first, reasons=self._reasons), by="voters"
                 )
         for peer, one in self.found.items():
-            # Until its round is final a peer may be a voter that the others need.
+            # Until its round is final others may need its vote, and a node without the model needs its snapshot.
             is_due = max(finality.deciding, at_work) >= one.round if peer == me else finality.deciding > one.round
             if peer in self._done or not is_due:
                 continue
             if peer == me:
                 self.machines.feed_round(Pause(self.trouble, self.context.now()))
-            elif self.machines.round.phase in FETCHES:
-                continue  # perhaps only those have the model of the chain that all must follow
-            elif one.by == "owner" or works_with_us(finality, peer):
+            elif self.machines.round.phase not in FETCHES and (one.by == "owner" or works_with_us(finality, peer)):
                 self.net.exclude(peer, reason_of(one, me))
             else:
                 continue

@@ -262,10 +262,8 @@ class SwarmNetwork:
 
     def bytes_moved(self) -> TrafficTotals:
         """Return the traffic totals since the start."""
-        total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
-        return TrafficTotals(
-            total.bytes_up, total.bytes_down, blobs.wire_bytes_up, blobs.bytes_up, blobs.bytes_down
-        )
+        host, blobs = self._host.statistics(), self._swarm.blobs.statistics()
+        return TrafficTotals(host.bytes_up, host.bytes_down, blobs.wire_bytes_up, blobs.bytes_up, blobs.bytes_down)
 
     # --- changes of the chain -------------------------------------------------------------------
 

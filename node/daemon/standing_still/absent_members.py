@@ -204,8 +204,7 @@ def no_model(state: RoundState, newest: int, applied: int, leases: Leases, still
     `applied`: the newest round in its Θ_final. `leases` is called for who lacks it only. Empty: it is not so, or
     payloads may come. A new run's first fold ends after its round became final: only who fetches lacks a model.
     """
-    is_due = applied < 0 or still.still_s >= LEAST_S
-    if state.phase not in FETCHES or newest < 0 or applied >= newest or not is_due:
+    if state.phase not in FETCHES or newest < 0 or applied >= newest or (applied >= 0 and still.still_s < LEAST_S):
         return ""
     if any(lease.snapshot and (applied < 0 or lease.snapshot_round > applied) for lease, _ in leases().values()):
         return ""
