@@ -262,10 +262,8 @@ class SwarmNetwork:
 
     def bytes_moved(self) -> TrafficTotals:
         """Return the traffic totals since the start."""
-        total, blobs = self._host.statistics(), self._swarm.blobs.statistics()
-        return TrafficTotals(
-            up=total.bytes_up, down=total.bytes_down, blobs_up=blobs.wire_bytes_up, blob_contents_up=blobs.bytes_up
-        )
+        host, blobs = self._host.statistics(), self._swarm.blobs.statistics()
+        return TrafficTotals(host.bytes_up, host.bytes_down, blobs.wire_bytes_up, blobs.bytes_up, blobs.bytes_down)
 
     # --- changes of the chain -------------------------------------------------------------------
 
@@ -335,7 +333,8 @@ class SwarmNetwork:
         await self._tell_synced(listener)
 
     async def _tell_synced(self, listener: SwarmListener) -> None:
-        while self._swarm.ledger.since(self.read_to, 1):
+        if self._swarm.ledger.since(self.read_to, 1):
+            # All that is stored by then is carried at once. What comes after it may never end.
             self._has_carried.clear()
             await self._has_carried.wait()
         listener.on_synced()

@@ -129,7 +129,7 @@ class Driver:
             self.round,
             self.training.progress.step if self.training.progress else 0,
             self.finalizer.applied,
-            self.net.bytes_moved().down,
+            self.net.bytes_moved(),
             fetches=bool(self.training.waiting),
             works=self.worker.asked > 0,
             starts=self.worker.starting,
@@ -192,15 +192,15 @@ class Driver:
         await self.machines.idle.wait()
 
     def view(self) -> NodeView:
-        state, finality, leases = self.round, self.finality, self.net.leases
-        pace_s, progress = self.training.starts.expected_s, self.training.progress
-        waiting = self.training.waiting or no_model(state, finality.last_final, self.finalizer.applied, leases)
-        late, held = is_late(self.still, state, pace_s), self.contributions.is_held
+        state, finality, leases, still = self.round, self.finality, self.net.leases, self.still
+        pace_s, progress, applied = self.training.starts.expected_s, self.training.progress, self.finalizer.applied
+        waiting = self.training.waiting or no_model(state, finality.last_final, applied, leases, still)
+        late, held = is_late(still, state, pace_s), self.contributions.is_held
         stuck = lost_work(finality, self.training.lost, self.leases.members, held, is_late=late)
         gone, why = missing(finality, leases), waiting or reason(state, progress)
         return NodeView(
             round=state,
-            applied=self.finalizer.applied,
+            applied=applied,
             experts=self.assignment.trained,
             progress=progress,
             waiting=waiting,
@@ -208,8 +208,8 @@ class Driver:
             excluded=self.removals.shown(),
             votes_against=votes_against(finality),
             missing=gone,
-            frozen=frozen(self.still, state, pace_s, missing=gone or stuck, why=why),
-            still_s=self.still.still_s,
+            frozen=frozen(still, state, pace_s, missing=gone or stuck, why=why),
+            still_s=still.still_s,
             validated=self.evaluator.validated,
             standings=self.standings,
             left=self.leases.left_at.keys(),

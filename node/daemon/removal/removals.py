@@ -19,6 +19,7 @@ from atoll.node.daemon.removal.reasons import reason_given
 from atoll.node.daemon.removal.requests import first_excised, first_excluded, reason_of, since_of, vote_line
 from atoll.node.daemon.removal.traffic import works_with_us
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
+from atoll.node.daemon.standing_still.stillness import FETCHES
 from atoll.protocols.errors import ConfigError, Divergence, LocalFault
 from atoll.protocols.ids import PeerId, Round
 from atoll.protocols.ledger.records import Entry, Excise, Excised, Exclude
@@ -96,13 +97,13 @@ class Removals:
                     peer, Round(first), reason_given(finality, peer, first, reasons=self._reasons), by="voters"
                 )
         for peer, one in self.found.items():
-            # Until its round is final a peer may be a voter that the others need.
+            # Until its round is final others may need its vote, and a node without the model needs its snapshot.
             is_due = max(finality.deciding, at_work) >= one.round if peer == me else finality.deciding > one.round
             if peer in self._done or not is_due:
                 continue
             if peer == me:
                 self.machines.feed_round(Pause(self.trouble, self.context.now()))
-            elif one.by == "owner" or works_with_us(finality, peer):
+            elif self.machines.round.phase not in FETCHES and (one.by == "owner" or works_with_us(finality, peer)):
                 self.net.exclude(peer, reason_of(one, me))
             else:
                 continue

@@ -10,7 +10,7 @@ from atoll.node.daemon.consensus.succession import LISTEN_S, SHORT_PATIENCES, aw
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
 from atoll.node.daemon.rounds.state import RoundState
-from atoll.node.daemon.standing_still.stillness import FETCHES
+from atoll.node.daemon.standing_still.stillness import FETCHES, LEAST_S, Stillness
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import is_quorum
 from atoll.protocols.ledger.registers import Lease
@@ -198,16 +198,15 @@ def lost_work(
     )
 
 
-def no_model(state: RoundState, newest: int, applied: int, leases: Leases) -> str:
-    """That no member here offers the model of final round `newest`, or an older one, to a node that has none.
+def no_model(state: RoundState, newest: int, applied: int, leases: Leases, still: Stillness) -> str:
+    """That no member here offers the model of final round `newest`, or an older one that helps, to who lacks it.
 
-    `applied`: the newest round in its Θ_final. `leases` is called for a node without a model only. Empty: it has
-    one, needs none, or somebody offers one. A new run's first fold ends after its round became final: only a node
-    that fetches lacks a model.
+    `applied`: the newest round in its Θ_final. `leases` is called for who lacks it only. Empty: it is not so, or
+    payloads may come. A new run's first fold ends after its round became final: only who fetches lacks a model.
     """
-    if state.phase not in FETCHES or applied >= 0 or newest < 0:
+    if state.phase not in FETCHES or newest < 0 or applied >= newest or (applied >= 0 and still.still_s < LEAST_S):
         return ""
-    if any(lease.snapshot for lease, _ in leases().values()):
+    if any(lease.snapshot and (applied < 0 or lease.snapshot_round > applied) for lease, _ in leases().values()):
         return ""
     return f"waiting for the model of round {newest}: no member that is here offers it"
 

@@ -11,6 +11,7 @@ import msgspec
 from atoll.node.daemon.rounds.leaps import is_ahead
 from atoll.node.daemon.rounds.queries import must_wait, waits_for_others
 from atoll.node.daemon.rounds.state import STALL_ROUNDS, Phase, RoundState
+from atoll.node.daemon.telemetry.round_log import TrafficTotals
 
 FROZEN_ROUNDS = 5.0
 """A node is frozen when nothing moved for so many of its rounds and a lease; by then its wait for a member that is
@@ -40,7 +41,7 @@ class Marks(msgspec.Struct, frozen=True, kw_only=True):
     final: int
     """Newest round in the worker's Θ_final."""
     fetched_bytes: int
-    """Bytes received since the start while the node waits for files; 0 while it does not."""
+    """Bytes received since the start while it waits for files, of files alone while it catches up; else 0."""
     works: bool = False
     """It catches up, and what it waits for is an answer of its worker."""
     starts: int = 0
@@ -51,7 +52,7 @@ def marks_of(
     state: RoundState,
     step: int,
     final: int,
-    down_bytes: int,
+    moved: TrafficTotals,
     *,
     fetches: bool,
     works: bool = False,
@@ -59,13 +60,15 @@ def marks_of(
 ) -> Marks:
     """The marks of a node.
 
-    `down_bytes`: received since the start; `fetches`: it waits for files of its round; `works`: its worker has not
-    answered a request; `starts`: signs of progress of its start, 0 if it was not asked to.
+    `moved`: since the start; `fetches`: it waits for files of its round; `works`: its worker has not answered a
+    request; `starts`: signs of progress of its start, 0 if it was not asked to.
     """
     # Others' entries and payloads come all the time: beside a worker that hangs they are no sign that it gets on.
     works = works and state.phase is Phase.CATCH_UP
     starts = starts if state.phase in FETCHES else 0
-    fetched = down_bytes if (fetches or state.phase in FETCHES) and not (works or starts) else 0
+    # Leases come from neighbours that lack the same files. Before ledgers are compared they are a sign.
+    fetched = moved.blob_contents_down if state.phase is Phase.CATCH_UP else moved.down
+    fetched = fetched if (fetches or state.phase in FETCHES) and not (works or starts) else 0
     return Marks(
         phase=state.phase,
         round=state.round,

@@ -40,6 +40,7 @@ class TrafficTotals(NamedTuple):
     blobs_up: int
     """Blob transfers with their framing."""
     blob_contents_up: int
+    blob_contents_down: int = 0
 
 
 class RoundLog:

@@ -1,5 +1,6 @@
 """What the swarm's tasks tell the driver before a node is synced."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -68,6 +69,32 @@ def test_who_is_in_no_final_set_is_a_stranger_to_downloads_once_there_is_one():
     assert [payloads._line_of(peer).is_stranger for peer in (ME, "new")] == [False, True]
     run_virtual(payloads.pushed(b"blob", 7))
     assert asked == [(b"blob", 7)]
+
+
+def test_entries_that_never_end_keep_no_node_from_its_votes():
+    """One more is stored whenever it looks, as in a flood. It waits for those that are there when it begins."""
+    told = []
+
+    async def flood(cursor):
+        for number in range(1, 300):
+            if number > 3:
+                await asyncio.sleep(0)
+            yield number, f"entry {number}"
+
+    swarm = SimpleNamespace(entries=flood, ledger=SimpleNamespace(since=lambda cursor, count: ["one more"]))
+    listener = SimpleNamespace(on_entry=told.append, on_synced=lambda: told.append("synced"))
+
+    async def story() -> None:
+        net = SwarmNetwork(swarm, MemoryNetwork(seed=1).host(ME), ME)
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(net._tell_synced(listener))
+            await asyncio.sleep(0)
+            await net._carry_entries(listener)
+            asked.cancel()
+
+    run_virtual(story())
+    assert "entry 3" in told[: told.index("synced")]
+    assert told.index("synced") < 10, "it waited for the end"
 
 
 @pytest.mark.parametrize("parts", [0, 3])

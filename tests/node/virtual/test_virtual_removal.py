@@ -217,6 +217,30 @@ def test_an_owner_that_was_cut_off_stays_in_its_chain_if_it_excluded_all_others(
     run_virtual(story())
 
 
+def test_the_model_of_a_chain_comes_from_the_excluded_if_nobody_else_has_it(world):
+    """A member that is not excluded made their chain count, and is dead. The owner waited for it for good."""
+
+    async def story() -> None:
+        async with world(400, 1) as w:
+            for number in range(4):
+                w.start(number, ROUND_S)
+            await w.until(lambda: min(finals(w, *range(4))) >= 4)
+            owner, others = w.nodes[0], [w.nodes[number].peer for number in range(1, 4)]
+            w.network.cut([owner.peer], others)
+            await asyncio.sleep(w.spec.pace.lease_s + 10 * ROUND_S)
+            for peer in others[:2]:
+                owner.driver.exclude(peer, None, "gone")
+            await asyncio.sleep(3 * ROUND_S)
+            await w.kill(3)
+            before = max(finals(w, *range(4)))
+            w.network.heal()
+            await w.until(lambda: owner.worker.final >= before + 6, w.spec.pace.lease_s + 12 * ROUND_S)
+            assert {number for number, _ in w.changes} == {0}, "it left its chain for theirs"
+            assert not owner.swarm.neighbours(), "it cut them off again"
+
+    run_virtual(story())
+
+
 # --- work that is taken out of final rounds -----------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from atoll.node.daemon.consensus.chains.epochs import MAX_VOTES, Electorate, Epo
 from atoll.node.daemon.consensus.types import CorrectionsHeld, Excision, FinalityState
 from atoll.node.daemon.removal.removals import Removals
 from atoll.node.daemon.removal.requests import SHOWN, votes_against
+from atoll.node.daemon.rounds.state import Phase
 from atoll.node.daemon.rounds.types import AuthorExcluded, Pause
 from atoll.protocols.errors import ConfigError, LocalFault
 from atoll.protocols.ids import PeerId, Round, RunId, digest
@@ -27,7 +28,7 @@ class Node:
         self.round, self.told, self.cut, self.reduced, self.written = [], [], {}, [], []
         self.asked, self.has_payloads, self.finality = [], True, []
         self.machines = SimpleNamespace(
-            round=SimpleNamespace(round=4),
+            round=SimpleNamespace(round=4, phase=Phase.TRAIN),
             finality=FinalityState(
                 run=RUN,
                 me=me,
@@ -93,6 +94,17 @@ def test_a_peer_is_cut_off_once_its_round_is_final_and_told_why():
     node.decide(8)
     assert set(node.cut) == {BAD}
     assert "from round 7 on: noise" in node.cut[BAD]
+
+
+@pytest.mark.parametrize("phase", [Phase.SYNC, Phase.CATCH_UP])
+def test_a_node_without_the_model_cuts_nobody_off_before_it_has_it(phase):
+    node = Node(deciding=9)
+    node.machines.round.phase = phase
+    node.hear(Exclude(Round(7), BAD, "noise"))
+    assert not node.cut
+    node.machines.round.phase = Phase.JOIN
+    node.removals.step()
+    assert set(node.cut) == {BAD}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from atoll.node.daemon.standing_still.stillness import (
     watch,
 )
 from atoll.node.daemon.steps.step_budget import RoundStarts
+from atoll.node.daemon.telemetry.round_log import TrafficTotals
 from atoll.node.runs.presets import preset
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, digest
@@ -37,6 +38,11 @@ VOTERS = "round 6 lacks 2 of 4 voters: …a left, …b left; those that are here
 
 def state(phase: Phase = Phase.TRAIN, **changes) -> RoundState:
     return msgspec.structs.replace(begin(config_of(SPEC, SPEC.owner)), phase=phase, round=7, **changes)
+
+
+def moved(down_bytes: int, files_bytes: int | None = None) -> TrafficTotals:
+    """What was received, of files only unless more is said."""
+    return TrafficTotals(0, down_bytes, 0, 0, down_bytes if files_bytes is None else files_bytes)
 
 
 def member(round_s: float) -> MemberView:
@@ -85,13 +91,21 @@ def test_a_node_that_fetches_moves_while_bytes_come():
 
 
 def test_only_bytes_that_are_waited_for_are_a_move():
-    assert marks_of(state(), 3, 5, 900, fetches=False) == BEGUN
-    assert marks_of(state(), 3, 5, 900, fetches=True).fetched_bytes == 900
-    assert marks_of(state(Phase.SYNC), 3, 5, 900, fetches=False).fetched_bytes == 900
+    assert marks_of(state(), 3, 5, moved(900), fetches=False) == BEGUN
+    assert marks_of(state(), 3, 5, moved(900), fetches=True).fetched_bytes == 900
+    assert marks_of(state(Phase.SYNC), 3, 5, moved(900), fetches=False).fetched_bytes == 900
+
+
+def test_leases_of_neighbours_are_no_move_of_a_node_that_catches_up():
+    """Two that lacked the same model told each other so for good, and neither said that it stood still."""
+    heard = [marks_of(state(Phase.CATCH_UP), 3, 5, moved(count, 7), fetches=False) for count in (10, 20, 30)]
+    assert after(FETCH_S, *heard).still_s == after(FETCH_S, *heard).unfinal_s == 3 * FETCH_S
+    brought = [marks_of(state(Phase.CATCH_UP), 3, 5, moved(10, count), fetches=False) for count in (7, 8)]
+    assert after(FETCH_S, *brought).unfinal_s == FETCH_S - 1
 
 
 def test_bytes_beside_a_worker_that_does_not_answer_are_no_move():
-    asked = [marks_of(state(Phase.CATCH_UP), 3, 5, count, fetches=False, works=True) for count in (1, 2, 3)]
+    asked = [marks_of(state(Phase.CATCH_UP), 3, 5, moved(count), fetches=False, works=True) for count in (1, 2, 3)]
     assert {each.fetched_bytes for each in asked} == {0}
     still = after(200, *asked)
     assert (still.still_s, still.unfinal_s) == (600.0, 600.0)
@@ -100,25 +114,25 @@ def test_bytes_beside_a_worker_that_does_not_answer_are_no_move():
     short = limit_s(state(Phase.CATCH_UP), 1.0, works=True)
     assert short == FROZEN_ROUNDS + LEASE_S < limit_s(state(Phase.CATCH_UP), 1.0) == FETCH_S
     # It answered, and files are waited for again.
-    ready = [marks_of(state(Phase.CATCH_UP), 3, 5, count, fetches=False) for count in (4, 5)]
+    ready = [marks_of(state(Phase.CATCH_UP), 3, 5, moved(count), fetches=False) for count in (4, 5)]
     assert after(200, *asked, *ready).unfinal_s == 199.0
-    assert marks_of(state(Phase.SYNC), 3, 5, 9, fetches=False, works=True).fetched_bytes == 9
+    assert marks_of(state(Phase.SYNC), 3, 5, moved(9), fetches=False, works=True).fetched_bytes == 9
 
 
 @pytest.mark.parametrize("phase", [Phase.SYNC, Phase.CATCH_UP])
 def test_while_a_worker_starts_only_its_start_is_a_move(phase):
-    starting = [marks_of(state(phase), 3, 5, count, fetches=False, starts=4) for count in (1, 2, 3)]
+    starting = [marks_of(state(phase), 3, 5, moved(count), fetches=False, starts=4) for count in (1, 2, 3)]
     assert {each.fetched_bytes for each in starting} == {0}
     still = after(LEAST_S / 3, *starting)
     assert frozen(still, state(phase), 1.0, missing=VOTERS, why="waiting") == ""
     still = after(LEAST_S / 3 + 1, *starting)
     told = frozen(still, state(phase), 1.0, missing=VOTERS, why="waiting")
     assert told.startswith("frozen: the worker's start made no progress for 63 s; ")
-    moved = [marks_of(state(phase), 3, 5, 9, fetches=False, starts=count) for count in range(4, 40)]
-    still = after(LEAST_S, *moved)
+    told_of = [marks_of(state(phase), 3, 5, moved(9), fetches=False, starts=count) for count in range(4, 40)]
+    still = after(LEAST_S, *told_of)
     assert (still.still_s, still.unfinal_s) == (59.0, 59.0), "a long start is no time without a final round"
     assert frozen(still, state(phase), 1.0, missing="", why="") == ""
-    assert marks_of(state(), 3, 5, 9, fetches=False, starts=4) == BEGUN, "it trains, observes or rests"
+    assert marks_of(state(), 3, 5, moved(9), fetches=False, starts=4) == BEGUN, "it trains, observes or rests"
 
 
 def test_time_in_which_the_daemon_did_not_run_does_not_count():
