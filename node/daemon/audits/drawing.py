@@ -4,12 +4,15 @@ All of a request follows from the set, the member and a seed, so an evaluator ma
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
+from atoll.node.daemon.audits.newcomer_weights import Weigh, claimed_weights
 from atoll.node.daemon.coordinator.contribution_sets import ContributionIndex
 from atoll.node.daemon.core.interfaces import BlobSource
-from atoll.protocols.audits.standing import audited_by
+from atoll.protocols.audits.standing import FULL, audited_by
 from atoll.protocols.ids import Digest, PeerId, Round
 from atoll.protocols.ledger.audit_claims import audit_key, audit_seed
 from atoll.protocols.local.contribution_forms import member_of
@@ -41,6 +44,8 @@ class AuditDraw:
     """Contributions of a round that each of its authors audits."""
     contributions: ContributionIndex
     blobs: BlobSource
+    weigh: Weigh = claimed_weights
+    """Returns what contributions to a final round weigh in its fold."""
 
     def is_whole(self, names: tuple[Digest, ...]) -> bool:
         """Return whether all payloads of a set are here: another node with all of them draws the same."""
@@ -58,7 +63,8 @@ class AuditDraw:
 
         `before`: rounds below it were final here when a contribution came. By default no payload was sent before.
         """
-        found = {entry: (author, record) for entry, author, record in self.contributions.find(names)}
+        everybody = self.contributions.find(names)
+        found = {entry: (author, record) for entry, author, record in everybody}
         own = next((entry for entry, (author, _) in found.items() if author == member), None)
         held = [entry for entry in found if self.contributions.is_held(entry)]
         if own is None or len(held) < 2:
@@ -68,19 +74,28 @@ class AuditDraw:
             author, record = found[entry]
             return member_of(entry, author, record.weight, record, self.blobs.blob_path(record.payload))
 
-        requests = {}
+        requests, weights = {}, self.weigh(number, everybody)
         for drawn in audited_by(found, self.each).get(own, ()):
-            others = sorted(entry for entry in held if entry != drawn)
             chance = audit_seed(seed, drawn)
-            random.Random(chance).shuffle(others)
+            others = _by_weight({entry: weights[entry] for entry in held if entry != drawn}, chance)
             if drawn in held:
                 requests[audit_key(seed, drawn)] = AuditRequest(
                     round=number,
                     tokens=found[drawn][1].tokens,
                     seed=chance,
                     audited=named(drawn),
-                    others=tuple(map(named, others)),
+                    others=tuple(replace(named(entry), weight=weight) for entry, weight in others.items()),
                     sent=tuple(map(named, held)),
                     before=before(drawn),
                 )
         return requests
+
+
+def _by_weight(weights: Mapping[Digest, int], chance: int) -> dict[Digest, int]:
+    """Contributions with weights, the heavier ones likely first; `chance` says in which order.
+
+    Identities cost nothing: with one say each, made-up ones that train on a member's windows would hide its work.
+    """
+    rng = random.Random(chance)
+    turns = {entry: rng.expovariate(weights[entry]) for entry in sorted(weights) if weights[entry]}
+    return {entry: min(FULL, weights[entry]) for entry in sorted(turns, key=turns.__getitem__)}

@@ -71,7 +71,12 @@ def build_weighing(
     """Return the parts of one node. `prepare` fetches what a member's turn read; `summary`: of old records."""
     made = Weighing()
     if audits := context.spec.audit:
-        draws = AuditDraw(each=audits.per_round, contributions=contributions, blobs=net)
+        draws = AuditDraw(
+            each=audits.per_round,
+            contributions=contributions,
+            blobs=net,
+            weigh=lambda number, found: made.weigh(number, found),
+        )
         made.auditor = Auditor(
             audits=audits,
             context=context,

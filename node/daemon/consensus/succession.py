@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from atoll.node.daemon.consensus import types as finality_types
 from atoll.node.daemon.consensus.chains.early_ballots import admit
 from atoll.node.daemon.consensus.chains.epochs import EpochId, Segment, best_of
+from atoll.node.daemon.consensus.chains.open_work import has_no_model, may_be_early, newest_rounds
 from atoll.node.daemon.consensus.chains.past_books import parted
 from atoll.node.daemon.consensus.presence import here_of, is_trying, note_presence, present_of, withheld
 from atoll.node.daemon.consensus.proposer import MIN_PATIENCE_S
@@ -178,23 +179,14 @@ def _tiers(state: finality_types.FinalityState) -> Iterator[frozenset[PeerId]]:
     electorate = state.electorate(state.deciding)
     yield frozenset(electorate.voters)
     yield electorate.recent
-    yield frozenset(_newest_rounds(state))
-
-
-def _newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
-    """The newest open round that each author contributed to."""
-    found: dict[PeerId, int] = {}
-    for number in sorted(state.books):
-        if number > state.last_final:
-            found.update(dict.fromkeys(state.books[number].contributors, number))
-    return found
+    yield frozenset(newest_rounds(state))
 
 
 def _to_sign(state: finality_types.FinalityState) -> Epoch | None:
     """The epoch to sign: one that others signed and that leaves none of us out, else our own."""
     book, number = state.epochs, state.deciding
     candidates, here = candidates_here(state)
-    if state.me not in here:
+    if state.me not in here or may_be_early(state, here):
         return None
     mine = Epoch(number, state.epoch, tuple(sorted(here)))
     # Members that are no candidates are refused: one liar among us could bring in any number of its own names,
@@ -227,6 +219,11 @@ def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:
     # The last group is costly and hardly ever needed; this is asked at every event while there is an epoch.
     if _outweighs(state, name, lambda group: group, _tiers(state)):
         return True
+    # Sides that met may all have come to a chain whose last members had left it, and took its model along.
+    if has_no_model(state) and state.epochs.on_side(
+        name, frozenset(state.voters) - state.epochs.excluded_from(state.deciding)
+    ):
+        return True
     # Some of the others may be alive without being known here yet.
     is_known = state.now - state.live_since >= state.patience_s
     if is_known and _outweighs(state, name, lambda group: here_of(state, group), _tiers(state)):
@@ -241,7 +238,7 @@ def went_on(state: finality_types.FinalityState, name: EpochId, tiers: Iterable[
     # writes contributions to far rounds misleads nobody that was here all the time.
     if state.away_since is None or not may_have_been_away(state):
         return False
-    newest = _newest_rounds(state)
+    newest = newest_rounds(state)
     side = state.epochs.on_side(name, newest.keys())
     since = max((newest[peer] for peer in side), default=-1) - AWAY_ROUNDS
     if since <= state.deciding or newest.get(state.me, -1) >= since:

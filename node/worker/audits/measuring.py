@@ -120,7 +120,7 @@ def originals(ask: AuditRequest, sent: SentPayloads) -> tuple[Member, ...]:
 
 
 def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
-    """The audited contribution less the mean of the others, in the layers' matrices; float32 `[C, 4096]`.
+    """The audited contribution less the others' mean by weight, in the layers' matrices; float32 `[C, 4096]`.
 
     Embeddings and vectors are left out: they hold what words are frequent, which hides what was trained on. Others
     are at most as long as the audited one in each matrix: a long copy would turn it around, noise would hide it.
@@ -131,11 +131,12 @@ def difference(spec: RunSpec, ask: AuditRequest) -> Tensor:
     most = [(rows, float(sent_C4096[rows].norm())) for _, rows in _matrices(arena)]
     for rows, _ in most:
         step_C4096[rows] = sent_C4096[rows]
+    total = sum(other.weight for other in ask.others)
     for other in ask.others:
         codec.give_back(sent_C4096.zero_(), map_payload(other.path))
         for rows, longest in most:
-            share = min(1.0, longest / (float(sent_C4096[rows].norm()) or 1.0)) / len(ask.others)
-            step_C4096[rows].sub_(sent_C4096[rows], alpha=share)
+            share = min(1.0, longest / (float(sent_C4096[rows].norm()) or 1.0))
+            step_C4096[rows].sub_(sent_C4096[rows], alpha=share * other.weight / total)
     return step_C4096
 
 

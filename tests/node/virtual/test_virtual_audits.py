@@ -49,7 +49,7 @@ class AuditedWorker(FakeWorker):
     async def _answer(self, ask):
         match ask:
             case AuditRequest(number, _, seed, audited, others, sent, before, measures):
-                assert {audited, *others} <= set(sent)
+                assert {audited.entry, *(other.entry for other in others)} <= {each.entry for each in sent}
                 assert before <= number
                 assert audited.author != self.me
                 assert audited.entry not in {other.entry for other in others}

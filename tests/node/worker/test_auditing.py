@@ -208,6 +208,28 @@ def test_what_another_sent_hides_no_work_and_turns_no_audit_around_however_long_
     assert np.mean(found) > 8, found
 
 
+def rivals(homes, work, folder, count):
+    """Work on the first member's windows that sends other values than its own: what it had no room for."""
+    rest = homes[0].session._feedback.residual_C4096.clone()
+    rest[work != 0] = 0
+    most = rest.abs().topk(AUDITED.compress.k, dim=1).indices
+    lie = torch.zeros_like(rest).scatter_(1, most, rest.gather(1, most))
+    return [sent_as(10 * lie, folder / f"rival {at}") for at in range(count)]
+
+
+def test_work_of_many_newcomers_on_a_members_windows_hides_none_of_its_own(trained, tmp_path):
+    """They have a quarter of the weight together, and so much of the mean. No value is a copy."""
+    homes, (one, two, three) = trained
+    work = said(homes[0].pending, torch.zeros((arena_of(AUDITED.model).chunks, 4096)), AUDITED)
+    crowd = rivals(homes, work, tmp_path, 6)
+    light = [msgspec.structs.replace(each, weight=2) for each in crowd]
+    ask = AuditRequest(Round(0), STEPS, SEED, one, (two, three, *light), (), Round(0))
+    assert originals(ask, homes[2].session._sent) == ask.others
+    found = [audit(homes[2], one, [two, three, *light], seed=seed) for seed in range(3)]
+    heavy = [audit(homes[2], one, [two, three, *crowd], seed=seed) for seed in range(3)]
+    assert np.mean(found) > 16 > 12 > np.mean(heavy), (found, heavy)
+
+
 def test_copies_of_the_audited_contribution_are_no_others_however_many_there_are(trained, tmp_path):
     """Of work less eight copies of it nothing is left; less some that differ a little, what these choose."""
     homes, (one, two, three) = trained

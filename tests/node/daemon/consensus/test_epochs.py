@@ -196,7 +196,20 @@ def test_after_voters_that_left_the_candidates_decide_at_once_if_all_are_here():
     for leave in leaves:
         node.say(*leave)
     assert not node.wait(1).signed(), "a member that did not leave may be on its way"
-    assert node.say(D, Leave(Round(5))).signed() == [epoch(STRANGER)]
+    assert not node.say(D, Leave(Round(5))).signed(), "another may have the same work done in a moment"
+    assert node.say(STRANGER, work(STRANGER, 6)).signed() == [epoch(STRANGER)]
+
+
+def test_members_that_are_known_by_their_work_alone_go_on_together():
+    """In a guarded run the owner may decide alone. All end the round at one time: each would go on by itself."""
+    left = [(peer, Leave(Round(5))) for peer in (A, B, C, D)]
+    one, other = PeerId("peer-y"), PeerId("peer-z")
+    nodes = [Node(me=me, here=(one, other)) for me in (one, other)]
+    said = [*left, (one, work(one, 5)), (other, work(other, 5)), (one, work(one, 6)), (other, work(other, 6))]
+    for node, own_first in zip(nodes, (said, [*left, said[5], said[4], said[7], said[6]]), strict=True):
+        for author, body in own_first:
+            node.say(author, body)
+        assert node.signed() == [epoch(one, other)]
 
 
 def test_who_left_votes_again_only_after_the_rounds_that_it_left_behind():
@@ -254,6 +267,17 @@ def test_where_all_voters_are_gone_recent_members_take_their_place():
 def test_an_epoch_of_fewer_than_the_others_that_are_here_is_not_entered(voters):
     node = Node(voters=voters).wait(100).say(voters[-1], epoch(voters[-1]))
     assert not node.wait(LEASE).entered()
+
+
+@pytest.mark.parametrize("voted", [False, True])
+def test_where_all_that_are_here_came_without_a_model_they_go_to_the_voter_that_has_it(voted):
+    """Sides that met each found that the epoch before had decided; its last member had left it with the model."""
+    node = Node(here=(A, B, C)).wait(LEASE + 1)
+    node.say(A, Follow(Round(5), b"")).say(B, Follow(Round(5), b""), *(votes(b"", 5) if voted else []))
+    node.say(C, epoch(C))
+    assert node.entered() == ([] if voted else [epoch_id(epoch(C))])
+    stranger = Node(here=(A, B)).say(A, Follow(Round(5), b"")).say(B, Follow(Round(5), b""))
+    assert stranger.say(STRANGER, epoch(STRANGER)).wait(LEASE).entered() == []
 
 
 def test_an_epoch_of_strangers_is_not_entered():
@@ -482,7 +506,7 @@ def test_nobody_goes_on_now_where_nobody_that_is_here_has_worked():
     node = Node(me=STRANGER, voters=(A,), here=(STRANGER,)).wait(LEASE + 1)
     told = "nobody that is here may sign for going on; a member that works in a round may"
     assert missing(node.state).endswith(f"; {told}")
-    node.say(STRANGER, work(STRANGER, 5))
+    node.say(STRANGER, work(STRANGER, 6))
     assert node.signed() == [epoch(STRANGER)]
 
 
