@@ -174,6 +174,9 @@ def run(argv: Sequence[str] | None = None, *, name: str = "atoll") -> int:
         click.echo(f"error: {error.line()}", err=True)
         return error.exit_code
     except OSError as error:
+        if isinstance(error, PermissionError) and error.filename:  # another user's home, looked at by its paths
+            click.echo(f"error: {error.filename}: {error.strerror}; check who owns it", err=True)
+            return LocalFault.exit_code
         # A fault of any other file is a DiskFault by now: what is left is the output.
         if error.errno not in _FULL or error.filename is not None:
             raise

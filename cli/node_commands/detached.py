@@ -29,7 +29,7 @@ DATAGRAM_BYTES = 4096
 
 def start_detached(ctx: click.Context, home: Home, *, reads_stdin: bool, as_json: bool) -> None:
     """Start the command of `ctx` again without its terminal. Raises Exit with the node's code if it ends early."""
-    from atoll.p2p.transports.p2pd.process import private_folder  # its modules are slow to load
+    from atoll.p2p.transports.p2pd.private_folder import private_folder  # its modules are slow to load
 
     command = [sys.executable, "-m", "atoll.cli.main", *words_of(ctx), "--detached"]
     with (

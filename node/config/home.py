@@ -6,8 +6,9 @@ HOME/runs/NAME.run     signed RunSpecs       HOME/runs/<run id>/ what the run ke
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ HOME_VARIABLE = "ATOLL_HOME"
 SOCKET_PATH_MAX_BYTES = 100
 """sun_path has 104 bytes on macOS and 108 on Linux, the final zero included."""
 _LOCK_MAX_BYTES = 64
+_TRIES, _TRY_S = 20, 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def hold_lock(home: Home) -> Iterator[None]:
         descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take_lock(descriptor)
         except BlockingIOError as error:
             raise ConfigError(
                 f"a node already runs in {home.root} (pid {_pid_in(descriptor)})",
@@ -123,6 +125,15 @@ def hold_lock(home: Home) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _take_lock(descriptor: int) -> None:
+    """Raises BlockingIOError, after as many tries as outlast somebody who looks by `is_locked`: 0.2 s."""
+    for _ in range(_TRIES - 1):
+        with suppress(BlockingIOError):
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_TRY_S)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_locked(home: Home) -> bool:

@@ -1,6 +1,7 @@
 """The command table, help, exit codes: every failure is one line."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import pty
@@ -8,6 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
+from pathlib import Path
 
 import click
 import pytest
@@ -48,6 +50,25 @@ def test_every_command_speaks_json_in_a_home():
         assert any("--json" in param.opts and param.is_flag for param in command.params), path
         assert "--home" in options or path in homeless, path
         assert command.help, path
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "list"), ("doctor",), ("status", "--last"), ("run", "rm", "t", "--yes")]
+)
+def test_the_home_of_another_user_is_a_line(atoll, monkeypatch, command):
+    """Who started a node by `sudo` once: most commands look at paths there before they open any."""
+    real = Path.stat
+
+    def refused(self: Path, **how: bool) -> os.stat_result:
+        if "runs" in self.parts:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+        return real(self, **how)
+
+    monkeypatch.setattr(Path, "stat", refused)
+    ran = atoll(*command)
+    assert ran.code == 1
+    assert ran.err.startswith("error: ")
+    assert "Permission denied; check who owns it" in ran.err
 
 
 LINES_OF_HELP = 36

@@ -138,6 +138,8 @@ class P2pdControl:
         try:
             socket = await UnixSocket.connect(self._path)
         except OSError as error:
+            if isinstance(error, FileNotFoundError):  # somebody empties /tmp: nothing else would end this p2pd
+                self._lost_at = self._lost_at or asyncio.get_running_loop().time()
             raise Unreachable(f"p2pd does not answer: {error}") from error
         try:
             yield socket

@@ -26,23 +26,22 @@ from atoll.p2p.transports.host_base import STABLE_S, HostBase, OnFault, log_faul
 from atoll.p2p.transports.p2pd.connection_replacements import OPEN_S, ConnectionReplacements
 from atoll.p2p.transports.p2pd.control_client import P2pdControl, read_message
 from atoll.p2p.transports.p2pd.p2pd_stream import P2pdStream
+from atoll.p2p.transports.p2pd.private_folder import make_own, private_folder
 from atoll.p2p.transports.p2pd.process import (
     CONTROL_SOCKET,
     STREAMS_SOCKET,
     P2pdOptions,
     P2pdProcess,
-    private_folder,
     require_free,
     with_port,
 )
 from atoll.p2p.transports.p2pd.schema import messages
-from atoll.p2p.transports.p2pd.unix_socket import UnixSocket, accepted, listen_at
+from atoll.p2p.transports.p2pd.unix_socket import UnixSocket, listen_at, take_streams
 from atoll.protocols.errors import DecodeError, LocalFault, Unreachable
 from atoll.protocols.identity import Identity
 from atoll.protocols.ids import PeerId, peer_from_bytes
 
 log = logging.getLogger(__name__)
-_ACCEPT_PAUSE_S = 1.0
 
 
 class P2pdHost(HostBase):
@@ -70,6 +69,7 @@ class P2pdHost(HostBase):
         self._folder: Path | None = None
         self._process: P2pdProcess | None = None
         self._attached: UnixSocket | None = None
+        self._accepting: asyncio.Task[None]
 
     @property
     def control_socket(self) -> Path:
@@ -94,7 +94,7 @@ class P2pdHost(HostBase):
             try:
                 await self._start_first()
                 async with asyncio.TaskGroup() as self._group:
-                    self._group.create_task(self._accept(listener))
+                    self._accepting = self._group.create_task(take_streams(listener, self._take))
                     self._group.create_task(self._watch_peers())
                     try:
                         await self._supervise(ready)
@@ -219,12 +219,21 @@ class P2pdHost(HostBase):
             deaths += 1
             await asyncio.sleep(restart_pause_s(deaths))
             try:
+                self._keep_folder()
                 await self._start()
-            except (LocalFault, Unreachable) as error:
+            except (LocalFault, Unreachable, OSError) as error:
                 log.warning("p2pd is not back yet: %s", error)
                 await self._stop()
             else:
                 return deaths
+
+    def _keep_folder(self) -> None:
+        """Make the folder and the socket of streams again where a cleaner of /tmp took them. Raises OSError."""
+        path = self.control_socket.with_name(STREAMS_SOCKET)
+        if self._group is not None and not path.exists():
+            make_own(path.parent)
+            listener, _ = listen_at(path), self._accepting.cancel()
+            self._accepting = self._group.create_task(take_streams(listener, self._take))
 
     async def _register(self, protocols: tuple[str, ...]) -> None:
         assert self._folder is not None
@@ -255,18 +264,9 @@ class P2pdHost(HostBase):
             self._on_connected(peer)
         return listed
 
-    async def _accept(self, listener: socket.socket) -> None:
-        """Take streams that p2pd hands to us until cancelled."""
+    def _take(self, connection: socket.socket) -> None:
         assert self._group is not None
-        while True:
-            try:
-                connections = await accepted(listener)
-            except OSError as error:  # no descriptor is left: p2pd's connections wait in the kernel
-                log.warning("no stream can be taken: %s", error)
-                await asyncio.sleep(_ACCEPT_PAUSE_S)
-            else:
-                for connection in connections:
-                    self._group.create_task(self._inbound(UnixSocket(connection)))
+        self._group.create_task(self._inbound(UnixSocket(connection)))
 
     async def _inbound(self, found: UnixSocket) -> None:
         """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""

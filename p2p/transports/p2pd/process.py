@@ -1,4 +1,4 @@
-"""The p2pd child process: its private folder, its flags, its start and its end.
+"""The p2pd child process: its flags, its start and its end.
 
 p2pd dies with us in two ways: it exits when our persistent control connection closes (every platform), and the
 kernel sends SIGKILL when our process is gone (Linux), which also covers a p2pd that hangs.
@@ -9,15 +9,12 @@ Before the start the ports of its listen addresses are checked; after it, the po
 import asyncio
 import contextlib
 import errno
-import fcntl
 import os
 import re
-import shutil
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, cast
@@ -26,15 +23,13 @@ from multiaddr import Multiaddr
 
 from atoll.p2p.host.maddrs import endpoint_of
 from atoll.p2p.system.child_processes import die_with_parent
+from atoll.p2p.transports.p2pd.private_folder import no_folder
 from atoll.p2p.transports.p2pd.schema import binary
 from atoll.protocols.errors import LocalFault
 from atoll.protocols.identity import Identity
 
-_PREFIX: Final = "atoll-p2pd-"
-_SOCKET_PATH_MAX_BYTES: Final = 100  # sun_path has 104 (macOS) or 108 (Linux)
 _START_S: Final = 30.0
 _STOP_S: Final = 3.0
-_FRESH_S: Final = 60.0
 _TAIL_BYTES: Final = 4096
 _ENVIRONMENT: Final = {"GOGC": "50", "LIBP2P_TCP_REUSEPORT": "false"}
 """Of p2pd, unless the user's says otherwise. Go collects once garbage is half of what lives, not as much: 15 MB
@@ -87,42 +82,8 @@ _NO_HOP_FILE: Final = "no_hop.json"
 _NO_HOP: Final = '{"Relay": {"Enabled": false}}'
 """p2pd relays for anybody, whatever its flags say, unless a file of its settings forbids it too. At each start its
 relay would read a table of the Internet's networks, for 0.3 s of CPU."""
-_LOCK_FILE: Final = "lock"
 CLOCK_FELL_S: Final = 1800.0
 """p2pd's certificate allows for clocks that differ by an hour; peers' clocks may be behind, too."""
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
-    """A 0700 folder with a short path, removed at the end; folders of dead processes are removed too.
-
-    Raises LocalFault if there is no place for it.
-    """
-    try:
-        root = tempfile.gettempdir()
-        if len(os.fsencode(root)) + len(_PREFIX) + 20 > _SOCKET_PATH_MAX_BYTES:
-            root = "/tmp"  # mkdtemp makes an unguessable 0700 folder below it
-        _sweep(Path(root))
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=root))
-    except OSError as error:
-        why = f"no temporary folder: {error.strerror}"
-        raise LocalFault(why, hint="make room in /tmp, or set TMPDIR") from error
-    try:
-        with (folder / _LOCK_FILE).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sweep(root: Path) -> None:
-    """Remove our folders whose owner was killed: nobody holds their lock, and no new owner is about to lock it."""
-    for lock_file in root.glob(f"{_PREFIX}*/{_LOCK_FILE}"):
-        with contextlib.suppress(OSError), lock_file.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if time.time() - lock_file.stat().st_mtime < _FRESH_S:
-                continue
-            shutil.rmtree(lock_file.parent, ignore_errors=True)
 
 
 def clock_s() -> float:
@@ -158,12 +119,9 @@ class P2pdProcess(asyncio.SubprocessProtocol):
         cls, options: P2pdOptions, listen: Sequence[str], identity: Identity, folder: Path
     ) -> "P2pdProcess":
         """Start p2pd and wait until its control socket answers. Raises LocalFault with p2pd's last words."""
-        for name in (CONTROL_SOCKET, _KEY_FILE):
-            (folder / name).unlink(missing_ok=True)
-        _write_key(folder / _KEY_FILE, identity)
-        (folder / _NO_HOP_FILE).write_text(_NO_HOP)
         process = cls()
         try:
+            _prepare(folder, identity)
             await process._spawn(options.flags(listen, folder), "error,nat=debug" if options.port_map else "error")
             async with asyncio.timeout(_START_S):
                 await asyncio.wait((process._up, process._exited), return_when=asyncio.FIRST_COMPLETED)
@@ -252,10 +210,17 @@ class P2pdProcess(asyncio.SubprocessProtocol):
                 self._transport.send_signal(number)
 
 
-def _write_key(path: Path, identity: Identity) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(identity.libp2p_private_key())
+def _prepare(folder: Path, identity: Identity) -> None:
+    """What p2pd reads at its start. Raises LocalFault."""
+    try:
+        for name in (CONTROL_SOCKET, _KEY_FILE):
+            (folder / name).unlink(missing_ok=True)
+        descriptor = os.open(folder / _KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(identity.libp2p_private_key())
+        (folder / _NO_HOP_FILE).write_text(_NO_HOP)
+    except OSError as error:
+        raise no_folder(error) from error
 
 
 def with_port(maddr: str, actual: tuple[str, ...]) -> str:

@@ -8,12 +8,14 @@ comes first. So the last byte of a read is only looked at here, and taken by the
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 from atoll.p2p.transports.host_base import BUFFER_BYTES
 
+log = logging.getLogger(__name__)
 READS_AT_ONCE = 32
 """Reads of bytes that are there already, then others have a turn: p2pd may bring them as fast as we take them."""
 FULL_S = 2.0
@@ -21,6 +23,7 @@ FULL_S = 2.0
 _BACKLOG = 128
 """Streams that p2pd handed over and that we have not accepted."""
 _RETRY_S = 0.01
+_ACCEPT_PAUSE_S = 1.0
 _PART_BYTES = 128
 """Most that one part of a read costs beside its bytes. A peer may send a frame of 1 MiB byte by byte."""
 
@@ -187,6 +190,20 @@ async def accepted(listener: socket.socket) -> list[socket.socket]:
         while len(found) < _BACKLOG:
             found.append(listener.accept()[0])
     return found
+
+
+async def take_streams(listener: socket.socket, take: Callable[[socket.socket], object]) -> None:
+    """Take connections that p2pd opens until cancelled, and close `listener` then."""
+    with listener:
+        while True:
+            try:
+                connections = await accepted(listener)
+            except OSError as error:  # no descriptor is left: p2pd's connections wait in the kernel
+                log.warning("no stream can be taken: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+            else:
+                for connection in connections:
+                    take(connection)
 
 
 def _ready(future: asyncio.Future[None]) -> None:

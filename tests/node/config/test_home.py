@@ -1,6 +1,7 @@
 """A home: where it is, what is in it, one daemon at a time, and sockets behind long paths."""
 
 import errno
+import fcntl
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from atoll.node.config.home import Home, hold_lock, home_at, socket_address
+from atoll.node.config.home import Home, hold_lock, home_at, is_locked, socket_address
 from atoll.protocols.errors import ConfigError, DiskFault
 from atoll.protocols.ids import RunId
 
@@ -72,6 +73,16 @@ def test_one_daemon_per_home(tmp_path):
         assert "atoll stop" in caught.value.line()
     with hold_lock(home):
         pass
+
+
+def test_a_look_at_the_lock_stops_no_start(tmp_path, monkeypatch):
+    """`status` and `stop --wait` try the lock and give it back: a start then was told that a node runs."""
+    home = Home(tmp_path)
+    with (tmp_path / "node.lock").open("w") as looker:
+        fcntl.flock(looker, fcntl.LOCK_EX)
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(looker, fcntl.LOCK_UN))
+        with hold_lock(home):
+            assert is_locked(home)
 
 
 def test_the_lock_dies_with_its_process(tmp_path):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -17,10 +18,12 @@ import pytest
 from atoll.p2p.host.interface import HostRestarted, PeerAddress
 from atoll.p2p.transports.memory.virtual_time import run_virtual
 from atoll.p2p.transports.p2pd import control_client
+from atoll.p2p.transports.p2pd import private_folder as p2pd_folder
 from atoll.p2p.transports.p2pd import process as p2pd_process
 from atoll.p2p.transports.p2pd.control_client import P2pdControl
 from atoll.p2p.transports.p2pd.p2pd_host import P2pdHost
-from atoll.p2p.transports.p2pd.process import P2pdOptions, private_folder
+from atoll.p2p.transports.p2pd.private_folder import make_own, private_folder
+from atoll.p2p.transports.p2pd.process import P2pdOptions
 from atoll.p2p.transports.p2pd.unix_socket import UnixSocket
 from atoll.protocols.errors import LocalFault, Unreachable
 from atoll.protocols.identity import Identity
@@ -97,7 +100,7 @@ def test_p2pd_dies_with_a_killed_node_even_when_it_hangs(tmp_path):
 
 def test_folders_of_killed_nodes_are_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(p2pd_process, "_FRESH_S", 0.0)
+    monkeypatch.setattr(p2pd_folder, "_FRESH_S", 0.0)
     stale = tmp_path / "atoll-p2pd-stale"
     stale.mkdir()
     (stale / "lock").touch()
@@ -238,6 +241,66 @@ async def test_it_comes_back_again_and_again():
         for number in (1, 2):
             os.kill(host.process_id, signal.SIGKILL)
             assert await anext(events) == HostRestarted(number)
+
+
+async def test_a_full_temporary_folder_ends_no_node_and_p2pd_comes_back_when_there_is_room(monkeypatch):
+    """p2pd dies, or is started anew to forget failed dials, while `/tmp` is full: it was a traceback."""
+    host, seen = P2pdHost(Identity(b"k" * 32)), asyncio.Event()
+
+    def full(self: Path, text: str) -> int:
+        seen.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with serving(host), asyncio.timeout(HANGS_S / 10):
+        events = host.events()
+        with monkeypatch.context() as brief:
+            brief.setattr(Path, "write_text", full)
+            os.kill(host.process_id, signal.SIGKILL)
+            await seen.wait()
+        assert await anext(events) == HostRestarted(1)
+
+
+async def test_a_full_temporary_folder_at_the_start_is_a_line(monkeypatch):
+    def full(self: Path, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    refused = pytest.raises(LocalFault, match="no temporary folder: No space left")
+    with monkeypatch.context() as brief, refused as caught:
+        brief.setattr(Path, "write_text", full)
+        await P2pdHost(Identity(b"k" * 32)).serve(lambda: None)
+    assert "TMPDIR" in caught.value.hint
+
+
+async def test_a_node_whose_temporary_folder_somebody_empties_comes_back(monkeypatch):
+    """`rm -rf /tmp/*`: p2pd lives on, its sockets have no name any more, and nobody could reach the other."""
+
+    async def answer(stream):
+        await stream.write(b"!")
+
+    a, b = P2pdHost(Identity(b"k" * 32), poll_s=0.05), P2pdHost(Identity(b"l" * 32))
+    a.set_handler("/answer", answer)
+    async with serving(a, b), asyncio.timeout(HANGS_S / 10):
+        there, folder = PeerAddress(a.peer_id, await a.addresses()), a.control_socket.parent
+        events = a.events()
+        with monkeypatch.context() as brief:
+            brief.setattr(control_client, "ANSWER_S", 0.5)
+            shutil.rmtree(folder)
+            assert await anext(events) == HostRestarted(1)
+        await b.disconnect(a.peer_id)
+        await b.connect(there)
+        stream = await b.open_stream(a.peer_id, "/answer")
+        assert await stream.read_exactly(1) == b"!"
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+def test_a_folder_that_another_user_made_in_the_place_of_ours_is_not_taken(tmp_path, monkeypatch):
+    """The key would be written there."""
+    make_own(tmp_path / "ours")
+    make_own(tmp_path / "ours")
+    monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
+    with pytest.raises(PermissionError):
+        make_own(tmp_path / "ours")
 
 
 async def test_a_p2pd_that_hangs_is_ended_and_another_one_starts(monkeypatch):
