@@ -211,7 +211,8 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
     # voters who went to the epoch, and win a tie, unless these went on for much longer: at a tie one of them
     # voted for that set, and the epoch began with it. A decision that nobody goes on from was seen by nobody.
     moved = book.on_side(best, known.intersection(fork.electorate.voters))
-    longer = book.length(moved, fork.number) > book.length(stay, fork.number)
+    voters = len(fork.electorate.voters)
+    longer = book.length(moved, fork.number, voters) > book.length(stay, fork.number, voters)
     return best if (len(moved), longer) > (len(stay), False) else fork.parent
 
 

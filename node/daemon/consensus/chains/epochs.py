@@ -195,7 +195,8 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
 
     def _progress_of(self, newest: int, begins: Iterable[int] | None = None) -> list[tuple[int, int]]:
         begins = self._begins if begins is None else begins
-        return [(at, ((newest - at + 1) // LONG).bit_length()) for at in begins if newest > at]
+        # Of the round after its vote, too: `length` may count up to there.
+        return [(at, _length(newest, at) + _length(newest + 1, at)) for at in begins if newest > at]
 
     @remembered
     def _begins(self) -> tuple[int, ...]:
@@ -208,7 +209,7 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         begins, ahead = self._begins, 1
         while begins and new - ahead >= begins[0]:
             found.update(begins[bisect_right(begins, old - ahead) : bisect_right(begins, new - ahead)])
-            ahead, far = far - 1, 2 * far
+            ahead, far = (far - 2, far) if ahead != far - 2 else (far - 1, 2 * far)
         return found
 
     def with_vote(self, author: PeerId, number: int) -> "EpochBook":
@@ -242,13 +243,24 @@ class EpochBook(msgspec.Struct, frozen=True, dict=True):
         vars(after).update(progress=self.progress)
         return after
 
-    def length(self, side: Iterable[PeerId], since: int) -> int:
-        """About how many rounds this side of a fork has voted on from round `since` on: 0, or a power of two."""
+    def length(self, side: Iterable[PeerId], since: int, voters: int) -> int:
+        """About how many rounds this side of a fork has voted on from `since` on, as `_length` counts them.
+
+        `voters`: of the fork. As many of them as may lie lengthen no side.
+        """
         # Coarse, so that two sides that come together do not overtake each other again and again. Only voters of
         # the fork lengthen a side, so no stranger can. The author of the newest vote knows the true length of its
-        # own side and never leaves it by mistake, so one side keeps a node with its state.
-        many = max((self.voted.get(peer, -1) - since + 1 for peer in side), default=0) // LONG
-        return 1 << many.bit_length() if many > 0 else 0
+        # own side and never leaves it by mistake, so one side keeps a node with its state: it saw that a quorum
+        # voted in the round before. A liar may vote in any round. By the newest vote alone it would win a tie for
+        # a side that cannot do without it, and then vote no more.
+        votes = sorted((self.voted.get(peer, -1) for peer in side), reverse=True)
+        honest = votes[min((voters - 1) // 3, len(votes) - 1)] if votes else -1
+        return _length(min(votes[0], honest + 1), since) if votes else 0
+
+
+def _length(newest: int, since: int) -> int:
+    """0 for less than LONG rounds up to the newest, else the number of bits of how many times LONG there are."""
+    return (max(0, newest - since + 1) // LONG).bit_length()
 
 
 TRUNKS_KEPT = 8
@@ -422,7 +434,7 @@ def rank(book: EpochBook, electorate: Electorate, name: EpochId) -> Rank:
     body = book.bodies[name]
     side = book.on_side(name, _weighing(book, electorate, body.round))
     places = [at for at, peer in enumerate(electorate.voters) if peer in side]
-    length = book.length(side, body.round)
+    length = book.length(side, body.round, len(electorate.voters))
     return len(places), len(side & electorate.recent), length, tuple(-at for at in places), name
 
 

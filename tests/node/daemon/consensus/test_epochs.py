@@ -403,6 +403,26 @@ def test_at_a_tie_the_one_that_went_on_for_long_wins_then_the_first_in_ballot_or
     assert not outranked(epoch(B), epoch(A), me=B, voters=voters, lengths=[(B, 60)])
 
 
+def test_as_many_as_may_lie_make_no_side_longer():
+    """One of four may vote in any round. Who votes in one saw that others voted in the round before."""
+    honest, lied = EpochBook(voted={A: 37, B: 36}), EpochBook(voted={A: 400, B: 36})
+    assert honest.length({A, B}, 6, 4) == lied.length({A, B}, 6, 4) == 2, "32 rounds, as A knows"
+    assert lied.length({A, B}, 6, 3) == 5, "of three nobody may lie"
+    assert lied.length({A}, 6, 4) == 5, "nobody else knows"
+    assert lied.length(set(), 6, 4) == lied.length({C}, 6, 4) == 0
+
+
+@pytest.mark.parametrize("newest", [5, 20, 37, 400])
+def test_what_a_vote_tells_of_two_chains_is_known_at_once(newest):
+    """Chains are compared again where `progress` changes."""
+    for other in range(5, 140):
+        book = EpochBook(voted={A: newest, B: other}, places={(b"", 5): (b"one", b"two")})
+        after = book.with_vote(B, other + 1)
+        lengths = [[each.length({A, B}, 5, many) for many in (2, 4)] for each in (book, after)]
+        assert lengths[0] == lengths[1] or book.progress != after.progress
+        assert after.progress == replace(after).progress
+
+
 def after_round_5(here=(A, B, C, D)):
     """All decided round 5 together just now, and nobody voted in round 6."""
     node = Node(voters=(A, B, C, D), here=here).wait(LEASE + 1)

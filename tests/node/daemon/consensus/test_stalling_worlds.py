@@ -5,8 +5,18 @@ from msgspec.structs import replace
 
 from atoll.node.daemon.consensus.standstill import Standstill
 from atoll.node.daemon.consensus.types import Append, AppendRefused
+from atoll.protocols.ids import Round, digest
 from atoll.protocols.ledger.ballots import owner_of
-from atoll.protocols.ledger.records import BallotBody, Epoch, Follow, Promise, Vote
+from atoll.protocols.ledger.records import (
+    Ballot,
+    BallotBody,
+    Epoch,
+    Follow,
+    Prepare,
+    Promise,
+    Proposal,
+    Vote,
+)
 from tests.node.daemon.consensus.epoch_world import LEASE, PATIENCE, Node, World, final
 
 SIGNATURES = (Epoch, Follow)
@@ -120,6 +130,23 @@ def test_leases_that_end_and_begin_again_stop_nobody(flaps, plan):
     world, honest = plotted(0, 7, 2, plan)
     world.flaps = FLAPS[flaps]
     steps_of(world, honest, MOST)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_votes_for_far_rounds_win_no_tie(seed):
+    """A cut in halves, and one liar of four: its side would win by its votes, and cannot do without it."""
+    world = World(seed, 4)
+    world.run(40)
+    liar = world.nodes[1]
+    for number, node in enumerate(world.nodes):
+        world.side[node.peer] = number // 2
+    world.run(LEASE + 20)
+    for number in range(liar.state.deciding, liar.state.deciding + 60):
+        liar.write(Vote(Round(number), Ballot(0, liar.peer, liar.state.epoch), digest(b"far")))
+    world.run(60)
+    liar.keeps_back = (Prepare, Promise, Proposal, Vote, Epoch, Follow)
+    world.side = dict.fromkeys(world.side, 0)
+    steps_of(world, [node for node in world.nodes if node is not liar], MOST)
 
 
 def test_the_next_round_begins_without_a_try():
