@@ -219,13 +219,12 @@ def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:
     # The last group is costly and hardly ever needed; this is asked at every event while there is an epoch.
     if _outweighs(state, name, lambda group: group, _tiers(state)):
         return True
-    # Sides that met may all have come to a chain whose last members had left it, and took its model along.
-    if has_no_model(state) and state.epochs.on_side(
-        name, frozenset(state.voters) - state.epochs.excluded_from(state.deciding)
-    ):
-        return True
     # Some of the others may be alive without being known here yet.
     is_known = state.now - state.live_since >= state.patience_s
+    # Sides that met may all have come to a chain whose last members had left it, and took its model along.
+    voters = frozenset(state.voters) - state.epochs.excluded_from(state.deciding)
+    if has_no_model(state) and is_known and state.epochs.on_side(name, voters):
+        return True
     if is_known and _outweighs(state, name, lambda group: here_of(state, group), _tiers(state)):
         return True
     return went_on(state, name, _tiers(state))

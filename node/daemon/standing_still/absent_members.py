@@ -9,7 +9,7 @@ from atoll.node.daemon.consensus.presence import STILL_BALLOTS, present_of, with
 from atoll.node.daemon.consensus.succession import LISTEN_S, SHORT_PATIENCES, away_s, candidates_here, wait_s
 from atoll.node.daemon.consensus.types import FinalityState
 from atoll.node.daemon.rounds.participants import MemberView
-from atoll.node.daemon.rounds.state import RoundState
+from atoll.node.daemon.rounds.state import Phase, RoundState
 from atoll.node.daemon.standing_still.stillness import FETCHES, LEAST_S, Stillness
 from atoll.protocols.ids import Digest, PeerId
 from atoll.protocols.ledger.ballots import is_quorum
@@ -202,9 +202,10 @@ def no_model(state: RoundState, newest: int, applied: int, leases: Leases, still
     """That no member here offers the model of final round `newest`, or an older one that helps, to who lacks it.
 
     `applied`: the newest round in its Θ_final. `leases` is called for who lacks it only. Empty: it is not so, or
-    payloads may come. A new run's first fold ends after its round became final: only who fetches lacks a model.
+    payloads may come, or wait for a peer. A run's first fold ends after its round is final: who works has a model.
     """
-    if state.phase not in FETCHES or newest < 0 or applied >= newest or (applied >= 0 and still.still_s < LEAST_S):
+    is_early = applied >= 0 and (state.phase is Phase.SYNC or still.still_s < LEAST_S)
+    if state.phase not in FETCHES or newest < 0 or applied >= newest or is_early:
         return ""
     if any(lease.snapshot and (applied < 0 or lease.snapshot_round > applied) for lease, _ in leases().values()):
         return ""

@@ -1,5 +1,6 @@
 """The worker's loop: what it does while a round waits for its fold, without a process around it."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -368,6 +369,22 @@ torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backw
 print(torch.equal(x.grad, torch.cos(torch.ones(2))))
 """
     assert run_alone(script) == "True"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton")
+def test_a_worker_can_try_whether_a_gpu_encodes():
+    """torch's own generators need what was left out. The kernels run in Triton's interpreter."""
+    script = """
+import os
+os.environ["TRITON_INTERPRET"] = "1"
+from atoll.node.worker.imports.lean_torch import lean_imports
+with lean_imports():
+    import torch
+from atoll.node.learning.compress.gpu.encoder import fault_of
+from atoll.protocols.run.payload import Layout
+print(fault_of(torch.device("cpu"), Layout("sparse2", 1, 64), 1.0) or "no fault")
+"""
+    assert run_alone(script) == "no fault"
 
 
 @pytest.mark.parametrize("name", sorted(LATE))

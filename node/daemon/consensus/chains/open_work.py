@@ -10,11 +10,8 @@ from atoll.protocols.ids import PeerId
 
 def newest_rounds(state: finality_types.FinalityState) -> dict[PeerId, int]:
     """The newest open round that each author contributed to."""
-    found: dict[PeerId, int] = {}
-    for number in sorted(state.books):
-        if number > state.last_final:
-            found.update(dict.fromkeys(state.books[number].contributors, number))
-    return found
+    numbers = (number for number in sorted(state.books) if number > state.last_final)
+    return {peer: number for number in numbers for peer in state.books[number].contributors}
 
 
 def has_no_model(state: finality_types.FinalityState) -> bool:

@@ -280,6 +280,13 @@ def test_where_all_that_are_here_came_without_a_model_they_go_to_the_voter_that_
     assert stranger.say(STRANGER, epoch(STRANGER)).wait(LEASE).entered() == []
 
 
+def test_who_just_came_up_without_a_model_listens_before_it_goes_to_one_voter():
+    """Those that vote here, and have the model, may not be known to it yet."""
+    node = Node(here=(A, C)).say(A, Follow(Round(5), b"")).say(C, epoch(C))
+    assert not node.wait(PATIENCE / 2).entered()
+    assert node.wait(PATIENCE).entered() == [epoch_id(epoch(C))]
+
+
 def test_an_epoch_of_strangers_is_not_entered():
     node = Node().wait(100).say(STRANGER, epoch(STRANGER))
     assert not node.wait(100).entered()

@@ -34,3 +34,9 @@ def test_a_node_whose_rounds_nobody_brings_waits_for_a_newer_model(applied, offe
     lease = Lease("syncing", Round(3), 3, digest(b"snapshot"), offered, 0.0)
     line = no_model(state, 3, applied, lambda: {PeerId("other"): (lease, 9.0)}, still)
     assert line == "waiting for the model of round 3: no member that is here offers it" * waits
+
+
+def test_a_node_that_came_up_alone_with_a_model_waits_for_a_peer_not_for_a_model():
+    """A saved model is often some rounds old, and their payloads are here."""
+    state, still = replace(FRESH, phase=Phase.SYNC), Stillness(still_s=LEAST_S)
+    assert no_model(state, 3, 2, dict, still) == ""
