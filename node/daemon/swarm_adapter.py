@@ -263,7 +263,13 @@ class SwarmNetwork:
     def bytes_moved(self) -> TrafficTotals:
         """Return the traffic totals since the start."""
         host, blobs = self._host.statistics(), self._swarm.blobs.statistics()
-        return TrafficTotals(host.bytes_up, host.bytes_down, blobs.wire_bytes_up, blobs.bytes_up, blobs.bytes_down)
+        return TrafficTotals(
+            up=host.bytes_up,
+            down=host.bytes_down,
+            blobs_up=blobs.wire_bytes_up,
+            blob_contents_up=blobs.bytes_up,
+            blob_contents_down=blobs.bytes_down,
+        )
 
     # --- changes of the chain -------------------------------------------------------------------
 

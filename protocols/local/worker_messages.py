@@ -249,7 +249,7 @@ class AuditRequest(msgspec.Struct, frozen=True, array_like=True, tag="audit"):
     seed: int  # of the windows that are looked at
     audited: Member
     others: tuple[Member, ...]
-    """The others of the round's set in the order in which they were drawn: what the first improve is left out."""
+    """The others of the set, as drawn, with their weights in its fold: what the first improve is left out."""
     sent: tuple[Member, ...]
     """All contributions of the set whose payloads are here: those of later rounds must not be like them."""
     before: Round  # rounds below it were final here when the audited contribution came

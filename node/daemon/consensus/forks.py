@@ -219,7 +219,10 @@ def _winner(book: EpochBook, fork: _Fork, waiting: frozenset[PeerId]) -> EpochId
 def _that_go_on(
     book: EpochBook, fork: _Fork, children: list[EpochId], stay: set[PeerId]
 ) -> tuple[list[EpochId], bool]:
-    """Those epochs of a fork, and whether its parent, in which any work whom the owner left in; all if none do."""
+    """The epochs of a fork, and whether its parent counts: those in which somebody works whom the owner left in.
+
+    All of them where there is none.
+    """
     barred, decides = book.excluded.keys(), bool(fork.authors)
     if not barred:
         return children, decides

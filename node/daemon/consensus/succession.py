@@ -222,9 +222,10 @@ def _may_follow(state: finality_types.FinalityState, name: EpochId) -> bool:
     # Some of the others may be alive without being known here yet.
     is_known = state.now - state.live_since >= state.patience_s
     # Sides that met may all have come to a chain whose last members had left it, and took its model along.
-    voters = frozenset(state.voters) - state.epochs.excluded_from(state.deciding)
-    if has_no_model(state) and is_known and state.epochs.on_side(name, voters):
-        return True
+    if is_known and has_no_model(state):
+        voters = frozenset(state.voters) - state.epochs.excluded_from(state.deciding)
+        if state.epochs.on_side(name, voters):
+            return True
     if is_known and _outweighs(state, name, lambda group: here_of(state, group), _tiers(state)):
         return True
     return went_on(state, name, _tiers(state))

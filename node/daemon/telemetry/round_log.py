@@ -40,7 +40,7 @@ class TrafficTotals(NamedTuple):
     blobs_up: int
     """Blob transfers with their framing."""
     blob_contents_up: int
-    blob_contents_down: int = 0
+    blob_contents_down: int
 
 
 class RoundLog:
@@ -60,7 +60,7 @@ class RoundLog:
         self._is_end_lost = False
         self._current: int | None = None
         """Round whose row gets the time: the newest one whose training began."""
-        self._moved = TrafficTotals(0, 0, 0, 0)
+        self._moved = TrafficTotals(0, 0, 0, 0, 0)
         path = folder / LOG_FILE
         with disk(folder):
             self.rows = RoundRows(path, peer)

@@ -69,7 +69,6 @@ class P2pdHost(HostBase):
         self._folder: Path | None = None
         self._process: P2pdProcess | None = None
         self._attached: UnixSocket | None = None
-        self._accepting: asyncio.Task[None]
 
     @property
     def control_socket(self) -> Path:
@@ -232,7 +231,8 @@ class P2pdHost(HostBase):
         path = self.control_socket.with_name(STREAMS_SOCKET)
         if self._group is not None and not path.exists():
             make_own(path.parent)
-            listener, _ = listen_at(path), self._accepting.cancel()
+            listener = listen_at(path)
+            self._accepting.cancel()
             self._accepting = self._group.create_task(take_streams(listener, self._take))
 
     async def _register(self, protocols: tuple[str, ...]) -> None:

@@ -36,7 +36,7 @@ from tests.node.worker.session_home import SPEC
 torch.set_num_threads(1)
 RUN = replace(SPEC, owner=identity_of(0).peer_id)
 FINALS = 3
-NOTHING_MOVED = TrafficTotals(0, 0, 0, 0)
+NOTHING_MOVED = TrafficTotals(0, 0, 0, 0, 0)
 
 
 @pytest.fixture(scope="module")

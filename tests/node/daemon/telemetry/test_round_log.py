@@ -17,7 +17,7 @@ from atoll.protocols.local.control_messages import RoundStatus, SentPerRound, Ti
 from atoll.protocols.local.worker_messages import Pending, StartReply, TrainReply
 
 ME, YOU = PeerId("me"), PeerId("you")
-NOBODY = TrafficTotals(0, 0, 0, 0)
+NOBODY = TrafficTotals(0, 0, 0, 0, 0)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_a_round_is_written_as_it_happens_and_read_back(opened, tmp_path):
     log = opened(tmp_path)
     log.training_started(Round(0))
     log.trained(trained(0), 5)
-    log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20))
+    log.closed(Round(0), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(100, 200, 30, 20, 0))
     log.evaluated(Round(0), digest(b"view"), 3.25)
     log.add_time(TimeShares(steps_s=11.0, wait_s=3.0, fold_s=1.0), 0.0)
     log.training_started(Round(1))
@@ -119,9 +119,9 @@ def test_lines_of_older_versions_load(opened, tmp_path):
 
 def test_bytes_are_counted_for_the_round_in_which_they_moved(opened, tmp_path):
     log = opened(tmp_path)
-    log.closed(Round(0), digest(b"s"), digest(b"v"), [ME], TrafficTotals(10, 1, 0, 0))
-    log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], TrafficTotals(25, 3, 0, 0))
-    log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], TrafficTotals(26, 3, 0, 0))
+    log.closed(Round(0), digest(b"s"), digest(b"v"), [ME], TrafficTotals(10, 1, 0, 0, 0))
+    log.closed(Round(1), digest(b"s"), digest(b"v"), [ME], TrafficTotals(25, 3, 0, 0, 0))
+    log.closed(Round(0), digest(b"t"), digest(b"w"), [ME, YOU], TrafficTotals(26, 3, 0, 0, 0))
     assert (log.rows[0].bytes_up, log.rows[1].bytes_up) == (11, 15)
 
 
@@ -179,7 +179,7 @@ def test_rounds_of_a_chain_that_was_left_are_open_again(opened, tmp_path):
 
 def found(log, number: int, val_bpb: float) -> None:
     """The round closes, and its state is validated."""
-    log.closed(Round(number), digest(b"set"), digest(b"view"), [ME], TrafficTotals(0, 0, 0, 0))
+    log.closed(Round(number), digest(b"set"), digest(b"view"), [ME], TrafficTotals(0, 0, 0, 0, 0))
     log.evaluated(Round(number), digest(b"view"), val_bpb)
 
 
@@ -460,7 +460,7 @@ def test_a_fold_of_a_chain_that_was_left_says_nothing_about_the_other_one(opened
 def test_what_others_found_is_taken_over_for_the_same_state_and_never_over_an_own_value(opened, tmp_path):
     log = opened(tmp_path)
     for number in range(2):
-        log.closed(Round(number), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(0, 0, 0, 0))
+        log.closed(Round(number), digest(b"set"), digest(b"view"), [YOU, ME], TrafficTotals(0, 0, 0, 0, 0))
     log.validated_by(YOU, Validation(Round(0), digest(b"other"), 3.0))
     log.validated_by(YOU, Validation(Round(7), digest(b"view"), 3.0))
     assert log.newest_validated() is None
@@ -476,7 +476,7 @@ def test_a_loss_is_booked_to_its_own_state_alone(opened, tmp_path):
     """A set that grew, another chain: the round's state is another one, and what was found says nothing of it."""
     log = opened(tmp_path)
     found(log, 0, 3.0)
-    log.closed(Round(0), digest(b"larger set"), digest(b"larger"), [ME, YOU], TrafficTotals(0, 0, 0, 0))
+    log.closed(Round(0), digest(b"larger set"), digest(b"larger"), [ME, YOU], TrafficTotals(0, 0, 0, 0, 0))
     assert log.newest_validated() is None
     log.evaluated(Round(0), digest(b"view"), 3.0)
     log.evaluated(Round(1), digest(b"view"), 3.0)
