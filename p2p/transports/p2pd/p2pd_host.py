@@ -7,7 +7,6 @@ with the same PeerID, the same ports and all handlers.
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -93,7 +92,7 @@ class P2pdHost(HostBase):
             try:
                 await self._start_first()
                 async with asyncio.TaskGroup() as self._group:
-                    self._accepting = self._group.create_task(take_streams(listener, self._take))
+                    self._accepting = self._group.create_task(take_streams(listener, self._group, self._inbound))
                     self._group.create_task(self._watch_peers())
                     try:
                         await self._supervise(ready)
@@ -233,7 +232,7 @@ class P2pdHost(HostBase):
             make_own(path.parent)
             listener = listen_at(path)
             self._accepting.cancel()
-            self._accepting = self._group.create_task(take_streams(listener, self._take))
+            self._accepting = self._group.create_task(take_streams(listener, self._group, self._inbound))
 
     async def _register(self, protocols: tuple[str, ...]) -> None:
         assert self._folder is not None
@@ -263,10 +262,6 @@ class P2pdHost(HostBase):
         for peer in peers - self._peers:
             self._on_connected(peer)
         return listed
-
-    def _take(self, connection: socket.socket) -> None:
-        assert self._group is not None
-        self._group.create_task(self._inbound(UnixSocket(connection)))
 
     async def _inbound(self, found: UnixSocket) -> None:
         """Serve one stream that p2pd hands to us: its peer and protocol come first, then its bytes."""

@@ -10,8 +10,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from atoll.p2p.transports.host_base import BUFFER_BYTES
 
@@ -192,8 +194,15 @@ async def accepted(listener: socket.socket) -> list[socket.socket]:
     return found
 
 
-async def take_streams(listener: socket.socket, take: Callable[[socket.socket], object]) -> None:
-    """Take connections that p2pd opens until cancelled, and close `listener` then."""
+async def take_streams(
+    listener: socket.socket, group: asyncio.TaskGroup, serve: Callable[["UnixSocket"], Coroutine[Any, Any, None]]
+) -> None:
+    """Serve connections that p2pd opens, as tasks of `group`, until cancelled, and close `listener` then."""
+
+    def let_go(task: "asyncio.Task[None]", found: UnixSocket) -> None:
+        if task.cancelled():  # perhaps before it began, and then it closed nothing
+            found.abort()
+
     with listener:
         while True:
             try:
@@ -202,8 +211,8 @@ async def take_streams(listener: socket.socket, take: Callable[[socket.socket], 
                 log.warning("no stream can be taken: %s", error)
                 await asyncio.sleep(_ACCEPT_PAUSE_S)
             else:
-                for connection in connections:
-                    take(connection)
+                for found in map(UnixSocket, connections):
+                    group.create_task(serve(found)).add_done_callback(partial(let_go, found=found))
 
 
 def _ready(future: asyncio.Future[None]) -> None:

@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from atoll.p2p.transports.p2pd.unix_socket import READS_AT_ONCE, UnixSocket, accepted, listen_at
+from atoll.p2p.transports.p2pd.unix_socket import (
+    READS_AT_ONCE,
+    UnixSocket,
+    accepted,
+    listen_at,
+    take_streams,
+)
 from tests.waiting import HANGS_S
 
 BRIEF_S = HANGS_S / 20  # a mutant runs two tests into it
@@ -149,6 +155,36 @@ def test_all_streams_that_wait_are_taken_in_one_turn(loop):
         for _ in range(50):
             ends.enter_context(socket.socket(socket.AF_UNIX)).connect(listener.getsockname())
         assert len([ends.enter_context(each) for each in await accepted(listener)]) == 50
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
+        runner.run(take(folder, ends))
+
+
+class Ending:
+    """A task group that ends: its tasks are cancelled before they begin."""
+
+    def create_task(self, work):
+        task = asyncio.get_running_loop().create_task(work)
+        task.cancel()
+        return task
+
+
+@LOOPS
+def test_a_stream_whose_task_is_cancelled_before_it_begins_is_closed(loop):
+    async def serve(found):
+        pytest.fail("it began")
+
+    async def take(folder, ends):
+        listener = listen_at(Path(folder) / "streams")
+        ours = ends.enter_context(socket.socket(socket.AF_UNIX))
+        ours.connect(listener.getsockname())
+        ours.setblocking(False)
+        async with asyncio.TaskGroup() as group, asyncio.timeout(BRIEF_S):
+            taking = group.create_task(take_streams(listener, Ending(), serve))
+            assert await asyncio.get_running_loop().sock_recv(ours, 1) == b""
+            taking.cancel()
+        assert listener.fileno() < 0
 
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
         runner = ends.enter_context(asyncio.Runner(loop_factory=loop))
