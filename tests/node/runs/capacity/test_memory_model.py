@@ -94,8 +94,11 @@ def test_what_is_said_without_a_choice_is_the_least(batch, micro_batch, on_gpu):
         least, most = needs_of(spec, config), needs_of(spec, chosen)
         assert least.host <= most.host
         assert least.device <= most.device
-        whole = msgspec.structs.replace(chosen, micro_batch=batch)
-        assert (micro_batch < batch) <= (most != needs_of(spec, whole))
+        whole = needs_of(spec, msgspec.structs.replace(chosen, micro_batch=batch))
+        assert micro_batch > batch or (most.host <= whole.host and most.device <= whole.device)
+        # Beside recomputed steps of two or three windows other work is the most that a GPU holds.
+        small = on_gpu and recompute == "on" and batch < 4
+        assert (micro_batch < batch and not small) <= (most != whole)
 
 
 def kept_by_autograd(model, owned, cast):
